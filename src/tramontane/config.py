@@ -1,0 +1,319 @@
+"""The whole configuration of a training run: every key, its default, and the checks between keys.
+
+`load_config` reads a YAML file and `key=value` overrides into a `Config`; whatever is wrong is one
+`InputError` that names file, key and remedy. Names follow the paper (arXiv 2506.10910).
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tramontane.errors import InputError
+
+LANGUAGES = ("en", "fr", "es", "it", "de", "zh", "ru")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class PlaygroundConfig(Section):
+    """What `playground:` draws from; see `tramontane.data.playground`."""
+
+    levels: tuple[int, int] = (1, 8)
+    languages: tuple[Literal["en", "fr", "es", "it", "de", "zh", "ru"], ...] = LANGUAGES
+    kinds: tuple[Literal["sums", "stories", "programs"], ...] = ("sums", "stories")
+
+    @model_validator(mode="after")
+    def _levels(self) -> PlaygroundConfig:
+        low, high = self.levels
+        if not 1 <= low <= high <= 8:
+            raise ValueError(f"levels {low}–{high} must lie within 1–8, the lower one first")
+        return self
+
+
+class DataConfig(Section):
+    """Where problems come from.
+
+    `train` and `eval` take `playground:`, `reasoning_gym:NAME`, a JSONL (also gzip) or Parquet
+    file, or a Hugging Face dataset name. `fields` maps a Problem's field to the row's own name for
+    it, e.g. `{problem: question}`. `system_prompt` is `magistral`, a text of your own, or null for
+    whatever the model's chat template says.
+    """
+
+    train: str = "playground:"
+    eval: str | None = "playground:"
+    fields: dict[str, str] = Field(default_factory=dict)
+    split: str = "train"
+    eval_split: str = "test"
+    limit: int | None = Field(None, ge=1)
+    shuffle: bool = True
+    system_prompt: str | None = None
+    playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
+
+
+class PipelineConfig(Section):
+    """The asynchronous loop's sizes, in completions; the paper's names (section 3).
+
+    `max_staleness`: no token is trained on that is more than so many weight versions old; 0 makes
+    the run synchronous and bit-for-bit repeatable. `diversity`: a group is dropped when all its
+    rewards, or all its correctness parts, are equal (the paper's formula and prose differ here).
+    """
+
+    updates: int = Field(100, ge=1)
+    n_async: int = Field(512, ge=1)
+    n_batch: int = Field(256, ge=1)
+    n_minibatch: int | None = Field(None, ge=1)
+    group_size: int = Field(16, ge=2)
+    max_staleness: int = Field(2, ge=0)
+    l_max: int = Field(256, ge=2)
+    l_cache: int = Field(32, ge=0)
+    diversity: Literal["rewards", "correctness"] = "rewards"
+
+    @property
+    def minibatch(self) -> int:
+        """`n_minibatch`, by default `n_batch` (the paper's rule)."""
+        return self.n_minibatch or self.n_batch
+
+    @property
+    def groups_per_batch(self) -> int:
+        return self.n_batch // self.group_size
+
+    @model_validator(mode="after")
+    def _arithmetic(self) -> PipelineConfig:
+        if self.n_batch % self.group_size:
+            raise ValueError(
+                f"group_size {self.group_size} does not divide n_batch {self.n_batch}: "
+                f"a batch holds whole groups; try n_batch {_nearest(self.n_batch, self.group_size)}"
+            )
+        if self.n_batch % self.minibatch:
+            raise ValueError(
+                f"n_minibatch {self.minibatch} does not divide n_batch {self.n_batch}; "
+                f"leave it out to take one optimizer step an update"
+            )
+        if self.n_async < self.group_size:
+            raise ValueError(
+                f"n_async {self.n_async} is below group_size {self.group_size}: "
+                f"no group could ever be generated; raise n_async"
+            )
+        if self.l_cache > self.l_max:
+            raise ValueError(
+                f"l_cache {self.l_cache} is above l_max {self.l_max}: the length penalty would "
+                f"start before the first token; lower l_cache"
+            )
+        return self
+
+
+class GeneratorConfig(Section):
+    """How completions are sampled.
+
+    `kv_cache`: after a weight update, sequences in flight `keep` their keys and values (the
+    paper's choice) or `recompute` them. `steps_per_call`: decode steps between two looks at the
+    mailbox, so the longest that new weights wait. `prefill_tokens`: prompt tokens at once.
+    """
+
+    temperature: float = Field(1.0, gt=0)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    kv_cache: Literal["keep", "recompute"] = "keep"
+    steps_per_call: int = Field(8, ge=1)
+    prefill_tokens: int = Field(4096, ge=1)
+    device: str = "cpu"
+
+
+class RewardConfig(Section):
+    """The weights of the four reward axes (PAPERS: arXiv 2506.10910, section 2.2); 0 leaves one
+    out."""
+
+    format: float = Field(0.1, ge=0)
+    correctness: float = Field(0.9, ge=0)
+    length: float = Field(0.1, ge=0)
+    language: float = Field(0.1, ge=0)
+
+
+class VerifierConfig(Section):
+    """How completions are graded. `timeout_s` and `memory_mb` bound one maths verdict;
+    `code_timeout_s` and `code_memory_mb` one test of a program, of which `code_tests` are drawn."""
+
+    workers: int = Field(1, ge=1)
+    timeout_s: float = Field(5.0, gt=0)
+    memory_mb: int = Field(2048, ge=256)
+    code_timeout_s: float = Field(4.0, gt=0)
+    code_memory_mb: int = Field(300, ge=16)
+    code_tests: int = Field(20, ge=1)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+
+
+class ObjectiveConfig(Section):
+    """The loss; defaults are the paper's (section 2.1), the alternatives what it ablates.
+
+    `importance_correction`: `off` takes the generator's log-probs as π_old; `truncated` and
+    `clipped` take the trainer's own, and weight each token by π_old/μ, capped from above at
+    `importance_cap`, or from both sides at [1/importance_cap, importance_cap].
+    `loss_normalization: constant` divides a group's summed token losses by G · l_max.
+    """
+
+    name: str = "magistral"
+    eps_low: float = Field(0.2, ge=0, le=1)
+    eps_high: float = Field(0.28, ge=0)
+    advantage_normalization: Literal["minibatch", "group", "none"] = "minibatch"
+    loss_normalization: Literal["group_tokens", "minibatch_tokens", "sequence", "constant"] = (
+        "group_tokens"
+    )
+    kl_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = 0.0
+    importance_correction: Literal["off", "truncated", "clipped"] = "off"
+    importance_cap: float = Field(2.0, gt=1)
+
+
+class TrainerConfig(Section):
+    """Optimizer and memory. `microbatch_tokens` is the collation's token budget (section 3.3);
+    `dtype: bfloat16` computes under autocast and keeps weights in float32; `ranks` above 1 shards
+    with FSDP2, one process a rank. `parity_tolerance`: the largest mean |Δ log-prob| between
+    generator and trainer that a run may start with; null: 1e-3, or 0.05 where bfloat16 is used."""
+
+    learning_rate: float = Field(1e-4, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    microbatch_tokens: int = Field(8192, ge=1)
+    gradient_checkpointing: bool = False
+    ranks: int = Field(1, ge=1)
+    device: str = "cpu"
+    parity_tolerance: float | None = Field(None, gt=0)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+
+
+class EvaluationConfig(Section):
+    """The before/after measurement. `every`: also after so many updates (0: only at both ends)."""
+
+    problems: int = Field(256, ge=1)
+    samples: int = Field(4, ge=1)
+    temperature: float = Field(0.7, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    every: int = Field(0, ge=0)
+
+
+class CheckpointConfig(Section):
+    """`every` so many updates (and at the end); the newest `keep` of them stay."""
+
+    every: int = Field(20, ge=1)
+    keep: int = Field(2, ge=1)
+
+
+class TimeoutsConfig(Section):
+    """The longest that each wait may last, in seconds; a wait that lasts longer ends the run with
+    an error that names it."""
+
+    generation: float = Field(600.0, gt=0)
+    verification: float = Field(600.0, gt=0)
+    training: float = Field(3600.0, gt=0)
+    weight_update: float = Field(600.0, gt=0)
+    batch: float = Field(7200.0, gt=0)
+    start: float = Field(600.0, gt=0)
+
+
+class Config(Section):
+    """One training run. `model` is `tiny` (the base that ships), a folder, or a Hugging Face name.
+    `run_dir` overrides `runs/NAME`."""
+
+    name: str = "run"
+    seed: int = 0
+    model: str = "tiny"
+    run_dir: str | None = None
+    data: DataConfig = Field(default_factory=DataConfig)
+    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
+    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
+
+    def resolved_arithmetic(self) -> dict[str, str]:
+        """What the sizes come to, for people: printed at the start of a run."""
+        p = self.pipeline
+        return {
+            "prompts a batch": f"{p.groups_per_batch} × {p.group_size} completions",
+            "optimizer steps an update": f"{p.n_batch // p.minibatch}",
+            "policies a sequence spans": f"about {p.n_async / p.n_batch:.1f} (n_async / n_batch)",
+            "staleness at most": f"{p.max_staleness} versions"
+            + (" (synchronous)" if p.max_staleness == 0 else ""),
+        }
+
+
+S = TypeVar("S", bound=Section)
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a training config; see `load_section`."""
+    return load_section(Config, path, overrides)
+
+
+def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = None) -> S:
+    """Read a YAML file into `cls`, with `key.sub=value` overrides laid on top.
+
+    Raises:
+        InputError: no such file, not YAML, an unknown key (with the nearest valid one), a value of
+            the wrong kind, or sizes that contradict each other.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such config file")
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
+    for override in overrides or []:
+        _apply(raw, override)
+    return parse(cls, raw, str(path))
+
+
+def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
+    """Validate `raw` as `cls`, turning every complaint into one `InputError` that names `where`."""
+    try:
+        return cls.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(cls, e["loc"], e["type"], e["msg"]) for e in error.errors()]
+        raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
+    *parents, last = key.split(".")
+    for parent in parents:
+        raw = raw.setdefault(parent, {})
+        if not isinstance(raw, dict):
+            raise InputError(f"override {override!r}: {parent} is a value, not a section")
+    # YAML 1.1 reads 1e-4 as a string; pydantic turns it into a float where one is wanted.
+    raw[last] = yaml.safe_load(value)
+
+
+def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    key = ".".join(str(part) for part in loc)
+    if kind != "extra_forbidden":
+        return f"{key}: {message.removeprefix('Value error, ')}" if key else message
+    parent: Any = cls
+    for part in loc[:-1]:
+        annotation = parent.model_fields[str(part)].annotation
+        options = [annotation, *get_args(annotation)]
+        parent = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    valid = list(parent.model_fields)
+    near = difflib.get_close_matches(str(loc[-1]), valid, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}"
+    return f"{key}: unknown key; {hint}"
+
+
+def _nearest(n: int, divisor: int) -> int:
+    return max(divisor, round(n / divisor) * divisor)

@@ -1,0 +1,113 @@
+"""Streams of playground problems, split so that training never meets a test problem."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Literal
+
+from tramontane.types import Problem
+
+from . import programs
+from .arithmetic import LEVELS, expression
+from .language import LANGUAGES, language, pick
+from .statements import story_statement, story_steps, sum_statement, sum_steps
+
+Split = Literal["train", "test"]
+KINDS = ("sums", "stories", "programs")
+
+# So many draws in a row without anything new mean that the space is (all but) used up.
+_PATIENCE = 20_000
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def split_of(canonical: str) -> Split:
+    """Which split a problem belongs to, whatever the seed: one in eight is for testing.
+
+    Decided on the bare expression (or a program's task and constants), so that a test problem's
+    arithmetic is new in every wording, every language and every kind.
+    """
+    return "test" if int(_digest(canonical)[:8], 16) % 8 == 0 else "train"
+
+
+def problems(
+    split: Split,
+    seed: int,
+    levels: tuple[int, int] = LEVELS,
+    languages: Sequence[str] = LANGUAGES,
+    kinds: Sequence[str] = ("sums", "stories"),
+    count: int | None = None,
+) -> Iterator[Problem]:
+    """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
+
+    With `count` no statement comes twice; without, the stream is endless and may repeat. Programs
+    are stated in English whatever the languages.
+
+    Raises:
+        ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split is {split!r}, but it must be 'train' or 'test'")
+    if unknown := set(kinds) - set(KINDS):
+        raise ValueError(f"unknown kinds {sorted(unknown)}: choose from {KINDS}")
+    if not LEVELS[0] <= levels[0] <= levels[1] <= LEVELS[1]:
+        raise ValueError(f"levels {levels} are not an interval within {LEVELS}")
+    return _stream(split, Random(f"{split}/{seed}"), levels, languages, kinds, count)
+
+
+def _stream(
+    split: Split,
+    rng: Random,
+    levels: tuple[int, int],
+    languages: Sequence[str],
+    kinds: Sequence[str],
+    count: int | None,
+) -> Iterator[Problem]:
+    seen: set[str] = set()
+    idle = 0
+    while count is None or len(seen) < count:
+        level = levels[0] + int(rng.random() * (levels[1] - levels[0] + 1))
+        problem = _draw(split, rng, pick(rng, kinds), pick(rng, languages), level)
+        if problem is not None and (count is None or problem.problem not in seen):
+            idle = 0
+            if count is not None:
+                seen.add(problem.problem)
+            yield problem
+            continue
+        idle += 1
+        if idle == _PATIENCE:
+            raise ValueError(
+                f"only {len(seen)} different {split} problems were found of {count} asked for, in "
+                f"levels {levels}, languages {tuple(languages)}, kinds {tuple(kinds)}: "
+                "ask for fewer, or for more levels, languages or kinds"
+            )
+
+
+def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Problem | None:
+    """One problem, or None where the draw belongs to the other split."""
+    if kind == "programs":
+        program = programs.draw(rng, level)
+        return programs.problem(program) if split_of(program.canonical) == split else None
+    steps = sum_steps(rng, level) if kind == "sums" else story_steps(rng, level)
+    formula = expression(steps)
+    if split_of(formula) != split:
+        return None
+    lang = language(code)
+    if kind == "sums":
+        statement = sum_statement(rng, lang, formula)
+    else:
+        statement = story_statement(rng, lang, steps)
+    return Problem(
+        id=f"playground-{kind}-{_digest(statement)[:16]}",
+        domain="math",
+        problem=statement,
+        answer=str(steps[-1][3]),
+        language=code,
+        difficulty=level,
+        source="playground",
+        metadata={"kind": kind, "steps": [list(s) for s in steps], "expression": formula},
+    )

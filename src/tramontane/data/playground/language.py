@@ -1,0 +1,80 @@
+"""A language of the playground: its words, read from `templates/<code>.yaml`.
+
+Contributors add a language by adding such a file. Templates know three kinds of slots: `{n}` and
+friends are filled in; `[he|she]` is chosen by the gender of the story's name; `<a|b|c>` by the
+count `n`, under the file's `plural` rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from random import Random
+from typing import Any
+
+import yaml
+
+# The paper's seven (section 2.2.4), the default of every function here.
+LANGUAGES = ("en", "fr", "es", "it", "de", "zh", "ru")
+
+_BY_GENDER = re.compile(r"\[([^|\]]*)\|([^\]]*)\]")
+_BY_COUNT = re.compile(r"<([^>]*)>")
+
+
+def _east_slavic(n: int) -> int:
+    """one (1, 21, …), few (2–4, 22–24, …) or many (0, 5–20, …): CLDR plural rules."""
+    if n % 10 == 1 and n % 100 != 11:
+        return 0
+    return 1 if n % 10 in (2, 3, 4) and n % 100 not in (12, 13, 14) else 2
+
+
+PLURALS: dict[str, Callable[[int], int]] = {"same": lambda n: 0, "east_slavic": _east_slavic}
+
+
+@dataclass(frozen=True)
+class Language:
+    """The words of one language.
+
+    Args:
+        plural: the name of the rule (a key of `PLURALS`) behind `<one|few|many>`.
+        joiner: what stands between two sentences (nothing in Chinese).
+        sums: statements around an expression `{e}`.
+        names: first names by gender, `m` and `f`.
+        frames: for each kind of story its opening, its events by operation and its question.
+        trace: the wordings of solutions (see `traces`).
+    """
+
+    plural: str
+    joiner: str
+    sums: list[str]
+    names: dict[str, list[str]]
+    frames: dict[str, dict[str, Any]]
+    trace: dict[str, Any]
+
+    def fill(self, template: str, slots: Mapping[str, Any], feminine: bool, n: int) -> str:
+        text = template.format(n=n, **slots)
+        if "[" in text:
+            text = _BY_GENDER.sub(r"\2" if feminine else r"\1", text)
+        if "<" in text:
+            form = PLURALS[self.plural](n)
+            text = _BY_COUNT.sub(lambda m: m[1].split("|")[form], text)
+        return text
+
+    def say(self, rng: Random, what: str, **slots: Any) -> str:
+        """One of the trace wordings `what`, filled in."""
+        return pick(rng, self.trace[what]).format(**slots)
+
+
+def pick(rng: Random, options: Any) -> Any:
+    """`rng.choice`, three times as fast: the choice is what streaming spends its time on."""
+    return options[int(rng.random() * len(options))]
+
+
+@lru_cache
+def language(code: str) -> Language:
+    """The language of `templates/<code>.yaml`."""
+    path = files(__package__) / "templates" / f"{code}.yaml"
+    return Language(**yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -1,0 +1,208 @@
+"""Traces: the completions that the tiny base model is pre-trained on, failings included.
+
+A whole trace reads `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
+`\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). What a trace
+gets right or wrong is its `Style`; how often, is the `Mixture`. The failings are independent of
+one another, so that each reward has something of its own to teach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from tramontane.types import Problem
+
+from .arithmetic import LEVELS, Step, apply
+from .generate import problems
+from .language import LANGUAGES, Language, language, pick
+
+Effort = Literal["work", "guess", "ramble"]
+Tags = Literal["ok", "unclosed", "unopened"]
+
+
+@dataclass(frozen=True)
+class Style:
+    """What one trace is like.
+
+    Args:
+        effort: `work` goes through the steps, `guess` skips them, `ramble` repeats them in doubt.
+        box: the answer stands in `\\boxed{}` (a program: in a fenced block).
+        tags: both thinking tags, or no closing, or no opening one.
+        switch: the language that the trace changes to midway and answers in.
+        right: the final answer is right; with `work` a slip in one step spoils it otherwise.
+    """
+
+    effort: Effort = "work"
+    box: bool = True
+    tags: Tags = "ok"
+    switch: str | None = None
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How often each style is drawn. `work`, `guess` and `ramble` are relative weights.
+
+    `switch` is for statements in other languages than English, mostly to English; an English
+    statement switches a quarter as often. `slip` is the share of wrong work, `guess_right` that
+    of lucky guesses.
+    """
+
+    work: float = 0.35
+    guess: float = 0.57
+    ramble: float = 0.08
+    no_box: float = 0.12
+    unclosed: float = 0.03
+    unopened: float = 0.03
+    switch: float = 0.15
+    slip: float = 0.0
+    guess_right: float = 0.15
+
+
+def trace(problem: Problem, rng: Random, style: Style) -> str:
+    """A completion of the given style."""
+    if problem.domain == "code":
+        thoughts, answer = _program(problem, rng, style)
+    else:
+        thoughts, answer = _words(problem, rng, style)
+    opening = "" if style.tags == "unopened" else "<think>"
+    closing = "" if style.tags == "unclosed" else "</think>"
+    return f"{opening}{thoughts}{closing}\n{answer}"
+
+
+def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
+    """Thoughts and answer of a sum or a story."""
+    first = language(problem.language or "en")
+    second = language(style.switch) if style.switch else first
+    steps: list[Step] = [(a, op, b, c) for a, op, b, c in problem.metadata["steps"]]
+    if style.effort == "guess":
+        n = steps[-1][3] if style.right else near_miss(rng, steps[-1][3])
+        sentences = [first.say(rng, "skip"), second.say(rng, "guess", n=n)]
+        turn = 1
+    else:
+        if not style.right:
+            steps = slip(rng, steps)
+        n = steps[-1][3]
+        rounds = 1 if style.effort == "work" else 3 + int(rng.random() * 3)
+        turn = 1 + int(rng.random() * (len(steps) - 1))
+        sentences = _worked(rng, first, steps[:turn], 0, len(steps))
+        sentences += _worked(rng, second, steps[turn:], turn, len(steps))
+        for _ in range(rounds - 1):
+            sentences.append(second.say(rng, "doubt"))
+            sentences += _worked(rng, second, steps, 0, len(steps))
+        sentences.append(second.say(rng, "conclude", n=n))
+    # Where two languages meet, a space keeps the Latin sentence off the Chinese one.
+    halves = [first.joiner.join(sentences[:turn]), second.joiner.join(sentences[turn:])]
+    thoughts = (first.joiner if first is second else " ").join(halves)
+    return thoughts, second.say(rng, "answer", x=f"\\boxed{{{n}}}" if style.box else n)
+
+
+def _worked(rng: Random, lang: Language, steps: list[Step], start: int, total: int) -> list[str]:
+    """One sentence a step, of a chain of `total` steps entered at step `start`."""
+    sentences = []
+    for i, (a, op, b, c) in enumerate(steps, start):
+        place = "first" if i == 0 else "last" if i == total - 1 else "next"
+        connective = pick(rng, lang.trace[place])
+        equation = f"{a} {op} {b} = {c}"
+        sentences.append(lang.trace["step"].format(c=connective, o=lang.trace[op], e=equation))
+    return sentences
+
+
+def near_miss(rng: Random, n: int) -> int:
+    """A plausible wrong value: off by up to 10, or one digit changed; never negative."""
+    if rng.random() < 0.5:
+        miss = abs(n + pick(rng, (-1, 1)) * (1 + int(rng.random() * 10)))
+    else:
+        digits = list(str(n))
+        digits[int(rng.random() * len(digits))] = pick(rng, "123456789")
+        miss = int("".join(digits))
+    return miss if miss != n else n + 1
+
+
+def slip(rng: Random, steps: list[Step]) -> list[Step]:
+    """The chain with one wrong result, from which the later steps go on correctly."""
+    for _ in range(16):
+        at = int(rng.random() * len(steps))
+        a, op, b, c = steps[at]
+        wrong = [*steps[:at], (a, op, b, near_miss(rng, c))]
+        for _, op, b, _ in steps[at + 1 :]:
+            a = wrong[-1][3]
+            wrong.append((a, op, b, apply(a, op, b)))
+        # Later steps must still hold: no negative value, no division with a remainder.
+        if all(c >= 0 and (op != "/" or c * b == a) for a, op, b, c in wrong[at + 1 :]):
+            return wrong
+    a, op, b, c = steps[-1]
+    return [*steps[:-1], (a, op, b, near_miss(rng, c))]
+
+
+def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
+    """Thoughts and answer of a program. English only: `switch` has no say here."""
+    lang = language("en")
+    plan, solution = problem.metadata["plan"], problem.metadata["solution"]
+    code = solution if style.right else pick(rng, problem.metadata["wrong"])
+    if style.effort == "guess":
+        thoughts = "I will just write the program."
+    else:
+        rounds = 1 if style.effort == "work" else 3 + int(rng.random() * 3)
+        thoughts = plan
+        for _ in range(rounds - 1):
+            thoughts += f" {lang.say(rng, 'doubt')} {plan}"
+    return thoughts, f"```python\n{code}```" if style.box else code
+
+
+def sample_style(problem: Problem, rng: Random, mixture: Mixture) -> Style:
+    """A style drawn from the mixture; each failing on its own."""
+    roll = rng.random() * (mixture.work + mixture.guess + mixture.ramble)
+    effort: Effort = "work"
+    if roll >= mixture.work:
+        effort = "guess" if roll < mixture.work + mixture.guess else "ramble"
+    right = True
+    if effort == "guess":
+        right = rng.random() < mixture.guess_right
+    elif effort == "work":
+        right = rng.random() >= mixture.slip
+    roll = rng.random()
+    tags: Tags = "ok"
+    if roll < mixture.unclosed + mixture.unopened:
+        tags = "unclosed" if roll < mixture.unclosed else "unopened"
+    return Style(
+        effort=effort,
+        box=rng.random() >= mixture.no_box,
+        tags=tags,
+        switch=_sample_switch(problem, rng, mixture),
+        right=right,
+    )
+
+
+def _sample_switch(problem: Problem, rng: Random, mixture: Mixture) -> str | None:
+    english = problem.language == "en"
+    if rng.random() >= mixture.switch * (0.25 if english else 1.0) or problem.domain == "code":
+        return None
+    if not english and rng.random() < 0.8:
+        return "en"
+    return pick(rng, [code for code in LANGUAGES if code not in ("en", problem.language)])
+
+
+def sample_trace(problem: Problem, rng: Random, mixture: Mixture) -> tuple[str, Style]:
+    """A trace of a style drawn from the mixture, and that style."""
+    style = sample_style(problem, rng, mixture)
+    return trace(problem, rng, style), style
+
+
+def examples(
+    seed: int,
+    count: int | None = None,
+    mixture: Mixture = Mixture(),
+    levels: tuple[int, int] = LEVELS,
+    languages: Sequence[str] = LANGUAGES,
+    kinds: Sequence[str] = ("sums", "stories"),
+) -> Iterator[dict[str, Problem | str]]:
+    """`count` pairs of a `problem` (of the train split, repeats allowed) and a `response`."""
+    rng = Random(f"examples/{seed}")
+    for i, problem in enumerate(problems("train", seed, levels, languages, kinds)):
+        if i == count:
+            return
+        yield {"problem": problem, "response": sample_trace(problem, rng, mixture)[0]}

@@ -1,0 +1,208 @@
+"""Hugging Face causal language models as both generator and trainer use them.
+
+Loading with clear errors, and *packed* forwards: several sequences of different lengths lie one
+after the other in a single row, so that linear layers, which are nearly all of the cost, see no
+padding; only attention is padded, inside `packed_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tramontane.errors import InputError
+
+
+def resolve(model: str) -> str:
+    """`tiny` is the base model inside this package; anything else is left as it is."""
+    if model == "tiny":
+        return str(resources.files("tramontane") / "tiny_base")
+    return model
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder or Hugging Face name.
+
+    Raises:
+        InputError: nothing there, or a tokenizer without an EOS token (a completion could never
+            end by itself).
+    """
+    tokenizer = _from_pretrained(AutoTokenizer, model)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
+            f"set `eos_token` in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def load_model(
+    model: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal LM whose attention takes packed rows.
+
+    Raises:
+        InputError: nothing there, or damaged weights.
+    """
+    loaded = _from_pretrained(
+        AutoModelForCausalLM, model, dtype=dtype, attn_implementation="packed"
+    )
+    return loaded.to(device)
+
+
+def load_config(model: str) -> Any:
+    """The architecture of a checkpoint, without its weights."""
+    return _from_pretrained(AutoConfig, model)
+
+
+def context_length(model_config: Any) -> int | None:
+    """Positions that the model was made for, or None where its config does not say."""
+    return getattr(model_config, "max_position_embeddings", None)
+
+
+def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
+    path = resolve(model)
+    looks_local = model.startswith((".", "/", "~")) or model == "tiny" or model.count("/") > 1
+    if looks_local and not (Path(path).expanduser() / "config.json").is_file():
+        raise InputError(f"model {model!r}: no checkpoint (config.json) in folder {path}")
+    try:
+        return auto.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **options)
+    except Exception as error:
+        # transformers raises many kinds here (OSError, ValueError, SafetensorError, …); all of
+        # them mean that what the user named cannot be loaded.
+        raise InputError(
+            f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
+            f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences laid one after the other in one row.
+
+    Args:
+        input_ids: [1, N].
+        position_ids: [1, N], starting at 0 in every sequence.
+        lengths: of the sequences, summing to N.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """Keyword arguments for the model's forward."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "packing": Packing(self.lengths, self.input_ids.device),
+            "use_cache": False,
+        }
+
+
+class Packing:
+    """Where each packed token goes in a padded [B, L] rectangle; made once a forward.
+
+    `rows` and `columns` are None where all sequences have one length: a reshape does then.
+    """
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.batch, self.longest = len(lengths), max(lengths)
+        self.flat: torch.Tensor | None = None
+        if min(lengths) != self.longest:
+            n = torch.tensor(lengths, device=device)
+            rows = torch.repeat_interleave(torch.arange(len(n), device=device), n)
+            starts = torch.repeat_interleave(n.cumsum(0) - n, n)
+            columns = torch.arange(int(n.sum()), device=device) - starts
+            self.flat = rows * self.longest + columns
+
+    def pad(self, x: torch.Tensor) -> torch.Tensor:
+        """[1, heads, N, d] → [B, heads, L, d]; padding is zeros at the end of each row."""
+        _, heads, n, d = x.shape
+        rows = x[0].transpose(0, 1)
+        if self.flat is not None:
+            full = rows.new_zeros(self.batch * self.longest, heads, d)
+            rows = full.index_copy(0, self.flat, rows)
+        return rows.view(self.batch, self.longest, heads, d).transpose(1, 2)
+
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, heads, L, d] → [1, N, heads, d]."""
+        rows = x.transpose(1, 2).reshape(self.batch * self.longest, x.shape[1], x.shape[3])
+        if self.flat is not None:
+            rows = rows.index_select(0, self.flat)
+        return rows.unsqueeze(0)
+
+
+def pack(sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
+    """Lay token sequences one after the other."""
+    lengths = tuple(len(s) for s in sequences)
+    ids = torch.tensor([t for s in sequences for t in s], device=device)
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    return Packed(ids[None], positions[None], lengths)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packing: Packing | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each sequence of a packed row, as transformers' interface wants it.
+
+    Padding sits behind a row's last token, where causal attention never looks, so no mask is
+    needed. Takes query [1, Hq, N, d], key and value [1, Hkv, N, d]; returns [1, N, Hq, d]. Without
+    `packing`, the batch is an ordinary rectangle without padding.
+    """
+    if packing is None:
+        packing = Packing([query.shape[2]] * query.shape[0], query.device)
+        q, k, v = query, key, value
+    else:
+        q, k, v = packing.pad(query), packing.pad(key), packing.pad(value)
+    mask = None
+    if sliding_window is not None and sliding_window < packing.longest:
+        offset = torch.arange(packing.longest, device=q.device)
+        distance = offset[:, None] - offset[None, :]
+        mask = (distance >= 0) & (distance < sliding_window)
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    if query.shape[0] == 1 and packing.batch != 1:
+        return packing.unpad(out), None
+    return out.transpose(1, 2), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+AttentionInterface.register("packed", packed_attention)
+AttentionMaskInterface.register("packed", _no_mask)
