@@ -1,0 +1,191 @@
+"""The generator worker: requests in, completions out, weights replaced between two decode steps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from tramontane.config import GeneratorConfig
+from tramontane.errors import InputError
+from tramontane.generator.engine import SlotEngine
+from tramontane.models import load_model, load_tokenizer
+from tramontane.types import Completion, Request, SamplingParams
+
+
+class Generator:
+    """Samples completions and says of each token how likely it was and which weights drew it.
+
+    A plain class: it knows nothing of where it runs, and shares no memory with anyone.
+
+    Args:
+        model: a causal LM, which the generator makes its own (attention, weights).
+        tokenizer: for the EOS token and the completions' text.
+        config: `kv_cache`, `steps_per_call` and `prefill_tokens` are used here.
+        slots: completions decoded at once.
+        max_len: the longest prompt plus its `max_tokens`.
+
+    Raises:
+        InputError: a model that the slot engine cannot run.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GeneratorConfig,
+        slots: int,
+        max_len: int,
+    ) -> None:
+        self.model = model.requires_grad_(False)
+        self.tokenizer, self.config = tokenizer, config
+        self._engine = SlotEngine(
+            model, slots, max_len, _eos_ids(model, tokenizer), config.prefill_tokens
+        )
+        self._busy = 0.0
+
+    @classmethod
+    def load(
+        cls, model_path: str, config: GeneratorConfig, slots: int, max_len: int
+    ) -> Generator:
+        """Load a checkpoint folder, Hugging Face name or `tiny` in the configured dtype.
+
+        Raises:
+            InputError: nothing there, damaged weights, no EOS token, or an unfit architecture.
+        """
+        model = load_model(model_path, getattr(torch, config.dtype), config.device)
+        return cls(model, load_tokenizer(model_path), config, slots, max_len)
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that sample from now on."""
+        return self._engine.version
+
+    def submit(self, requests: list[Request]) -> None:
+        """Queue requests; they take slots in this order as slots fall free.
+
+        Raises:
+            InputError: one that can never run, e.g. prompt and `max_tokens` beyond `max_len` or
+                the model's context. None of the call's requests is queued then.
+        """
+        self._engine.submit(requests)
+
+    def step(self, n: int | None = None) -> list[Completion]:
+        """Run up to `n` decode steps (`config.steps_per_call`), and return what finished."""
+        start = time.perf_counter()
+        done: list[Completion] = []
+        for _ in range(self.config.steps_per_call if n is None else n):
+            if not self._engine.unfinished:
+                break
+            done += self._engine.step()
+        for completion in done:
+            completion.text = self._decode(completion.token_ids)
+        self._busy += time.perf_counter() - start
+        return done
+
+    def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
+        """Replace the weights between two decode steps; everything in flight stays in flight.
+
+        Cached keys and values stay as they are (`kv_cache: keep`, the paper's choice, section 3)
+        or are rebuilt under the new weights (`recompute`).
+
+        Args:
+            version: recorded with every token sampled from now on.
+            state: every parameter by name, on any device, in any dtype; tied ones once or twice.
+
+        Returns:
+            Seconds that generation stood still.
+
+        Raises:
+            InputError: names or shapes that are not the model's; nothing is changed then.
+        """
+        start = time.perf_counter()
+        own = self.model.state_dict()
+        self._check_state(state, own)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                own[name].copy_(tensor)
+        self._engine.version = version
+        if self.config.kv_cache == "recompute":
+            self._engine.recompute()
+        return time.perf_counter() - start
+
+    def pending(self) -> list[Request]:
+        """Everything submitted and unfinished, with tokens, log-probs and versions so far."""
+        return self._engine.pending()
+
+    def cancel_all(self) -> None:
+        """Drop everything submitted and unfinished."""
+        self._engine.clear()
+
+    def probe(
+        self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
+    ) -> list[Completion]:
+        """Complete `prompts` by exactly `tokens` tokens each, beside what is in flight.
+
+        The same prefill and decode path with a small slot cache of its own; EOS is ignored. For
+        comparing log-probs with the trainer's.
+        """
+        longest = max(len(p) for p in prompts) + tokens
+        engine = SlotEngine(
+            self.model,
+            len(prompts),
+            longest,
+            prefill_tokens=self.config.prefill_tokens,
+            version=self.version,
+        )
+        sampling = SamplingParams(tokens, temperature)
+        engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])
+        done: list[Completion] = []
+        while engine.unfinished:
+            done += engine.step()
+        for completion in done:
+            completion.text = self._decode(completion.token_ids)
+        return sorted(done, key=lambda c: c.group)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and seconds since the start: see `engine.Stats`, and
+
+        `busy_seconds` spent in `step`; `in_flight`, sequences in a slot now; `utilisation`, live
+        share of all slots over all decode steps; `cache_bytes`, the slots' keys and values.
+        """
+        counts = self._engine.stats
+        return asdict(counts) | {
+            "busy_seconds": self._busy,
+            "in_flight": self._engine.in_flight,
+            "utilisation": counts.live_slot_steps / max(1, counts.slot_steps),
+            "cache_bytes": self._engine.cache_bytes,
+        }
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self.tokenizer.decode(
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def _check_state(self, state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> None:
+        if unknown := sorted(state.keys() - own.keys()):
+            raise InputError(f"weights unknown to the generator's model: {', '.join(unknown)}")
+        for name, tensor in state.items():
+            if tensor.shape != own[name].shape:
+                raise InputError(
+                    f"weights of {name}: shape {tuple(tensor.shape)}, "
+                    f"but the generator's model has {tuple(own[name].shape)}"
+                )
+        given: dict[int, torch.Tensor] = {}
+        for name, tensor in state.items():
+            twin = given.setdefault(own[name].data_ptr(), tensor)
+            if twin.data_ptr() != tensor.data_ptr() and not torch.equal(twin, tensor):
+                raise InputError(f"weights of {name} are tied to others but differ from them")
+        missing = [n for n, p in self.model.named_parameters() if p.data_ptr() not in given]
+        if missing:
+            raise InputError(f"weights missing from the update: {', '.join(missing)}")
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Chat models have several: the tokenizer's own and those of the generation config."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    more = configured if isinstance(configured, list) else [configured]
+    return {t for t in [tokenizer.eos_token_id, *more] if t is not None}

@@ -1,0 +1,41 @@
+"""AdamW and the learning-rate schedules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def build_optimizer(
+    parameters: Iterable[torch.nn.Parameter],
+    learning_rate: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+) -> torch.optim.AdamW:
+    """AdamW; weight decay only on matrices, as is usual."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+
+
+def lr_at(step: int, total: int, warmup: int, schedule: Schedule, peak: float) -> float:
+    """The learning rate of step `step` (from 0) of `total`: linear warm-up, then the schedule.
+
+    `linear` and `cosine` fall to 0 at `total`.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, total - warmup)
+    if schedule == "linear":
+        return peak * (1 - done)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * done))
+    return peak
