@@ -209,12 +209,13 @@ def _short_attention(
     """Plain matrix products: on a CPU, sequences of up to SHORT tokens pass through these several
     times as fast as through the fused kernel, in training above all."""
     batch, heads, length, d = q.shape
-    grouped = q.reshape(batch, k.shape[1], heads // k.shape[1], length, d)
+    scale = d**-0.5 if scaling is None else scaling
+    grouped = (q * scale).reshape(batch, k.shape[1], heads // k.shape[1], length, d)
     scores = grouped @ k.unsqueeze(2).transpose(-1, -2)
-    scores = scores * (d**-0.5 if scaling is None else scaling)
-    scores = scores.masked_fill(~_causal(length, window, q.device), float("-inf"))
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype)
-    return (weights @ v.unsqueeze(2)).view(batch, heads, length, d)
+    bias = torch.zeros(length, length, dtype=scores.dtype, device=q.device)
+    scores += bias.masked_fill_(~_causal(length, window, q.device), float("-inf"))
+    # On bfloat16 the kernel itself sums in float32.
+    return (torch.softmax(scores, dim=-1) @ v.unsqueeze(2)).view(batch, heads, length, d)
 
 
 def _causal(length: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention over slots: one query token for each live slot, against that slot's cached keys.
+"""Attention over slots: one query token a sequence, against that sequence's cached keys.
 
 Registered with transformers as `slots`. Prefill and any other forward go to `packed_attention`;
 a decode step is told by its `decode` keyword.
@@ -29,22 +29,21 @@ def slot_attention(
 ) -> tuple[torch.Tensor, None]:
     """Decode attention as transformers' interface wants it.
 
-    The query heads that share a key-value head are rows of one matrix product, so keys and values
-    are never repeated. Batched matrix products rather than scaled_dot_product_attention, which is
-    several times slower for one query in bfloat16 on a CPU (`benchmarks/generation.py`).
+    The query heads that share a key-value head are the rows of one matrix product, so keys and
+    values are never repeated. Batched matrix products rather than scaled_dot_product_attention,
+    which is several times slower for one query in bfloat16 on a CPU. Softmax in float32.
 
     Args:
         query: [B, Hq, 1, d].
-        key: [B, Hkv, L, d], a view on the cache; Hkv divides Hq.
-        value: [B, Hkv, L, dv], likewise.
-        decode: the step, which knows how far each slot's token may look.
+        key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
+        value: [B, Hkv, 1, dv], likewise.
+        decode: the step; None for any forward but a decode step.
 
     Returns:
         [B, 1, Hq, dv].
 
     Raises:
-        InputError: the model uses attention that this does not compute (soft-capped scores,
-            attention sinks), or does not pass keyword arguments to its attention.
+        InputError: attention that is not computed here: soft-capped scores, attention sinks.
     """
     for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
@@ -53,30 +52,21 @@ def slot_attention(
                 f"embedded generator does not compute; generate with vLLM"
             )
     if decode is None:
-        if key.shape[2] != query.shape[2]:
-            raise InputError(
-                f"{type(module).__name__} does not pass keyword arguments on to its attention, so "
-                f"the embedded generator cannot run this model; generate with vLLM"
-            )
         return packed_attention(
             module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
         )
-    batch, heads, _, d = query.shape
-    kv_heads, length = key.shape[1:3]
-    grouped = query.reshape(batch * kv_heads, heads // kv_heads, d)
-    grouped = grouped * (d**-0.5 if scaling is None else scaling)
-    scores = _products(grouped, key.flatten(0, 1)).view(batch, kv_heads, -1, length)
-    weights = torch.softmax(scores + decode.bias(sliding_window), -1).to(value.dtype)
-    out = torch.bmm(weights.view(batch * kv_heads, -1, length), value.flatten(0, 1))
-    return out.view(batch, 1, heads, -1), None
-
-
-def _products(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Each query with each key: [N, G, d], [N, L, d] → [N, G, L]."""
-    if query.dtype == torch.bfloat16 and query.device.type == "cpu":
-        # Keys on the left: twice as fast, as keys then stream through in the order they lie.
-        return torch.bmm(key, query.transpose(1, 2)).transpose(1, 2)
-    return torch.bmm(query, key.transpose(1, 2))
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    out = []
+    for segment in decode.segments:
+        keys, values = decode.read(segment)
+        batch, kv_heads, length, d = keys.shape
+        grouped = query[segment.first : segment.last].reshape(batch * kv_heads, -1, d) * scale
+        scores = torch.bmm(grouped, keys.flatten(0, 1).transpose(1, 2))
+        scores = scores.view(batch, kv_heads, -1, length) + segment.bias(sliding_window)
+        weights = torch.softmax(scores, -1).to(values.dtype)
+        mixed = torch.bmm(weights.view(batch * kv_heads, -1, length), values.flatten(0, 1))
+        out.append(mixed.view(batch, 1, query.shape[1], -1))
+    return torch.cat(out), None
 
 
 AttentionInterface.register("slots", slot_attention)

@@ -1,22 +1,35 @@
-"""Keys and values of the sequences in flight: one slot a sequence, allocated once.
+"""Keys and values of the sequences in flight.
 
-Two duck types of transformers' cache, since a model only ever calls `update`: `PackedCache` records
-what a packed prefill computes, `SlotCache` is what decoding writes to and reads from.
+Two duck types of transformers' cache, of which a model only ever calls `update`: `PackedCache`
+records what a packed prefill computes, `SlotCache` is what decoding writes to and reads from.
+
+A decode step is bound by reading keys and values, so what matters is that reads are contiguous
+(2–3 times faster than strided ones on a CPU) and short. Hence *lanes*: sequences of similar length
+lie side by side without gaps, and one that outgrows its lane moves to the next, half as long again.
+A long sequence is then paid for by itself, not by everyone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
 
-# Reads are rounded up to so many positions: matrix kernels like round sizes, and on a bfloat16 CPU
-# each new size costs a compilation.
+_SHORTEST_LANE = 64
+_GROWTH = 1.5
 _ROUND = 16
 
-KV = tuple[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True)
+class Prefix:
+    """Keys and values of one sequence's first `length` positions; `planes` as in `Layout`, each
+    [planes, heads, length, d]."""
+
+    length: int
+    planes: list[torch.Tensor]
 
 
 class PackedCache(Cache):
@@ -24,128 +37,216 @@ class PackedCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.recorded: dict[int, KV] = {}
+        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> KV:
-        self.recorded[layer_idx] = (key, value)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key, value
         return key, value
 
-    def split(self, lengths: tuple[int, ...]) -> list[Prefix]:
-        """The recorded keys and values by sequence; views, nothing is copied."""
-        by_layer = {
-            layer: [kv[0].split(lengths, dim=1) for kv in pair]
-            for layer, pair in self.recorded.items()
-        }
-        return [
-            Prefix(n, {layer: (k[i], v[i]) for layer, (k, v) in by_layer.items()})
-            for i, n in enumerate(lengths)
-        ]
 
+class Layout:
+    """How a model's keys and values are stacked, so that a sequence moves in one copy.
 
-@dataclass(frozen=True)
-class Prefix:
-    """Keys and values of one sequence: `length` positions, [kv_heads, length, head_dim] a layer."""
-
-    length: int
-    layers: dict[int, KV]
-
-
-class Step:
-    """One decode step's view of the slots: where it writes, how far it reads, what it may see.
+    A *plane* is the keys, or the values, of one layer. Planes with equal heads and head size form
+    one tensor; nearly all models have a single one, of 2 · layers planes.
 
     Args:
-        lengths: [B] int64, positions cached in each live slot before this step; the step's own
-            token goes to position `lengths[b]`.
-        longest: the largest of `lengths`.
-        max_len: positions in a slot.
+        example: a recorded prefill, from which the planes are learnt.
     """
 
-    def __init__(self, lengths: torch.Tensor, longest: int, max_len: int) -> None:
-        self.lengths, self.max_len = lengths, max_len
-        self.live = len(lengths)
-        self.read = min(-(-(longest + 1) // _ROUND) * _ROUND, max_len)
+    def __init__(self, example: PackedCache) -> None:
+        stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for plane, tensor in example.recorded.items():
+            stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
+        self.shapes = [(len(planes), *shape) for shape, planes in stacks.items()]
+        self._planes = list(stacks.values())
+        self.where = {p: (s, i) for s, ps in enumerate(self._planes) for i, p in enumerate(ps)}
+        tensor = next(iter(example.recorded.values()))
+        self.dtype, self.device = tensor.dtype, tensor.device
+
+    def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
+        """What was recorded, by sequence."""
+        stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._planes]
+        parts = [stack.split(list(lengths), dim=2) for stack in stacks]
+        return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
+
+
+class Lane:
+    """Sequences of at most `capacity` positions, side by side without gaps.
+
+    `rows` says whose they are; `stacks` holds one [planes, room, heads, capacity, d] per shape of
+    the layout. Room grows with the sequences, and goes when the last of them has left.
+    """
+
+    def __init__(self, layout: Layout, capacity: int, slots: int) -> None:
+        self.capacity = capacity
+        self.rows: list[int] = []
+        self.stacks: list[torch.Tensor] = []
+        self._layout, self._slots, self._room = layout, slots, 0
+
+    def append(self, rows: Sequence[int], prefix: Prefix) -> None:
+        """Add sequences that start with the same `prefix`."""
+        first = len(self.rows)
+        self.rows += rows
+        if len(self.rows) > self._room:
+            self._grow(first)
+        self.write(first, len(self.rows), prefix)
+
+    def write(self, first: int, last: int, prefix: Prefix) -> None:
+        """Copy a prefix into the places `first` up to `last`, exclusive."""
+        for stack, planes in zip(self.stacks, prefix.planes, strict=False):
+            stack[:, first:last, :, : prefix.length] = planes[:, None]
+
+    def read(self, place: int, length: int) -> Prefix:
+        """The first `length` positions of the sequence at `place`; a view."""
+        return Prefix(length, [stack[:, place, :, :length] for stack in self.stacks])
+
+    def drop(self, place: int, last_length: int) -> None:
+        """Take a sequence out; the last one, of `last_length` positions, fills its place."""
+        last = len(self.rows) - 1
+        if place != last:
+            self.write(place, place + 1, self.read(last, last_length))
+            self.rows[place] = self.rows[last]
+        self.rows.pop()
+        if not self.rows:
+            self.stacks, self._room = [], 0
+
+    def _grow(self, used: int) -> None:
+        self._room = min(self._slots, max(len(self.rows), 2 * self._room))
+        old, layout = self.stacks, self._layout
+        # Zeros, not empty: what was never written is multiplied by an attention weight of 0, and
+        # 0 · NaN would not be 0.
+        self.stacks = [
+            torch.zeros(
+                (planes, self._room, heads, self.capacity, d),
+                dtype=layout.dtype,
+                device=layout.device,
+            )
+            for planes, heads, d in layout.shapes
+        ]
+        for new, stack in zip(self.stacks, old, strict=False):
+            new[:, :used] = stack[:, :used]
+
+
+class Segment:
+    """One lane's part of a decode step: rows `first` up to `last` of the batch.
+
+    Args:
+        lane: where their keys and values lie.
+        first: the lane's first row in the batch.
+        lengths: [B] of its sequences, without the token of this step.
+    """
+
+    def __init__(self, lane: Lane, first: int, lengths: torch.Tensor) -> None:
+        self.lane, self.first, self.last = lane, first, first + len(lengths)
+        self._lengths = lengths
         self._rows: dict[int, torch.Tensor] = {}
         self._bias: dict[int | None, torch.Tensor] = {}
 
     def rows(self, heads: int) -> torch.Tensor:
-        """[B · heads]: the rows of a flat [slots · heads · max_len, d] that this step writes."""
+        """[B · heads]: the rows of a plane seen as [room · heads · capacity, d] to be written."""
         if heads not in self._rows:
-            slot = torch.arange(self.live * heads, device=self.lengths.device)
-            self._rows[heads] = slot * self.max_len + self.lengths.repeat_interleave(heads)
+            block = torch.arange(len(self._lengths) * heads, device=self._lengths.device)
+            written = self._lengths.repeat_interleave(heads)
+            self._rows[heads] = block * self.lane.capacity + written
         return self._rows[heads]
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """[B, 1, 1, read] float32: 0 where a slot's token may look, −inf elsewhere.
+        """[B, 1, 1, capacity] float32: 0 where a token may look, −inf elsewhere.
 
         It sees itself and what came before; with a sliding `window`, the last `window` of these.
         """
         if window not in self._bias:
-            position = torch.arange(self.read, device=self.lengths.device)
-            distance = self.lengths[:, None] - position
-            seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-            bias = torch.zeros(seen.shape, device=seen.device).masked_fill_(~seen, float("-inf"))
-            self._bias[window] = bias[:, None, None]
+            position = torch.arange(self.lane.capacity, device=self._lengths.device)
+            distance = self._lengths[:, None] - position
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            bias = torch.zeros(hidden.shape, device=hidden.device)
+            self._bias[window] = bias.masked_fill_(hidden, float("-inf"))[:, None, None]
         return self._bias[window]
 
 
-class SlotCache(Cache):
-    """Static keys and values, [slots, kv_heads, max_len, head_dim] a layer.
+class Step:
+    """One decode step as attention sees it: the segments, and the keys and values of the layer
+    that is being computed."""
 
-    The engine keeps live slots contiguous at the front, so that a step reads `[:live, :, :read]`,
-    a view. `begin` opens a step; the model's forward then calls `update` once a layer.
+    def __init__(self, layout: Layout, segments: list[Segment]) -> None:
+        self.segments = segments
+        self.reads = 0
+        self._layout = layout
+        self._layer = 0
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
+        self._layer = layer
+        for segment in self.segments:
+            for which, new in enumerate((key, value)):
+                plane = self._plane(segment, which)
+                # On a flat view by index_copy_: scatter_ costs 90 times as much in bfloat16.
+                plane.view(-1, plane.shape[-1]).index_copy_(
+                    0,
+                    segment.rows(plane.shape[1]),
+                    new[segment.first : segment.last].reshape(-1, plane.shape[-1]),
+                )
+
+    def read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
+        """A segment's keys and values, [B, heads, capacity, d] each: views, contiguous."""
+        self.reads += 1
+        n = segment.last - segment.first
+        return self._plane(segment, 0)[:n], self._plane(segment, 1)[:n]
+
+    def _plane(self, segment: Segment, which: int) -> torch.Tensor:
+        stack, plane = self._layout.where[self._layer, which]
+        return segment.lane.stacks[stack][plane]
+
+
+class SlotCache(Cache):
+    """The lanes, and the cache that a model's forward is given while decoding.
 
     Args:
-        example: a recorded prefill, from which layers and head sizes are learnt.
-        slots: sequences that fit.
-        max_len: positions a sequence may take.
+        layout: of the model's keys and values.
+        slots: sequences that fit in all.
+        max_len: positions that the longest lane has.
     """
 
-    def __init__(self, example: PackedCache, slots: int, max_len: int) -> None:
+    def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
         super().__init__(layers=[])
-        self.max_len = -(-max_len // _ROUND) * _ROUND
-        self.store: dict[int, KV] = {}
-        for layer, (key, value) in example.recorded.items():
-            # Zeros, not empty: an unwritten position is multiplied by an attention weight of 0,
-            # and 0 · NaN would not be 0.
-            self.store[layer] = (
-                key.new_zeros(slots, key.shape[1], self.max_len, key.shape[3]),
-                value.new_zeros(slots, value.shape[1], self.max_len, value.shape[3]),
-            )
-        self.step: Step | None = None
+        self.layout = layout
+        capacities = [-(-max_len // _ROUND) * _ROUND]
+        while (shorter := int(capacities[0] / _GROWTH) // _ROUND * _ROUND) >= _SHORTEST_LANE:
+            capacities.insert(0, shorter)
+        self.lanes = [Lane(layout, c, slots) for c in capacities]
+        self._step: Step | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for pair in self.store.values() for t in pair)
+        return sum(stack.nbytes for lane in self.lanes for stack in lane.stacks)
 
-    def begin(self, lengths: torch.Tensor, longest: int) -> Step:
-        """Open a decode step over the first `len(lengths)` slots; see `Step`."""
-        self.step = Step(lengths, longest, self.max_len)
-        return self.step
+    @property
+    def rows(self) -> list[int]:
+        """Whose the sequences are, in the order in which a step takes them: lane by lane."""
+        return [row for lane in self.lanes for row in lane.rows]
+
+    def lane_for(self, length: int) -> Lane:
+        """The shortest lane with room for `length` positions and one more."""
+        return next(lane for lane in self.lanes if lane.capacity > length)
+
+    def begin(self, lengths: torch.Tensor) -> Step:
+        """Open a decode step; `lengths` [B] int64 are the positions cached, in the order of
+        `rows`."""
+        segments, first = [], 0
+        for lane in self.lanes:
+            if lane.rows:
+                segments.append(Segment(lane, first, lengths[first : first + len(lane.rows)]))
+                first += len(lane.rows)
+        self._step = Step(self.layout, segments)
+        return self._step
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> KV:
-        """Write key and value [B, kv_heads, 1, d]; return views [B, kv_heads, read, d] on all."""
-        step = self.step
-        assert step is not None, "SlotCache.update outside a step"
-        rows = step.rows(key.shape[1])
-        out = []
-        for stored, new in zip(self.store[layer_idx], (key, value), strict=True):
-            # On a flat view by index_copy_: scatter_ costs 90 times as much in bfloat16 on a CPU.
-            stored.view(-1, stored.shape[3]).index_copy_(0, rows, new.reshape(-1, new.shape[3]))
-            out.append(stored[: step.live, :, : step.read])
-        return out[0], out[1]
-
-    def fill(self, first: int, last: int, prefix: Prefix) -> None:
-        """Copy a prefix into the slots `first` up to `last`, exclusive."""
-        for layer, pair in prefix.layers.items():
-            for stored, new in zip(self.store[layer], pair, strict=True):
-                stored[first:last, :, : prefix.length] = new
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot over another's."""
-        for pair in self.store.values():
-            for stored in pair:
-                stored[target, :, :length] = stored[source, :, :length]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new key and value, [B, kv_heads, 1, d]; attention reads the lanes."""
+        assert self._step is not None, "SlotCache.update outside a step"
+        self._step.write(layer_idx, key, value)
+        return key, value

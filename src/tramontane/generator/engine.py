@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.generator.attention import slot_attention  # noqa: F401 (registers `slots`)
-from tramontane.generator.cache import PackedCache, Prefix, SlotCache
+from tramontane.generator.cache import Lane, Layout, PackedCache, Prefix, SlotCache
 from tramontane.generator.sampling import sample, streams, uniforms
 from tramontane.models import pack
 from tramontane.types import Completion, Request

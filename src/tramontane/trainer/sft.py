@@ -86,7 +86,7 @@ class SFTConfig(Section):
     data: SFTDataConfig = Field(default_factory=SFTDataConfig)
     steps: int = Field(1000, ge=1)
     batch_tokens: int = Field(16384, ge=1)
-    microbatch_tokens: int = Field(8192, ge=1)
+    microbatch_tokens: int = Field(2048, ge=1)
     max_length: int = Field(1024, ge=2)
     learning_rate: float = Field(2e-3, gt=0)
     warmup_steps: int = Field(100, ge=0)
@@ -235,9 +235,10 @@ def _train_step(
 def _microbatches(
     batch: list[tuple[list[int], list[int]]], budget: int
 ) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """In order of length: attention alone is padded, and so hardly at all."""
     micro: list[tuple[list[int], list[int]]] = []
     used = 0
-    for prompt, response in batch:
+    for prompt, response in sorted(batch, key=lambda pair: len(pair[0]) + len(pair[1])):
         size = len(prompt) + len(response)
         if micro and used + size > budget:
             yield micro

@@ -125,7 +125,9 @@ def _same_number(gold: Fraction, pred: Fraction, spelling: str, percent: bool) -
     places = len(spelling.partition(".")[2])
     if "." not in spelling or not spelling[-1].isdigit() or places < 6 or _terminates(gold):
         return False
-    return abs(gold - pred) < Fraction(1, 10**places) and abs(pred) > Fraction(1, 10)
+    exact = abs(gold) * 10**places
+    cut_or_rounded = abs(pred) * 10**places in (int(exact), round(exact))
+    return cut_or_rounded and gold * pred > 0 and abs(pred) > Fraction(1, 10)
 
 
 def _terminates(value: Fraction) -> bool:
@@ -380,6 +382,7 @@ def _parse(text: str) -> list[Any]:
     out of any text, and calls `eval`. An empty list when it cannot be parsed."""
     from math_verify import parse
     from math_verify.parser import LatexExtractionConfig
+    from sympy import Complement, Intersection, Union
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     config = (LatexExtractionConfig(),)
@@ -390,7 +393,8 @@ def _parse(text: str) -> list[Any]:
         parsing_timeout=None,  # type: ignore[arg-type]
         raise_on_error=True,
     )
-    return list(parsed)
+    # `[0, 2] \\cap (1, 3)` is parsed unevaluated, and math-verify would compare it as it stands.
+    return [e.doit() if isinstance(e, Union | Intersection | Complement) else e for e in parsed]
 
 
 def _symbolic(gold: str, pred: str, gold_unit: str, pred_unit: str) -> bool:
