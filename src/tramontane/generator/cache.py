@@ -77,21 +77,21 @@ class Lane:
     """Sequences of at most `capacity` positions, side by side without gaps.
 
     `rows` says whose they are; `stacks` holds one [planes, room, heads, capacity, d] per shape of
-    the layout. Room grows with the sequences, and goes when the last of them has left.
+    the layout. Room doubles as sequences come, up to `slots`.
     """
 
     def __init__(self, layout: Layout, capacity: int, slots: int) -> None:
         self.capacity = capacity
         self.rows: list[int] = []
         self.stacks: list[torch.Tensor] = []
-        self._layout, self._slots, self._room = layout, slots, 0
+        self._layout, self._slots = layout, slots
+        self._room = self._clean = 0
 
     def append(self, rows: Sequence[int], prefix: Prefix) -> None:
         """Add sequences that start with the same `prefix`."""
         first = len(self.rows)
         self.rows += rows
-        if len(self.rows) > self._room:
-            self._grow(first)
+        self._reserve(len(self.rows))
         self.write(first, len(self.rows), prefix)
 
     def write(self, first: int, last: int, prefix: Prefix) -> None:
@@ -110,24 +110,26 @@ class Lane:
             self.write(place, place + 1, self.read(last, last_length))
             self.rows[place] = self.rows[last]
         self.rows.pop()
-        if not self.rows:
-            self.stacks, self._room = [], 0
 
-    def _grow(self, used: int) -> None:
-        self._room = min(self._slots, max(len(self.rows), 2 * self._room))
-        old, layout = self.stacks, self._layout
-        # Zeros, not empty: what was never written is multiplied by an attention weight of 0, and
-        # 0 · NaN would not be 0.
-        self.stacks = [
-            torch.zeros(
-                (planes, self._room, heads, self.capacity, d),
-                dtype=layout.dtype,
-                device=layout.device,
-            )
-            for planes, heads, d in layout.shapes
-        ]
-        for new, stack in zip(self.stacks, old, strict=False):
-            new[:, :used] = stack[:, :used]
+    def _reserve(self, n: int) -> None:
+        if n > self._room:
+            self._room = min(self._slots, max(n, 2 * self._room))
+            old, layout = self.stacks, self._layout
+            self.stacks = [
+                torch.empty(
+                    (planes, self._room, heads, self.capacity, d),
+                    dtype=layout.dtype,
+                    device=layout.device,
+                )
+                for planes, heads, d in layout.shapes
+            ]
+            for new, stack in zip(self.stacks, old, strict=False):
+                new[:, : self._clean] = stack[:, : self._clean]
+        if n > self._clean:
+            # What was never written is multiplied by an attention weight of 0: it must not be NaN.
+            for stack in self.stacks:
+                stack[:, self._clean : n] = 0
+            self._clean = n
 
 
 class Segment:
@@ -218,6 +220,11 @@ class SlotCache(Cache):
             capacities.insert(0, shorter)
         self.lanes = [Lane(layout, c, slots) for c in capacities]
         self._step: Step | None = None
+
+    @property
+    def reads(self) -> int:
+        """How often attention has read the lanes in the step that is open."""
+        return self._step.reads if self._step else 0
 
     @property
     def nbytes(self) -> int:

@@ -1,26 +1,26 @@
 """The slot engine: continuous batching over a model's own forward.
 
-Every sequence in flight owns a slot. One decode step feeds each live slot its last token, whose
-keys and values are not cached yet, and samples the next one. So *every* generated token comes out
-of a decode step, and the weights of that step are its version; prefill only fills caches, with all
-of a sequence but its last token.
+One decode step feeds each sequence in flight its newest token, whose keys and values are not
+cached yet, and samples the next one. So *every* generated token comes out of a decode step, and
+the weights of that step are its version; prefill only fills caches, with all of a sequence but its
+last token.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.generator.attention import slot_attention  # noqa: F401 (registers `slots`)
-from tramontane.generator.cache import Lane, Layout, PackedCache, Prefix, SlotCache
+from tramontane.generator import attention  # noqa: F401 (registers `slots`)
+from tramontane.generator.cache import Layout, PackedCache, Prefix, SlotCache
 from tramontane.generator.sampling import sample, streams, uniforms
-from tramontane.models import pack
+from tramontane.models import context_length, pack
 from tramontane.types import Completion, Request
 
 Key = tuple[int, ...]
@@ -31,7 +31,8 @@ class Stats:
     """Counts since the engine was made.
 
     `slot_steps` counts all slots in every decode step, `live_slot_steps` those that held a
-    sequence: their quotient is the utilisation.
+    sequence: their quotient is the utilisation. `prefill_tokens` are those of admissions,
+    `recomputed_tokens` those of weight updates.
     """
 
     generated_tokens: int = 0
@@ -42,7 +43,7 @@ class Stats:
     slot_steps: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Flight:
     """A request on its way: `key` names the prefix that it shares with others, `serial` its place
     in the order of submission."""
@@ -53,55 +54,49 @@ class _Flight:
 
     @property
     def context(self) -> list[int]:
-        """All that must be cached before its next token: everything but the last token."""
+        """What must be cached before the next token can be sampled: all but the last token."""
         return (self.request.prompt_ids + self.request.token_ids)[:-1]
 
 
-@dataclass
 class _State:
-    """What each slot holds, [slots] or [slots, max_len]."""
+    """What each slot holds: [slots], or [slots, max_len] for what was generated."""
 
-    last: torch.Tensor  # the newest token, not cached yet
-    length: torch.Tensor  # positions cached
-    count: torch.Tensor  # tokens generated
-    limit: torch.Tensor  # tokens to generate at most
-    stream: torch.Tensor  # where its random numbers start
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    temperature: torch.Tensor
-    tokens: torch.Tensor
-    versions: torch.Tensor
-    logprobs: torch.Tensor
-
-    @classmethod
-    def empty(cls, slots: int, max_len: int, device: torch.device) -> _State:
+    def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        return cls(
-            **{n: zeros(slots) for n in ("last", "length", "count", "limit", "stream", "top_k")},
-            **{n: zeros(slots, dtype=torch.float32) for n in ("top_p", "temperature")},
-            **{n: zeros(slots, max_len) for n in ("tokens", "versions")},
-            logprobs=zeros(slots, max_len, dtype=torch.float32),
-        )
+        self.last = zeros(slots)  # the newest token, not cached yet
+        self.length = zeros(slots)  # positions cached
+        self.count = zeros(slots)  # tokens generated
+        self.limit = zeros(slots)  # tokens to generate at most
+        self.stream = zeros(slots)  # where its random numbers start
+        self.top_k = zeros(slots)
+        self.top_p = zeros(slots, dtype=torch.float32)
+        self.temperature = zeros(slots, dtype=torch.float32)
+        self.tokens = zeros(slots, max_len)
+        self.versions = zeros(slots, max_len)
+        self.logprobs = zeros(slots, max_len, dtype=torch.float32)
 
-    def move(self, source: int, target: int) -> None:
-        for tensor in vars(self).values():
-            tensor[target] = tensor[source]
-
-
-@dataclass
-class _Kept:
-    """Prefixes computed and not yet copied to the last sequence that starts with them."""
-
-    waiting: Counter[Key] = field(default_factory=Counter)
-    prefixes: dict[Key, Prefix] = field(default_factory=dict)
-
-    def release(self, key: Key, n: int) -> None:
-        self.waiting[key] -= n
-        if not self.waiting[key]:
-            del self.waiting[key]
-            self.prefixes.pop(key, None)
+    def place(self, slots: list[int], requests: list[Request]) -> None:
+        """Write requests into slots."""
+        at = torch.tensor(slots, device=self.last.device)
+        columns: list[tuple[torch.Tensor, list]] = [
+            (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
+            (self.length, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
+            (self.count, [len(r.token_ids) for r in requests]),
+            (self.limit, [r.sampling.max_tokens for r in requests]),
+            (self.top_k, [r.sampling.top_k for r in requests]),
+            (self.top_p, [r.sampling.top_p for r in requests]),
+            (self.temperature, [r.sampling.temperature for r in requests]),
+        ]
+        for column, values in columns:
+            column[at] = torch.tensor(values, dtype=column.dtype, device=at.device)
+        self.stream[at] = streams([r.seed for r in requests]).to(at.device)
+        for slot, r in zip(slots, requests, strict=True):
+            if n := len(r.token_ids):
+                self.tokens[slot, :n] = torch.tensor(r.token_ids)
+                self.logprobs[slot, :n] = torch.tensor(r.logprobs)
+                self.versions[slot, :n] = torch.tensor(r.versions)
 
 
 class SlotEngine:
@@ -129,44 +124,33 @@ class SlotEngine:
         prefill_tokens: int = 4096,
         version: int = 0,
     ) -> None:
-        if not model._supports_attention_backend:
-            raise InputError(
-                f"{type(model).__name__} does not go through transformers' attention interface, "
-                f"so the embedded generator cannot run it; generate with vLLM"
-            )
-        model.set_attn_implementation("slots")
         self.model = model.eval()
         self.slots, self.max_len, self.prefill_tokens = slots, max_len, prefill_tokens
         self.version = version
         self.stats = Stats()
         self._device = next(model.parameters()).device
-        vocab = model.get_input_embeddings().weight.shape[0]
-        self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=self._device)
+        self._is_eos = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=self._device)
         self._is_eos[list(eos_ids)] = True
-        self._state = _State.empty(slots, max_len, self._device)
-        self._row = torch.arange(slots, device=self._device) * max_len
-        self._live: list[_Flight] = []
-        self._waiting: deque[_Flight] = deque()
-        self._kept = _Kept()
+        self._state = _State(slots, max_len, self._device)
+        self._layout = self._try_model()
         self._serial = 0
-        with torch.inference_mode():
-            self._cache = SlotCache(self._forward_packed([[0]]), slots, max_len)
-            self._decode(self._state.last[:1])  # an unfit model fails here, not mid-run
+        self.clear()
 
     # --- requests
 
     @property
     def in_flight(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._live)
+        return len(self._flights)
 
     @property
     def unfinished(self) -> int:
         """Sequences in flight and waiting for a slot."""
-        return len(self._live) + len(self._waiting)
+        return len(self._flights) + len(self._waiting)
 
     @property
     def cache_bytes(self) -> int:
+        """Memory of the slots' keys and values."""
         return self._cache.nbytes
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -182,7 +166,7 @@ class SlotEngine:
         for request in requests:
             key = (request.group, *request.prompt_ids, *request.token_ids)
             self._waiting.append(_Flight(request, key, self._serial))
-            self._kept.waiting[key] += 1
+            self._sharers[key] += 1
             self._serial += 1
 
     def pending(self) -> list[Request]:
@@ -190,36 +174,41 @@ class SlotEngine:
 
         Submitted again, here or elsewhere, these continue to the same tokens.
         """
-        flights = [(f.serial, self._so_far(i)) for i, f in enumerate(self._live)]
+        flights = [(f.serial, self._so_far(slot)) for slot, f in self._flights.items()]
         flights += [(f.serial, replace(f.request)) for f in self._waiting]
         return [request for _, request in sorted(flights, key=lambda pair: pair[0])]
 
     def clear(self) -> None:
         """Forget everything in flight and waiting."""
-        self._live, self._waiting, self._kept = [], deque(), _Kept()
+        self._cache = SlotCache(self._layout, self.slots, self.max_len)
+        self._flights: dict[int, _Flight] = {}
+        self._free = list(reversed(range(self.slots)))
+        self._waiting: deque[_Flight] = deque()
+        # Prefixes stay until the last sequence that starts with them is admitted.
+        self._sharers: Counter[Key] = Counter()
+        self._prefixes: dict[Key, Prefix] = {}
+        self._order: torch.Tensor | None = None
 
     def _check(self, request: Request) -> None:
         s = request.sampling
         name = f"request {request.index} of group {request.group}"
-        known = len(self._is_eos)
-        context = getattr(self.model.config, "max_position_embeddings", None) or self.max_len
-        length = len(request.prompt_ids) + s.max_tokens
+        vocab = len(self._is_eos)
+        context = context_length(self.model.config) or self.max_len
+        limit = min(context, self.max_len)
         if not request.prompt_ids:
             raise InputError(f"{name}: an empty prompt; give at least a BOS token")
-        if not all(0 <= t < known for t in request.prompt_ids):
-            raise InputError(f"{name}: prompt tokens outside the model's vocabulary of {known}")
-        if length > min(context, self.max_len):
-            limit = "the model's context" if context < self.max_len else "the generator's slots"
+        if not all(0 <= t < vocab for t in request.prompt_ids):
+            raise InputError(f"{name}: prompt tokens outside the model's vocabulary of {vocab}")
+        if len(request.prompt_ids) + s.max_tokens > limit:
+            what = "the model's context" if context < self.max_len else "the generator's slots"
             raise InputError(
                 f"{name}: {len(request.prompt_ids)} prompt tokens and max_tokens {s.max_tokens} "
-                f"do not fit {limit} of {min(context, self.max_len)} tokens"
+                f"do not fit {what} of {limit} tokens; shorten either"
             )
         if len(request.token_ids) >= s.max_tokens:
             raise InputError(f"{name}: max_tokens {s.max_tokens} leaves nothing to generate")
         if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0:
-            raise InputError(
-                f"{name}: needs temperature ≥ 0, 0 < top_p ≤ 1 and top_k ≥ 0, not {s}"
-            )
+            raise InputError(f"{name}: needs temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, not {s}")
 
     # --- decoding
 
@@ -227,71 +216,98 @@ class SlotEngine:
     def step(self) -> list[Completion]:
         """Admit what fits, decode one token for every live slot, and return what that finished."""
         self._admit()
-        n = len(self._live)
-        if n == 0:
+        if not self._flights:
             return []
-        s = self._state
-        logits = self._decode(s.last[:n])
-        uniform = uniforms(s.stream[:n], s.count[:n])
-        tokens, logprobs = sample(logits, uniform, s.temperature[:n], s.top_p[:n], s.top_k[:n])
-        place = self._row[:n] + s.count[:n]
+        if self._order is None:
+            self._order = torch.tensor(self._cache.rows, device=self._device)
+        s, order = self._state, self._order
+        lengths, counts = s.length[order], s.count[order]
+        logits = self._decode(self._cache, s.last[order], lengths)
+        tokens, logprobs = sample(
+            logits,
+            uniforms(s.stream[order], counts),
+            s.temperature[order],
+            s.top_p[order],
+            s.top_k[order],
+        )
+        place = order * self.max_len + counts
         s.tokens.view(-1).index_copy_(0, place, tokens)
         s.logprobs.view(-1).index_copy_(0, place, logprobs)
         s.versions.view(-1).index_fill_(0, place, self.version)
-        s.last[:n] = tokens
-        s.count[:n] += 1
-        s.length[:n] += 1
-        self.stats.generated_tokens += n
-        self.stats.live_slot_steps += n
+        s.last[order] = tokens
+        s.count[order] = counts + 1
+        s.length[order] = lengths + 1
+        self.stats.generated_tokens += len(order)
+        self.stats.live_slot_steps += len(order)
         self.stats.slot_steps += self.slots
         self.stats.decode_steps += 1
-        ended = self._is_eos[tokens]
-        done = (ended | (s.count[:n] >= s.limit[:n])).nonzero()[:, 0].tolist()
-        return self._finish(done, ended) if done else []
+        stopped = self._is_eos[tokens]
+        return self._leave(stopped, stopped | (counts + 1 >= s.limit[order]), lengths + 1)
 
-    def _decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Feed one token to each of the first B slots: [B] → logits [B, V] float32."""
-        lengths = self._state.length[: len(tokens)]
-        step = self._cache.begin(lengths, int(lengths.max()))
+    def _decode(
+        self, cache: SlotCache, tokens: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Feed one token to each sequence: [B], [B] positions cached → logits [B, V] float32."""
         out = self.model(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],
-            past_key_values=self._cache,
+            past_key_values=cache,
             use_cache=True,
-            decode=step,
+            decode=cache.begin(lengths),
         )
         return out.logits[:, -1].float()
 
-    def _finish(self, done: list[int], ended: torch.Tensor) -> list[Completion]:
+    def _leave(
+        self, stopped: torch.Tensor, done: torch.Tensor, lengths: torch.Tensor
+    ) -> list[Completion]:
+        """Take finished sequences out of their lanes, and move up those that outgrew theirs.
+
+        `stopped`, `done` and `lengths` are [B] in the order of the batch.
+        """
+        capacities = [lane.capacity for lane in self._cache.lanes for _ in lane.rows]
+        full = lengths >= torch.tensor(capacities, device=self._device)
+        leaving = (done | full).nonzero()[:, 0].tolist()
+        if not leaving:
+            return []
+        finished, ended = done.tolist(), stopped.tolist()
+        length = lengths.tolist()
         completions = []
-        for i in done:
-            r = self._so_far(i)
-            reason = "stop" if ended[i] else "length"
-            completions.append(
-                Completion(
-                    r.group,
-                    r.index,
-                    r.prompt_ids,
-                    r.token_ids,
-                    r.logprobs,
-                    r.versions,
-                    "stop" if reason == "stop" else "length",
-                )
-            )
-        # Compaction: the last live slots move into the holes, so that live ones stay in front.
-        for hole in reversed(done):
-            last = len(self._live) - 1
-            if hole != last:
-                self._cache.move(last, hole, int(self._state.length[last]))
-                self._state.move(last, hole)
-                self._live[hole] = self._live[last]
-            self._live.pop()
+        # Backwards, so that what fills a place has already been looked at.
+        first = len(finished)
+        for lane in reversed(self._cache.lanes):
+            last, first = first, first - len(lane.rows)
+            while leaving and leaving[-1] >= first:
+                b = leaving.pop()
+                slot, place = lane.rows[b - first], b - first
+                if finished[b]:
+                    completions.append(self._complete(slot, ended[b]))
+                    del self._flights[slot]
+                    self._free.append(slot)
+                else:
+                    longer = self._cache.lane_for(length[b])
+                    longer.append([slot], lane.read(place, length[b]))
+                last -= 1
+                lane.drop(place, length[last])
+                length[b] = length[last]
+        self._order = None
         return completions
+
+    def _complete(self, slot: int, stopped: bool) -> Completion:
+        r = self._so_far(slot)
+        return Completion(
+            r.group,
+            r.index,
+            r.prompt_ids,
+            r.token_ids,
+            r.logprobs,
+            r.versions,
+            "stop" if stopped else "length",
+        )
 
     def _so_far(self, slot: int) -> Request:
         s, n = self._state, int(self._state.count[slot])
         return replace(
-            self._live[slot].request,
+            self._flights[slot].request,
             token_ids=s.tokens[slot, :n].tolist(),
             logprobs=s.logprobs[slot, :n].tolist(),
             versions=s.versions[slot, :n].tolist(),
@@ -300,47 +316,27 @@ class SlotEngine:
     # --- admission
 
     def _admit(self) -> None:
-        free = min(self.slots - len(self._live), len(self._waiting))
-        if not free:
+        n = min(len(self._free), len(self._waiting))
+        if not n:
             return
-        flights = [self._waiting.popleft() for _ in range(free)]
-        missing = {f.key: f.context for f in flights if f.key not in self._kept.prefixes}
-        for key, prefix in zip(missing, self._prefill(list(missing.values())), strict=True):
-            self._kept.prefixes[key] = prefix
-        self.stats.prefill_tokens += sum(len(context) for context in missing.values())
-        first = len(self._live)
-        self._place(flights, first)
-        self._live += flights
-        for key, members in groupby(flights, lambda f: f.key):
-            last = first + len(list(members))
-            self._cache.fill(first, last, self._kept.prefixes[key])
-            self._kept.release(key, last - first)
-            first = last
-
-    def _place(self, flights: list[_Flight], first: int) -> None:
-        """Write the requests' own numbers into the slots from `first` on."""
-        s, requests = self._state, [f.request for f in flights]
-        columns: list[tuple[torch.Tensor, list]] = [
-            (s.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
-            (s.length, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
-            (s.count, [len(r.token_ids) for r in requests]),
-            (s.limit, [r.sampling.max_tokens for r in requests]),
-            (s.top_k, [r.sampling.top_k for r in requests]),
-            (s.top_p, [r.sampling.top_p for r in requests]),
-            (s.temperature, [r.sampling.temperature for r in requests]),
-        ]
-        last = first + len(requests)
-        for column, values in columns:
-            column[first:last] = torch.tensor(values, dtype=column.dtype)
-        s.stream[first:last] = streams([r.seed for r in requests])
-        for slot, r in enumerate(requests, start=first):
-            if n := len(r.token_ids):
-                s.tokens[slot, :n] = torch.tensor(r.token_ids)
-                s.logprobs[slot, :n] = torch.tensor(r.logprobs)
-                s.versions[slot, :n] = torch.tensor(r.versions)
+        flights = [self._waiting.popleft() for _ in range(n)]
+        slots = [self._free.pop() for _ in range(n)]
+        missing = {f.key: f.context for f in flights if f.key not in self._prefixes}
+        self._prefixes |= zip(missing, self._prefill(list(missing.values())), strict=True)
+        self.stats.prefill_tokens += sum(map(len, missing.values()))
+        self._state.place(slots, [f.request for f in flights])
+        self._flights |= zip(slots, flights, strict=True)
+        self._order = None
+        for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
+            rows = [slot for slot, _ in members]
+            prefix = self._prefixes[key]
+            self._cache.lane_for(prefix.length).append(rows, prefix)
+            self._sharers[key] -= len(rows)
+            if not self._sharers[key]:
+                del self._sharers[key], self._prefixes[key]
 
     def _prefill(self, contexts: list[list[int]]) -> Iterator[Prefix]:
-        """Keys and values of each token sequence, packed into few forwards."""
+        """Keys and values of token sequences, in few packed forwards."""
         start = 0
         while start < len(contexts):
             end, tokens = start + 1, len(contexts[start])
@@ -349,13 +345,14 @@ class SlotEngine:
                 end += 1
             chunk = contexts[start:end]
             # A prompt of one token has nothing to cache, and a forward takes no empty sequence.
-            lengths = [len(c) for c in chunk if c]
-            recorded = self._forward_packed([c for c in chunk if c]) if lengths else PackedCache()
-            prefixes = iter(recorded.split(tuple(lengths)))
-            yield from (next(prefixes) if c else Prefix(0, {}) for c in chunk)
+            filled = [c for c in chunk if c]
+            prefixes = iter(
+                self._layout.split(self._record(filled), [len(c) for c in filled]) if filled else ()
+            )
+            yield from (next(prefixes) if c else Prefix(0, []) for c in chunk)
             start = end
 
-    def _forward_packed(self, sequences: list[list[int]]) -> PackedCache:
+    def _record(self, sequences: list[list[int]]) -> PackedCache:
         cache = PackedCache()
         inputs = pack(sequences, self._device).model_inputs | {"use_cache": True}
         self.model(**inputs, past_key_values=cache, logits_to_keep=1)
@@ -366,13 +363,36 @@ class SlotEngine:
     @torch.inference_mode()
     def recompute(self) -> None:
         """Rebuild all cached keys and values, live and kept, under the weights as they are now."""
-        contexts = []
-        for i, flight in enumerate(self._live):
-            contexts.append((flight.request.prompt_ids + self._so_far(i).token_ids)[:-1])
-        for i, prefix in enumerate(self._prefill(contexts)):
-            self._cache.fill(i, i + 1, prefix)
-        first = {f.key: f.context for f in reversed(self._waiting)}
-        kept = {key: first[key] for key in self._kept.prefixes}
-        for key, prefix in zip(kept, self._prefill(list(kept.values())), strict=True):
-            self._kept.prefixes[key] = prefix
-        self.stats.recomputed_tokens += sum(map(len, contexts)) + sum(map(len, kept.values()))
+        requests = {slot: self._so_far(slot) for slot in self._flights}
+        for lane in self._cache.lanes:
+            contexts = [
+                (requests[slot].prompt_ids + requests[slot].token_ids)[:-1] for slot in lane.rows
+            ]
+            for place, prefix in enumerate(self._prefill(contexts)):
+                lane.write(place, place + 1, prefix)
+            self.stats.recomputed_tokens += sum(map(len, contexts))
+        kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
+        self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
+        self.stats.recomputed_tokens += sum(map(len, kept.values()))
+
+    @torch.inference_mode()
+    def _try_model(self) -> Layout:
+        """One prefill and one decode step: an unfit model fails here, not in the middle of a run."""
+        name = type(self.model).__name__
+        if not self.model._supports_attention_backend:
+            raise InputError(
+                f"{name} does not go through transformers' attention interface, so the embedded "
+                f"generator cannot run it; generate with vLLM"
+            )
+        self.model.set_attn_implementation("slots")
+        layout = Layout(self._record([[0]]))
+        cache = SlotCache(layout, 1, self.max_len)
+        cache.lanes[0].append([0], Prefix(0, []))
+        zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._decode(cache, zero, zero)
+        if not cache.reads:
+            raise InputError(
+                f"{name} does not pass keyword arguments on to its attention, so the embedded "
+                f"generator cannot run it; generate with vLLM"
+            )
+        return layout

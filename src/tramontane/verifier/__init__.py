@@ -4,8 +4,8 @@
 when late; `grade` is what each worker does with one completion; `score_file` grades a JSONL file.
 """
 
-#from tramontane.verifier.pool import VerifierPool
-#from tramontane.verifier.reward import grade
-#from tramontane.verifier.score import score_file
+from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.reward import grade
+from tramontane.verifier.score import score_file
 
 __all__ = ["VerifierPool", "grade", "score_file"]

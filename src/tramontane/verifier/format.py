@@ -61,7 +61,7 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
     stack: list[tuple[int, int, bool]] = []
     for match in _BRACE.finditer(text):
         token = match[0]
-        if token.endswith("{") and token[0] != "\\" or token.startswith("\\boxed"):
+        if token == "{" or token.startswith("\\boxed"):
             stack.append((match.start(), match.end(), token != "{"))
         elif token == "}" and stack:
             start, content, is_box = stack.pop()
@@ -91,7 +91,7 @@ def fences(text: str) -> list[Fence]:
                 tag = _TAG.match(match[2])
                 opened = (match[1], tag[0] if tag else "", position, position + len(line))
         elif match and match[1].startswith(opened[0]) and not match[2].strip():
-            mark, tag_name, start, body = opened
+            _, tag_name, start, body = opened
             found.append(Fence(tag_name, text[body:position], start, position + len(line)))
             opened = None
         position += len(line)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,19 @@ THRESHOLD = 0.9
 MIN_LETTERS = 8  # of one sentence, to be told on its own
 LONG = 40  # letters from which a language outside the candidates is believed
 HAN_WEIGHT = 2  # a Han character says as much as two letters
+FUNCTION_WORD_ODDS = 8.0
+# Each in one of the five only ("es", "la", "il", "que", "des" are not), and frequent.
+_FUNCTION_WORDS = {
+    word: language
+    for language, words in {
+        "en": "the is are and of to we that it this with for not what then have has be how by from",
+        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie sind",
+        "fr": "le les et est une du je nous donc pas qui dans pour avec sur ce cette sont combien",
+        "es": "el los las y por para pero como entonces cuántos cuántas cuánto su está son hay",
+        "it": "gli è che di della sono quindi poi ma quanti quante quanto nel alla lo dei ho",
+    }.items()
+    for word in words.split()
+}
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
 
 _MATH = re.compile(
@@ -50,16 +64,20 @@ def strip(text: str) -> str:
     r"""Prose only: without fenced and inline code, LaTeX, boxes, commands, and links."""
     for block in reversed(fences(text)):
         text = text[: block.start] + "\n" + text[block.end :]
-    for start, _, end in sorted(boxes(text), reverse=True):
-        # An outer box swallows the inner ones, which come first in this order and are gone by then.
-        text = text[:start] + " " + text[min(end, len(text)) :]
-    return _MATH.sub(" ", text)
+    kept, position = [], 0
+    for start, _, end in sorted(boxes(text)):
+        if start >= position:  # else within the box before it
+            kept.append(text[position:start])
+            position = end
+    return _MATH.sub(" ", " ".join((*kept, text[position:])))
 
 
 def consistent(problem: str, thoughts: str, answer: str, language: str | None = None) -> bool:
     """Thoughts and answer in the language of the problem (given, or else detected)."""
     target = language or detect(problem) or detect(f"{thoughts}\n{answer}")
-    return target is None or all(on_target_share(t, target) >= THRESHOLD for t in (thoughts, answer))
+    return target is None or all(
+        on_target_share(t, target) >= THRESHOLD for t in (thoughts, answer)
+    )
 
 
 def detect(text: str) -> str | None:
@@ -73,8 +91,8 @@ def detect(text: str) -> str | None:
             language = _language_of_script(script, words)
             weights[language] = weights.get(language, 0) + _weight(script, words)
     prose = " ".join(latin)
-    if letters := _letters(prose):
-        scores = dict(_predict(prose))
+    if (letters := _letters(prose)) >= MIN_LETTERS:
+        scores = _predict(prose)
         known = {lang: scores.get(lang, 0.0) for lang in LANGUAGES if lang not in _BY_SCRIPT}
         best = max(known, key=known.__getitem__)
         first = max(scores, key=scores.__getitem__)
@@ -85,7 +103,7 @@ def detect(text: str) -> str | None:
 
 
 def on_target_share(text: str, target: str) -> float:
-    """The share of a text, by letters, that is in the target language; 1 when nothing can be told."""
+    """The share of a text, by letters, in the target language; 1 when nothing can be told."""
     on = off = 0.0
     undecided: list[str] = []
     for script, words in _pieces(strip(text)):
@@ -158,7 +176,7 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     if target in _BY_SCRIPT:
         # Names and units stay as they are in Chinese and Russian; a sentence does not.
         return False if sentence.count(" ") >= 2 else None
-    scores = dict(_predict(sentence))
+    scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
     mine = scores.get(target, 0.0)
     total = sum(scores.get(language, 0.0) for language in candidates)
@@ -172,9 +190,19 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     return False if share <= 0.2 else None
 
 
-def _predict(prose: str) -> list[tuple[str, float]]:
-    found = _detector().detect(prose.lower(), k=16)
-    return [(guess["lang"], guess["score"]) for guess in found]
+def _predict(prose: str) -> dict[str, float]:
+    """fastText's guesses on the prose as it is and in lower case, corrected by function words:
+    on few words it takes "also lautet die antwort" for English, but not "Also lautet …"."""
+    scores: dict[str, float] = {}
+    for spelling in dict.fromkeys((prose, prose.lower())):
+        for guess in _detector().detect(spelling, k=16):
+            scores[guess["lang"]] = scores.get(guess["lang"], 0.01) + guess["score"]
+    hits = Counter(_FUNCTION_WORDS.get(word) for word in prose.lower().split())
+    for language, n in hits.items():
+        if language:
+            scores[language] = scores.get(language, 0.01) * FUNCTION_WORD_ODDS ** min(n, 6)
+    total = sum(scores.values())
+    return {language: score / total for language, score in scores.items()}
 
 
 @lru_cache(maxsize=1)

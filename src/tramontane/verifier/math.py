@@ -145,7 +145,7 @@ def _same_ratio(gold: str, pred: str) -> bool | None:
     if not g or not p:
         return None
     a, b, c, d = (int(x) for x in (*g.groups(), *p.groups()))
-    if re.fullmatch(r"[0-5]\d", g[2]) and a < 24 or not b or not d:
+    if (re.fullmatch(r"[0-5]\d", g[2]) and a < 24) or not b or not d:
         return (a, b) == (c, d)
     return a * d == b * c
 
@@ -166,8 +166,12 @@ def _same_base(gold: str, pred: str) -> bool | None:
 
 _LETTER = re.compile(r"\(?([A-J])\)?")
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-J])(?:\)|\.|:|,)?(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
-_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-_FUNCTIONS = re.compile(r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b")
+_WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
+)
+_FUNCTIONS = re.compile(
+    r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
+)
 
 
 def _choice(gold: str, pred: str) -> bool | None:

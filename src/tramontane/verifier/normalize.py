@@ -12,14 +12,15 @@ from fractions import Fraction
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
-_GREEK = dict(
-    zip(
-        "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ",
-        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau "
-        "upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split(),
-        strict=True,
-    )
-)
+_GREEK = {
+    letter: name
+    for pair in (
+        "αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi "
+        "πpi ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi "
+        "ΠPi ΣSigma ΦPhi ΨPsi ΩOmega"
+    ).split()
+    for letter, name in [(pair[0], pair[1:])]
+}
 _VULGAR = {
     "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5),
     "⅗": (3, 5), "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8),
@@ -27,9 +28,9 @@ _VULGAR = {
 }  # fmt: skip
 _SYMBOLS = str.maketrans(
     {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)}
-    | {c: " " for c in "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\n\r"}
-    | {c: "" for c in "\u200b\u200c\u200d\u2060\ufeff\u2061\u2062"}
-    | {c: "-" for c in "−–—﹣‐‑"}
+    | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\n\r", " ")
+    | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u2061\u2062", "")
+    | dict.fromkeys("−–—﹣‐‑", "-")
     | {c: f"\\{name} " for c, name in _GREEK.items()}
     | {c: rf" \frac{{{a}}}{{{b}}}" for c, (a, b) in _VULGAR.items()}
     | {
@@ -40,17 +41,19 @@ _SYMBOLS = str.maketrans(
         "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "ℝ": r"\mathbb{R}",
         "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
         "。": ".", "、": ",", "٫": ".", "′": "'", "…": r"\ldots ", "∶": ":",
-        "⟨": r"\langle ", "⟩": r"\rangle ", "−": "-",
+        "⟨": r"\langle ", "⟩": r"\rangle ",
     }
 )  # fmt: skip
 
 _TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
+_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # What only lays out.
-        (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill|left|right|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?", " "),
+        (r"\\(?:left|right|[bB]ig[lr]?)(?![A-Za-z])\.?", " "),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
         (r"\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
@@ -77,9 +80,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
         # Scientific notation.
-        (r"(?<![A-Za-z\d])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
+        (rf"(?<![A-Za-z\d])({_DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
         # Degrees, percent and text that only wraps a number or a letter.
-        (r"\^\s*(?:\\circ|\\degree)(?![A-Za-z])|\^\s*\{\s*\\circ\s*\}|\\degree(?![A-Za-z])", r"^{\\circ}"),
+        (r"\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
+        (r"(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^{\\circ}"),
         (rf"{_TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
         (rf"^\s*{_TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
@@ -114,13 +118,15 @@ def normalize(text: str) -> str:
 
 # ---------------------------------------------------------------------------- plain numbers
 
-_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_ABOVE = rf"(?:\{{\s*(?P<num>[+-]?\s*{_DECIMAL})\s*\}}|(?P<num1>\d))"
+_BELOW = rf"(?:\{{\s*(?P<den>{_DECIMAL})\s*\}}|(?P<den1>\d))"
+_TEN_TO = r"10\s*\^\s*(?:\{(?P<exp1>[+-]?\d+)\}|(?P<exp2>\d))"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:
       (?P<thousands>\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?)
     | (?P<lead>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\{{(?P<rep1>\d+)\}}|\((?P<rep2>\d+)\))
-    | (?:(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|\*)\s*)?10\s*\^\s*(?:\{{(?P<exp1>[+-]?\d+)\}}|(?P<exp2>\d))
-    | (?:(?P<whole>\d+)\s*)?\\frac\s*(?:\{{\s*(?P<num>[+-]?\s*{_DECIMAL})\s*\}}|(?P<num1>\d))\s*(?:\{{\s*(?P<den>{_DECIMAL})\s*\}}|(?P<den1>\d))
+    | (?:(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|\*)\s*)?{_TEN_TO}
+    | (?:(?P<whole>\d+)\s*)?\\frac\s*{_ABOVE}\s*{_BELOW}
     | (?:(?P<whole2>\d+)\s+)?(?P<num2>{_DECIMAL})\s*/\s*(?P<den2>{_DECIMAL})
     | (?P<base>\d{{1,6}})\s*\^\s*(?:\{{(?P<power>\d{{1,2}})\}}|(?P<power1>\d))
     | (?P<decimal>{_DECIMAL})
@@ -166,20 +172,23 @@ def to_number(text: str) -> Fraction | None:
 
 # ------------------------------------------------------------------------------------ units
 
-_UNIT_NAMES = {
-    "mm": "mm millimeter millimetre мм 毫米", "cm": "cm centimeter centimetre zentimeter см 厘米", "dm": "dm decimeter",
-    "m": "m meter metre mètre metro м 米", "km": "km kilometer kilometre км 公里 千米", "in": "in inch inches", "ft": "ft foot feet",
-    "yd": "yd yard", "mi": "mi mile", "mg": "mg milligram", "g": "g gram г 克", "kg": "kg kilogram кг 千克",
-    "t": "ton tonne", "lb": "lb lbs pound", "oz": "oz ounce", "ml": "ml milliliter millilitre",
-    "l": "l liter litre", "gal": "gal gallon", "s": "s sec second", "min": "min minute",
-    "h": "h hr hrs hour", "day": "day", "week": "week", "month": "month", "year": "year yr",
-    "ms": "ms millisecond", "hz": "hz hertz", "n": "newton", "j": "j joule", "w": "w watt", "v": "volt",
-    "pa": "pa pascal", "k": "kelvin", "deg": "deg degree grad grado degré градус 度", "rad": "rad radian", "mph": "mph",
-    "usd": "usd dollar", "cent": "cent", "eur": "eur euro €", "gbp": "gbp £", "jpy": "jpy yen ¥",
-    "%": "% percent pct percentage prozent", "am": "am a.m", "pm": "pm p.m", "mol": "mol mole",
-}  # fmt: skip
-KNOWN_UNITS = {name: unit for unit, names in _UNIT_NAMES.items() for name in names.split()}
-KNOWN_UNITS |= {f"{name}s": unit for name, unit in KNOWN_UNITS.items() if len(name) > 2}
+# One unit a line, first the name that all its others become; a plural s is understood.
+_UNIT_LINES = """
+    mm millimeter millimetre мм 毫米 | cm centimeter centimetre zentimeter см 厘米 | dm decimeter
+    m meter metre mètre metro м 米 | km kilometer kilometre км 公里 千米 | in inch inches
+    ft foot feet | yd yard | mi mile | mg milligram | g gram г 克 | kg kilogram кг 千克
+    t ton tonne | lb pound | oz ounce | ml milliliter millilitre | l liter litre | gal gallon
+    ms millisecond | s sec second | min minute | h hr hrs hour | day | week | month | year yr
+    hz hertz | newton | j joule | w watt | volt | pa pascal | kelvin | mol mole | mph
+    deg degree grad grado degré градус 度 | rad radian | % percent pct percentage prozent
+    usd dollar | cent | eur euro € | gbp £ | jpy yen ¥ | am a.m | pm p.m
+"""
+KNOWN_UNITS = {
+    name: names.split()[0]
+    for names in re.split(r"[|\n]", _UNIT_LINES)
+    for word in names.split()
+    for name in ([word, f"{word}s"] if len(word) > 1 else [word])
+}
 _NEUTRAL = {"unit", "units", "of", "the", "a", "an", "in", "total", "each"}
 _HEDGES = re.compile(
     r"\b(?:not|no|or|maybe|perhaps|about|approximately|nearly|almost|isn't|except|either|neither"
@@ -212,7 +221,7 @@ def split_unit(text: str) -> tuple[str, str]:
     if words and _HEDGES.search(words.lower()):
         return text, ""
     if match["bare"]:
-        known = canonical_unit(words).partition("^")[0] in _UNIT_NAMES
+        known = canonical_unit(words).partition("^")[0] in KNOWN_UNITS
         if to_number(body) is None or (not known and len(words) < 3):
             return text, ""
     if match["degree"]:
@@ -223,9 +232,11 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def canonical_unit(words: str, power: str | None = None) -> str:
-    """`centimeters` → `cm`, `square feet` → `ft^2`, `km per hour` → `km/h`; other words as given."""
+    """`centimeters` → `cm`, `square feet` → `ft^2`, `km per hour` → `km/h`; others as given."""
     out = []
-    for word in re.findall(r"[^\W\d_][^\W\d_'.-]*|/|%|\\%|²", re.sub(r"\bper\b", "/", words.lower())):
+    for word in re.findall(
+        r"[^\W\d_][^\W\d_'.-]*|/|%|\\%|²", re.sub(r"\bper\b", "/", words.lower())
+    ):
         if word in ("square", "sq", "²"):
             power = "2"
         elif word in ("cubic", "cu"):

@@ -1,0 +1,386 @@
+"""The controller: Magistral's asynchronous loop (arXiv 2506.10910, section 3, figure 3) as code.
+
+Four small loops around three kinds of workers, none of which waits for another:
+
+    feed ──requests──▶ generator ──completions──▶ collect ──groups──▶ verifiers
+      ▲                    ▲                                              │
+      │                    └──weights── train ◀──batches── batch ◀──────── ┘
+
+State is shared by the loops and touched only between awaits, so there are no locks around it.
+Every wait is `_until` (a condition, with a name and a timeout) or `call` (a worker, likewise).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from tramontane.config import Config
+from tramontane.placement.handle import Handle, WorkerStalled, call
+from tramontane.staleness import choose, room
+from tramontane.types import (
+    Batch,
+    Completion,
+    Group,
+    Problem,
+    Request,
+    SamplingParams,
+    Verdict,
+)
+
+
+class Problems(Protocol):
+    """Where problems come from, without end."""
+
+    def next(self) -> Problem: ...
+
+
+class Verifiers(Protocol):
+    """Completions of one problem in, their verdicts out."""
+
+    def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Any: ...
+
+
+class Observer(Protocol):
+    """Who is told what happened; the run folder and the display hang on it.
+
+    `trained` after each update, `ended` once after the last; both may take a `snapshot`.
+    """
+
+    async def trained(self, update: Update) -> None: ...
+
+    async def ended(self) -> None: ...
+
+
+@dataclass
+class OpenGroup:
+    """A problem handed out, until its group is trained on or filtered.
+
+    `deadline` is the last version at which it may be trained (see `staleness`).
+    """
+
+    id: int
+    problem: Problem
+    deadline: int
+    requests: list[Request]
+    completions: dict[int, Completion] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def group(self) -> Group:
+        ordered = [self.completions[i] for i in sorted(self.completions)]
+        return Group(self.id, self.problem, ordered, self.verdicts)
+
+
+@dataclass
+class Update:
+    """One update done: the batch, what was filtered since the one before, the trainer's metrics,
+    and the seconds that the generator stood still for the new weights."""
+
+    number: int
+    batch: Batch
+    filtered: list[tuple[Group, str]]
+    metrics: dict[str, Any]
+    pause_seconds: float
+
+
+class Pipeline:
+    """Runs `config.pipeline.updates` updates over the given workers.
+
+    Invariants: at most `n_async` completions are in flight; a batch is exactly `n_batch`
+    completions of whole groups; none is dropped for its length; no trained token is more than
+    `max_staleness` versions old; every problem handed out is trained on, filtered with a recorded
+    reason, or in `snapshot()`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        generator: Handle,
+        trainer: Handle,
+        verifiers: Verifiers,
+        problems: Problems,
+        encode: Callable[[Problem], list[int]],
+        observer: Observer,
+    ) -> None:
+        self.config, self.sizes, self.timeouts = config, config.pipeline, config.timeouts
+        self.generator, self.trainer, self.verifiers = generator, trainer, verifiers
+        self.problems, self.encode, self.observer = problems, encode, observer
+        self.sampling = SamplingParams(self.sizes.l_max, config.generator.temperature)
+
+        self.trained_version = 0  # updates done
+        self.generator_version = 0  # the weights that sample now
+        self.next_version = 0  # the version that the next batch will be trained at
+        self.next_group = 0
+        self.in_flight = 0  # completions in the generator
+        self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
+        self.ready: list[int] = []  # of those, graded and kept, in order of completion
+        self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
+        self.filtered: list[tuple[Group, str]] = []  # since the last update
+        self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
+        self.stopping = False
+        self._changed = asyncio.Condition()
+        self._stepping = asyncio.Lock()  # held while completions are on their way to `outstanding`
+        self._tasks: set[asyncio.Task[None]] = set()  # the loops, and groups being graded
+
+    async def run(self) -> None:
+        """Run all loops until `train` is done, or until one fails: its error is raised."""
+        if self.outstanding:
+            await self._resume()
+        train = asyncio.create_task(self.train())
+        self._tasks |= {asyncio.create_task(f()) for f in (self.feed, self.collect, self.batch)}
+        try:
+            while not train.done():
+                done, _ = await asyncio.wait(
+                    [*self._tasks, train], return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                self._tasks -= done
+        finally:
+            tasks = [*self._tasks, train]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def feed(self) -> None:
+        """Hand out problems. Waits for room among `n_async` and under the staleness bound;
+        unblocked by `collect` (a completion ends, a group is filtered) and `train` (new weights).
+        """
+        while True:
+            await self._until(self._room, "feed: room to hand out a group")
+            opened = [self._open(self.problems.next()) for _ in range(self._room())]
+            requests = [request for group in opened for request in group.requests]
+            self.in_flight += len(requests)
+            await self._generate("submit", requests)
+            await self._notify()
+
+    async def collect(self) -> None:
+        """Take completions as they end, and have each group graded once it is whole. Waits for
+        the generator; unblocked by `feed` (something is in flight)."""
+        while True:
+            await self._until(lambda: self.in_flight, "collect: something in flight")
+            async with self._stepping:
+                for completion in await self._generate("step"):
+                    self._take(completion)
+            await self._notify()
+
+    async def batch(self) -> None:
+        """Form batches. Waits for enough graded groups, those about to be too old among them;
+        unblocked by `collect`. The queue holds one batch: a trainer that lags blocks this loop,
+        and through the staleness bound `feed`."""
+        while self.next_version < self.sizes.updates:
+            await self._until(self._choice, "batch: enough graded groups")
+            groups = [self.outstanding.pop(i) for i in sorted(self._choice() or [])]
+            self.batched.update((g.id, g) for g in groups)
+            self.ready = [i for i in self.ready if i not in self.batched]
+            batch = Batch(self.next_version, [g.group() for g in groups])
+            self.next_version += 1
+            await self._notify()
+            await self.batches.put(batch)
+
+    async def train(self) -> None:
+        """Train on each batch and send the new weights to the generator, whose sequences stay in
+        flight. Waits for a batch; unblocked by `batch`. Ends the run."""
+        while self.trained_version < self.sizes.updates and not self.stopping:
+            await self._until(
+                lambda: not self.batches.empty() or self.stopping, "train: a batch to train on"
+            )
+            if self.stopping:
+                break
+            batch = self.batches.get_nowait()
+            seconds = self.timeouts.training
+            metrics = await call(self.trainer, "step", batch, timeout=seconds, key="training")
+            self.trained_version += 1
+            pause = await self._send_weights()
+            for group in batch.groups:
+                del self.batched[group.id]
+            filtered, self.filtered = self.filtered, []
+            await self.observer.trained(
+                Update(self.trained_version, batch, filtered, metrics, pause)
+            )
+            # Only now may `feed` count on the new weights: so a synchronous run has nothing in
+            # flight while the observer takes a checkpoint.
+            self.generator_version = self.trained_version
+            await self._notify()
+        await self.observer.ended()
+
+    async def _send_weights(self) -> float:
+        """Trainer → generator, between two decode steps; returns the pause in seconds."""
+        seconds = self.timeouts.weight_update
+        weights = await call(self.trainer, "weights", timeout=seconds, key="weight_update")
+        pause = await call(
+            self.generator,
+            "update_weights",
+            self.trained_version,
+            weights,
+            timeout=seconds,
+            key="weight_update",
+        )
+        return float(pause)
+
+    async def _resume(self) -> None:
+        """Put restored groups where they were: in the generator, or before the verifiers."""
+        groups = list(self.outstanding.values())
+        await self._generate("submit", [r for g in groups for r in g.requests])
+        for group in groups:
+            if not group.requests and not group.verdicts:
+                self._grade_soon(group)
+
+    async def stop(self) -> None:
+        """End `run` cleanly after the update under way."""
+        self.stopping = True
+        await self._notify()
+
+    async def snapshot(self) -> dict[str, Any]:
+        """Everything that a resumed run needs besides the workers' own states: JSON-able."""
+        async with self._stepping:
+            requests: list[Request] = await self._generate("pending")
+            partial = {(r.group, r.index): r for r in requests}
+            groups = [*self.batched.values(), *self.outstanding.values()]
+            return {
+                "version": self.trained_version,
+                "next_group": self.next_group,
+                "groups": [_pack(group, partial) for group in groups],
+            }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a `snapshot`; completions begun go on from their last token."""
+        version = state["version"]
+        self.trained_version = self.generator_version = self.next_version = version
+        self.next_group = state["next_group"]
+        for row in state["groups"]:
+            group = _unpack(row)
+            self.outstanding[group.id] = group
+            self.in_flight += len(group.requests)
+            if group.verdicts:
+                self.ready.append(group.id)
+
+    def _room(self) -> int:
+        """Groups to hand out now."""
+        sizes = self.sizes
+        free = (sizes.n_async - self.in_flight) // sizes.group_size
+        allowed = room(
+            len(self.outstanding),
+            self.generator_version,
+            self.next_version,
+            sizes.groups_per_batch,
+            sizes.max_staleness,
+        )
+        # The last batches need no more than this; what is left over is in the last checkpoint.
+        useful = sizes.groups_per_batch * (sizes.updates - self.next_version)
+        if sizes.max_staleness == 0 and len(self.ready) < len(self.outstanding):
+            return 0  # synchronous: in whole rounds, so that timing decides nothing
+        return max(0, min(free, allowed, useful - len(self.outstanding)))
+
+    def _open(self, problem: Problem) -> OpenGroup:
+        number, self.next_group = self.next_group, self.next_group + 1
+        prompt = self.encode(problem)
+        requests = [
+            Request(number, i, prompt, _seed(self.config.seed, number, i), self.sampling)
+            for i in range(self.sizes.group_size)
+        ]
+        deadline = self.generator_version + self.sizes.max_staleness
+        group = self.outstanding[number] = OpenGroup(number, problem, deadline, requests)
+        return group
+
+    def _take(self, completion: Completion) -> None:
+        self.in_flight -= 1
+        group = self.outstanding[completion.group]
+        group.completions[completion.index] = completion
+        group.requests = [r for r in group.requests if r.index != completion.index]
+        if not group.requests:
+            self._grade_soon(group)
+
+    def _grade_soon(self, group: OpenGroup) -> None:
+        self._tasks.add(asyncio.create_task(self._grade(group)))
+
+    async def _grade(self, group: OpenGroup) -> None:
+        """Grade a whole group; keep it if it can teach anything (paper: section 2.1, diversity)."""
+        whole = group.group()
+        responses = [(c.text, len(c.token_ids)) for c in whole.completions]
+        future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
+        seconds = self.timeouts.verification
+        try:
+            group.verdicts = await asyncio.wait_for(future, seconds)
+        except asyncio.TimeoutError:
+            raise WorkerStalled(
+                f"no verdict on group {group.id} within {seconds:g} s (timeouts.verification)"
+            ) from None
+        whole = group.group()
+        reason = self._why_filtered(whole)
+        if reason is None:
+            self.ready.append(group.id)
+        else:
+            del self.outstanding[group.id]
+            self.filtered.append((whole, reason))
+        await self._notify()
+
+    def _why_filtered(self, group: Group) -> str | None:
+        if unscorable := [v.reason for v in group.verdicts if v.verdict == "unscorable"]:
+            return f"unscorable: {unscorable[0]}"
+        if self.sizes.diversity == "correctness":
+            values = {v.parts["correctness"] for v in group.verdicts}
+        else:
+            values = {round(v.reward, 9) for v in group.verdicts}
+        return "no diversity" if len(values) == 1 else None
+
+    def _choice(self) -> list[int] | None:
+        """The groups of the next batch, if it can be formed now."""
+        ids = list(self.outstanding)
+        position = {group: i for i, group in enumerate(ids)}
+        chosen = choose(
+            [g.deadline for g in self.outstanding.values()],
+            [position[group] for group in self.ready],
+            self.next_version,
+            self.sizes.groups_per_batch,
+        )
+        return None if chosen is None else [ids[i] for i in chosen]
+
+    async def _generate(self, method: str, *args: Any) -> Any:
+        seconds = self.timeouts.generation
+        return await call(self.generator, method, *args, timeout=seconds, key="generation")
+
+    async def _until(self, condition: Callable[[], Any], name: str) -> None:
+        """Wait until `condition()` is true; it is looked at whenever something changed."""
+
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: bool(condition()))
+
+        try:
+            await asyncio.wait_for(wait(), self.timeouts.batch)
+        except asyncio.TimeoutError:
+            raise WorkerStalled(
+                f"waited {self.timeouts.batch:g} s (timeouts.batch) for {name}"
+            ) from None
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _seed(run: int, group: int, index: int) -> int:
+    """A request's seed depends on nothing but its place in the run."""
+    return (run * 1_000_003 + group) * 65_537 + index
+
+
+def _pack(group: OpenGroup, partial: dict[tuple[int, int], Request]) -> dict[str, Any]:
+    row = asdict(group)
+    row["requests"] = [asdict(partial[group.id, r.index]) for r in group.requests]
+    row["completions"] = [asdict(c) for c in group.completions.values()]
+    return row
+
+
+def _unpack(row: dict[str, Any]) -> OpenGroup:
+    requests = [Request(**r | {"sampling": SamplingParams(**r["sampling"])}) for r in row["requests"]]
+    return OpenGroup(
+        id=row["id"],
+        problem=Problem(**row["problem"]),
+        deadline=row["deadline"],
+        requests=requests,
+        completions={c["index"]: Completion(**c) for c in row["completions"]},
+        verdicts=[Verdict(**v) for v in row["verdicts"]],
+    )

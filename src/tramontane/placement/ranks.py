@@ -1,0 +1,104 @@
+"""Several ranks of one worker, a process each, joined by torch.distributed (gloo on CPU).
+
+Every call goes to all ranks, as collectives want it; rank 0's result is the result.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class RankFailed(RuntimeError):
+    """A rank's process died or raised; the message holds its traceback or exit code."""
+
+
+class ProcessRanks:
+    """`ranks` processes that each hold `make()`; they call each other's collectives."""
+
+    def __init__(self, name: str, make: Callable[[], Any], ranks: int, backend: str) -> None:
+        self.name = name
+        context = mp.get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(ranks):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_rank_main,
+                args=(theirs, make, rank, ranks, port, backend),
+                name=f"{name}-{rank}",
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.started: Future[None] = self._mailbox.submit(self._collect)
+        self._lock = threading.Lock()
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        return self._mailbox.submit(self._broadcast, method, args)
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        self._mailbox.shutdown(wait=False)
+
+    def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
+        for pipe in self._pipes:
+            pipe.send((method, args))
+        return self._collect()
+
+    def _collect(self) -> Any:
+        """Rank 0's answer, once all have answered; a rank that fails fails the call at once,
+        since its peers would wait for it in a collective."""
+        waiting = dict(zip(self._pipes, range(len(self._pipes)), strict=True))
+        result = None
+        while waiting:
+            for pipe in wait_for_any(list(waiting)):
+                rank = waiting.pop(pipe)  # type: ignore[arg-type]
+                try:
+                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                except EOFError:
+                    self._processes[rank].join()
+                    code = self._processes[rank].exitcode
+                    raise RankFailed(f"{self.name} rank {rank} died (exit code {code})") from None
+                if not ok:
+                    raise RankFailed(f"{self.name} rank {rank} failed:\n{value}")
+                if rank == 0:
+                    result = value
+        return result
+
+
+def _rank_main(
+    pipe: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int, backend: str
+) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group(
+            backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+        )
+        worker = make()
+        pipe.send((True, None))
+        while True:
+            method, args = pipe.recv()
+            value = getattr(worker, method)(*args)
+            pipe.send((True, value if rank == 0 else None))
+    except EOFError:
+        return
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))

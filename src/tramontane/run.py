@@ -1,0 +1,135 @@
+"""A run is a folder: config, metrics, rollouts, checkpoints, report; nothing else is the run.
+
+    config.yaml              resolved
+    metrics.jsonl            a line per update
+    rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
+    checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
+    summary.json report.html at the end
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tramontane.config import Config, load_config
+from tramontane.errors import InputError
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    Every write is complete or absent: checkpoints are written beside their place and renamed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, config: Config) -> RunFolder:
+        """A new folder: `run_dir`, or `runs/NAME`, with a number added where that exists.
+
+        Raises:
+            InputError: `run_dir` is given and holds something already.
+        """
+        if config.run_dir is not None:
+            path = Path(config.run_dir)
+            if path.exists() and any(path.iterdir()):
+                raise InputError(
+                    f"run_dir {path}: not empty; continue that run with --resume {path}, "
+                    f"or name another folder"
+                )
+        else:
+            base = Path("runs") / config.name
+            path, number = base, 2
+            while path.exists():
+                path, number = base.with_name(f"{base.name}-{number}"), number + 1
+        folder = cls(path)
+        folder.rollouts.mkdir(parents=True, exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        (path / "config.yaml").write_text(text, encoding="utf-8")
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
+        """An existing run and its config.
+
+        Raises:
+            InputError: not a run folder.
+        """
+        folder = cls(path)
+        if not (folder.path / "config.yaml").is_file():
+            raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+        return folder, load_config(folder.path / "config.yaml")
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        if not self.metrics_file.is_file():
+            return []
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def write_rollouts(self, update: int, rows: Iterable[dict[str, Any]]) -> None:
+        with (self.rollouts / f"update_{update:06d}.jsonl").open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def write_json(self, name: str, value: Any) -> Path:
+        path = self.path / name
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        return path
+
+    def checkpoint_dir(self, update: int) -> Path:
+        """An empty folder to write a checkpoint into; `commit_checkpoint` makes it count."""
+        partial = self.checkpoints / f"step_{update}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        return partial
+
+    def commit_checkpoint(self, partial: Path, keep: int) -> Path:
+        """Flush to disk, rename into place, and drop all but the newest `keep`."""
+        for file in partial.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        final = partial.with_suffix("")
+        if final.exists():
+            shutil.rmtree(final)
+        partial.rename(final)
+        for old in self._committed()[:-keep]:
+            shutil.rmtree(old)
+        return final
+
+    def latest_checkpoint(self) -> Path | None:
+        committed = self._committed()
+        return committed[-1] if committed else None
+
+    def rewind(self, update: int) -> None:
+        """Forget what was written after `update`: a resumed run writes it again.
+
+        A last metrics line that a crash cut short goes too.
+        """
+        if self.metrics_file.is_file():
+            lines = self.metrics_file.read_text(encoding="utf-8").splitlines()[:update]
+            text = "".join(line + "\n" for line in lines)
+            self.metrics_file.write_text(text, encoding="utf-8")
+        for file in self.rollouts.glob("update_*.jsonl"):
+            if int(file.stem.removeprefix("update_")) > update:
+                file.unlink()
+
+    def _committed(self) -> list[Path]:
+        found = [p for p in self.checkpoints.glob("step_*") if p.suffix != ".partial"]
+        return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))

@@ -1,0 +1,89 @@
+"""What a completion counts for: its advantage, and the weight of each of its tokens in the loss.
+
+Magistral (arXiv 2506.10910), section 2.1. Everything here is per sequence, over a whole minibatch:
+every rank computes the same numbers, so that no normaliser depends on how the work is split.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+# Rewards that differ by float64 rounding alone are equal; real rewards differ by far more.
+SAME = 1e-8
+
+
+def group_advantages(
+    rewards: torch.Tensor,
+    groups: torch.Tensor,
+    scored: torch.Tensor,
+    normalization: Literal["minibatch", "group", "none"],
+) -> torch.Tensor:
+    """Ã = r − mean of its group, then normalised to mean 0 and standard deviation 1.
+
+    `minibatch` takes mean and standard deviation of Ã over the sequences of the minibatch, `group`
+    over those of each group. The standard deviation is the population's (ddof 0); where it is
+    zero, so are the advantages.
+
+    Args:
+        rewards: [S] float64.
+        groups: [S] int64, the group of each sequence, from 0.
+        scored: [S] bool; a sequence that carries no judgement gets 0 and enters no mean.
+        normalization: over what Ã is normalised.
+
+    Returns:
+        [S] float64.
+    """
+    own = groups if normalization == "group" else torch.zeros_like(groups)
+    centred = torch.where(scored, rewards - _mean(rewards, groups, scored), 0.0)
+    if normalization == "none":
+        return centred
+    centred = torch.where(scored, centred - _mean(centred, own, scored), 0.0)
+    std = _mean(centred.square(), own, scored).sqrt()
+    return torch.where(std > SAME, centred / std.clamp(min=SAME), 0.0)
+
+
+def loss_weights(
+    lengths: torch.Tensor,
+    groups: torch.Tensor,
+    scored: torch.Tensor,
+    normalization: Literal["group_tokens", "minibatch_tokens", "sequence", "constant"],
+    l_max: int,
+) -> torch.Tensor:
+    """The weight of every token of each sequence, so that the loss is Σ weight · token loss.
+
+    `group_tokens` (the paper): a group's token losses over its Σ|o_i|, then the mean over groups.
+    `minibatch_tokens`: over all tokens of the minibatch. `sequence`: the mean over each sequence,
+    then over sequences. `constant`: a group's over G · l_max, then the mean over groups.
+
+    Args:
+        lengths: [S] int64, generated tokens of each sequence.
+        groups: [S] int64, the group of each sequence, from 0.
+        scored: [S] bool; the others weigh 0 and count in no normaliser.
+        normalization: as above.
+        l_max: the longest completion allowed, in tokens.
+
+    Returns:
+        [S] float64.
+    """
+    tokens = torch.where(scored, lengths, 0).double()
+    count = scored.double()
+    if normalization == "minibatch_tokens":
+        each = tokens.sum().expand_as(tokens)
+    elif normalization == "sequence":
+        each = tokens * count.sum()
+    else:
+        per_group = tokens if normalization == "group_tokens" else count * l_max
+        each = _sum(per_group, groups)[groups] * len(groups[scored].unique())
+    return torch.where(scored, 1.0 / each, 0.0)
+
+
+def _sum(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    return values.new_zeros(int(groups.max()) + 1).index_add(0, groups, values)
+
+
+def _mean(values: torch.Tensor, groups: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    """[S]: for each sequence, the mean over the scored ones of its group."""
+    total = _sum(torch.where(scored, values, 0.0), groups)
+    return (total / _sum(scored.double(), groups).clamp(min=1))[groups]

@@ -1,0 +1,49 @@
+"""Several ranks: FSDP2 over whatever process group there is, and sums across it.
+
+With one rank (no process group, or one of a single process) everything here is the identity.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+
+def ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def shard(model: PreTrainedModel, device: torch.device) -> None:
+    """Shard parameters, gradients and optimizer state over all ranks, block by block.
+
+    What lies outside the blocks (embeddings and head, tied or not) forms one group, so that a
+    tied tensor is gathered and reduced once.
+    """
+    if ranks() == 1:
+        return
+    mesh = init_device_mesh(device.type, (ranks(),))
+    blocks = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor of a sharded one; every rank must ask at once."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def total(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
+    """`tensor` summed over ranks (or another reduction), in place."""
+    if ranks() > 1:
+        dist.all_reduce(tensor, op)
+    return tensor

@@ -1,0 +1,45 @@
+"""What a verifier worker is: `python -m tramontane.verifier.worker FD`, started by `pool`.
+
+Over the socket FD come tasks (pickled tuples), and go verdicts, one by one, as they are made: so
+the pool knows which completion was being graded when a worker is late or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+from multiprocessing.connection import Connection
+
+from tramontane.config import VerifierConfig
+from tramontane.verifier import code, language, math
+from tramontane.verifier.reward import grade
+
+
+def main(descriptor: int) -> None:
+    """Serve until the other end closes, which it does also by dying."""
+    code.die_with_parent()
+    connection = Connection(descriptor)
+    config: VerifierConfig
+    config, l_max, l_cache, folder = connection.recv()
+    tempfile.tempdir = folder
+    limit = config.memory_mb << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    math.warm_up()
+    language.warm_up()
+    connection.send("ready")
+    while True:
+        try:
+            problem, responses = connection.recv()
+        except EOFError:
+            break
+        for text, n_tokens in responses:
+            connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))
+
+
+if __name__ == "__main__":
+    # Nothing that a library prints may reach the run's display; errors still go to stderr.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    main(int(sys.argv[1]))
