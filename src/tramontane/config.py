@@ -43,7 +43,8 @@ class DataConfig(Section):
     `train` and `eval` take `playground:`, `reasoning_gym:NAME`, a JSONL (also gzip) or Parquet
     file, or a Hugging Face dataset name. `fields` maps a Problem's field to the row's own name for
     it, e.g. `{problem: question}`. `system_prompt` is `magistral`, a text of your own, or null for
-    whatever the model's chat template says.
+    whatever the model's chat template says. `max_prompt_tokens`: prompts up to this fit; null:
+    the longest of a finite source, 256 for endless ones.
     """
 
     train: str = "playground:"
@@ -54,6 +55,7 @@ class DataConfig(Section):
     limit: int | None = Field(None, ge=1)
     shuffle: bool = True
     system_prompt: str | None = None
+    max_prompt_tokens: int | None = Field(None, ge=1)
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
 
 
@@ -273,9 +275,14 @@ def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = N
         raise InputError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
-    for override in overrides or []:
+    return parse_settings(cls, raw, overrides or [], str(path))
+
+
+def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], where: str) -> S:
+    """`cls` from a few values and `key.sub=value` overrides; `where` names them in errors."""
+    for override in overrides:
         _apply(raw, override)
-    return parse(cls, raw, str(path))
+    return parse(cls, raw, where)
 
 
 def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:

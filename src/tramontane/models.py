@@ -24,11 +24,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
 
+# Its bars would run through the display of a run.
+disable_progress_bar()
 
 SHORT = 512
+# One more block of attention costs about as much as this many scores of a head.
+SPLIT_COST = 128 * 128
 
 
 def resolve(model: str) -> str:
@@ -120,10 +125,29 @@ class Packed:
 
 
 class Packing:
-    """Where each packed token goes in a padded [B, L] rectangle; made once a forward.
+    """Where packed tokens go for attention: in blocks of neighbours of like length, each padded to
+    its longest; made once a forward. `sizes` are the blocks' tokens, summing to N."""
 
-    `rows` and `columns` are None where all sequences have one length: a reshape does then.
-    """
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
+        runs: list[list[int]] = []
+        longest = 0
+        for n in lengths:
+            run = runs[-1] if runs else []
+            grown = max(longest, n)
+            # What it costs more, in attention scores, to pad this one together with the run.
+            extra = (len(run) + 1) * grown**2 - len(run) * longest**2 - n**2
+            if run and extra <= SPLIT_COST + len(run) * longest**2 // 8:
+                run.append(n)
+                longest = grown
+            else:
+                runs.append([n])
+                longest = n
+        self.blocks = [Block(run, device) for run in runs]
+        self.sizes = [sum(run) for run in runs]
+
+
+class Block:
+    """A padded [B, L] rectangle; without padding where all sequences have one length."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.batch, self.longest = len(lengths), max(lengths)
@@ -179,28 +203,52 @@ def packed_attention(
     `packing`, the batch is an ordinary rectangle without padding.
     """
     if packing is None:
-        packing = Packing([query.shape[2]] * query.shape[0], query.device)
-        q, k, v = query, key, value
-    else:
-        q, k, v = packing.pad(query), packing.pad(key), packing.pad(value)
-    windowed = sliding_window is not None and sliding_window < packing.longest
-    if q.device.type == "cpu" and packing.longest <= SHORT and dropout == 0.0:
-        out = _short_attention(q, k, v, scaling, sliding_window if windowed else None)
-    else:
-        mask = _causal(packing.longest, sliding_window, q.device) if windowed else None
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scaling,
-            dropout_p=dropout,
-            enable_gqa=q.shape[1] != k.shape[1],
+        out = _causal_attention(query, key, value, scaling, dropout, sliding_window)
+        return out.transpose(1, 2), None
+    # One split a tensor, whose backward is one concatenation; slices would cost a zero-filled
+    # gradient of the whole row each.
+    parts = zip(
+        packing.blocks,
+        query.split(packing.sizes, dim=2),
+        key.split(packing.sizes, dim=2),
+        value.split(packing.sizes, dim=2),
+        strict=True,
+    )
+    outs = [
+        block.unpad(
+            _causal_attention(
+                block.pad(q), block.pad(k), block.pad(v), scaling, dropout, sliding_window
+            )
         )
-    if query.shape[0] == 1 and packing.batch != 1:
-        return packing.unpad(out), None
-    return out.transpose(1, 2), None
+        for block, q, k, v in parts
+    ]
+    return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)), None
+
+
+def _causal_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+) -> torch.Tensor:
+    """Of a rectangle: query [B, Hq, L, d], key and value [B, Hkv, L, d] → [B, Hq, L, d]."""
+    length = q.shape[2]
+    window = sliding_window if sliding_window is not None and sliding_window < length else None
+    if q.device.type == "cpu" and length <= SHORT and dropout == 0.0:
+        return _short_attention(q, k, v, scaling, window)
+    mask = _causal(length, window, q.device) if window else None
+    return F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
 
 
 def _short_attention(

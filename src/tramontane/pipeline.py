@@ -133,8 +133,9 @@ class Pipeline:
         self._tasks |= {asyncio.create_task(f()) for f in (self.feed, self.collect, self.batch)}
         try:
             while not train.done():
+                # A timeout, so that tasks begun meanwhile are looked at too.
                 done, _ = await asyncio.wait(
-                    [*self._tasks, train], return_when=asyncio.FIRST_COMPLETED
+                    [*self._tasks, train], timeout=1.0, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
                     task.result()

@@ -3,11 +3,15 @@
 import gzip
 import json
 import time
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from tramontane.verifier.math import judge, judge_answer
 from tramontane.verifier.normalize import normalize, split_unit, to_number
+
+DATA = Path(__file__).parents[2].parent / "shared/data"
 
 RIGHT = [
     # (reference, prediction)
@@ -126,6 +130,33 @@ RIGHT = [
     ("204_5", "204"),
     ("3:4", "6:8"),
     (r"\frac{\sqrt{3}}{3}", r"\frac{\sqrt{3}}{3} \approx 0.577"),
+    # -- more of the same
+    ("5", r"5\phantom{6}"),
+    ("3x^2", "3*x^2"),
+    ("x^{1/2}", r"\sqrt{x}"),
+    ("12", "12 яблок"),
+    ("12", "12个"),
+    ("2 hours", "2 h"),
+    ("10^{-5}", "1e-5"),
+    (r"\emptyset", "∅"),
+    (r"\emptyset", r"\{\}"),
+    ("y = 2x+1", "2x+1"),
+    ("y=2x+1", "y = 1+2x"),
+    (r"(-\infty,3)", "x<3"),
+    ("(0,1)", "0<x<1"),
+    ("1,2", "x=1, x=2"),
+    ("(B)", "B) 42"),
+    (r"\begin{pmatrix}1\\ 200\end{pmatrix}", r"\begin{bmatrix} 1 \\ 200 \end{bmatrix}"),
+    ("2+3i", "3i+2"),
+    (r"\log_2 8", "3"),
+    ("5!", "120"),
+    (r"\binom{5}{2}", "10"),
+    ("2^{100}", "1267650600228229401496703205376"),
+    (r"33\frac{1}{3}", r"\frac{100}{3}"),
+    (r"\sqrt[3]{2}", "∛2"),
+    (r"\pm 3", "3, -3"),
+    (r"m_{\max} = n-1", "n - 1"),
+    (r"\frac{d!}{2(d-1)!}", r"\frac{d}{2}"),
 ]
 
 WRONG = [
@@ -192,6 +223,33 @@ WRONG = [
     ("5", r"\frac{5}{"),
     ("5", r"\undefined{5}{6}"),
     ("7", "x > 7"),
+    ("7", "7-8"),
+    ("7", "7 (or 8)"),
+    ("7", r"7 \rightarrow 8"),
+    ("7", r"7 \\ 8"),
+    ("7", "7 | 8"),
+    ("7", "7 8"),
+    ("78", "7 8"),
+    ("7", r"7\quad 8"),
+    ("7", r"\text{either }7\text{ or }8"),
+    ("7", r"7\text{ or more}"),
+    ("7", r"7\text{, 8}"),
+    ("7", r"\text{7 or 8}"),
+    ("7", r"7\mathrm{or}8"),
+    ("7", r"x \neq 7"),
+    ("7", "7'"),
+    ("7", "7x"),
+    ("7", "7e"),
+    ("7", r"\overline{7}"),
+    ("2", "2, 2"),
+    ("1000", "1.000"),
+    ("3", "±3"),
+    (r"\pm 3", "3"),
+    ("2 hours", "2 days"),
+    ("7 am", "7 pm"),
+    ("[0,1]", "0<x<1"),
+    ("2+3i", "2-3i"),
+    ("A", "A + 1"),
 ]
 
 HOSTILE = [
@@ -207,6 +265,7 @@ HOSTILE = [
     "(" * 5000 + "1" + ")" * 5000,
     "(" * 200 + "1" + ")" * 200,
     "{" * 100 + "1" + "}" * 100,
+    "(1," * 300 + "1" + ")" * 300,
     r"\sqrt{" * 30 + "2" + "}" * 30,
     r"\binom{1000000}{500000}",
     r"\sum_{k=1}^{100000000} k",
@@ -237,3 +296,69 @@ def test_right(reference, prediction):
 @pytest.mark.parametrize(("reference", "prediction"), WRONG)
 def test_wrong(reference, prediction):
     assert judge_answer(prediction, reference).outcome == "wrong"
+
+
+@pytest.mark.parametrize("prediction", HOSTILE, ids=lambda p: p[:20].encode().hex())
+@pytest.mark.parametrize("reference", ["5", "x+1"])
+def test_hostile_answers_are_wrong_and_quick(reference, prediction):
+    started = time.process_time()
+    assert judge_answer(prediction, reference).outcome == "wrong"
+    assert time.process_time() - started < 3
+
+
+def test_last_balanced_box_counts():
+    assert judge(r"First \boxed{4}, no: \boxed{5}", "5").outcome == "right"
+    assert judge(r"First \boxed{5}, no: \boxed{4}", "5").outcome == "wrong"
+    assert judge(r"\boxed{5} and \boxed{6", "5").outcome == "right"
+    assert judge(r"\boxed{\frac{1}{2}}", "0.5") == ("right", "", r"\frac{1}{2}")
+
+
+def test_unusable_references_are_unscorable():
+    for reference in (None, "", "  ", r"\frac{5}{", "9^{9^{9^9}}", "1" * 2000):
+        judgement = judge(r"\boxed{x+1}", reference)
+        assert judgement.outcome == "unscorable", reference
+        assert judgement.reason
+    assert judge(r"\boxed{Any text}", "any text").outcome == "right"
+
+
+def test_to_number():
+    assert to_number("0.1(6)") == Fraction(1, 6)
+    assert to_number(r"-1\frac{1}{2}") == Fraction(-3, 2)
+    assert to_number("1,234,567") == 1234567
+    assert to_number("10^{-2}") == Fraction(1, 100)
+    for text in ("", "x", "1/0", "1,2", "10^{9999}", "1" * 500, "--5", "1,23"):
+        assert to_number(text) is None, text
+
+
+def test_split_unit():
+    assert split_unit(normalize(r"15\text{ cm}^2")) == ("15", "cm^2")
+    assert split_unit(normalize("3 square feet")) == ("3", "ft^2")
+    assert split_unit(normalize(r"\$12.50")) == ("12.50", "usd")
+    assert split_unit(normalize("90°")) == ("90", "deg")
+    assert split_unit("x") == ("x", "")
+    assert split_unit("2x") == ("2x", "")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_shared_cases():
+    """At least 0.99 of the core cases, and no false positive."""
+    lines = (DATA / "math_verify_cases.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    core = [row for row in rows if row["core"]]
+    outcomes = [judge_answer(row["pred_answer"], row["gold_answer"]).outcome for row in core]
+    pairs = list(zip(core, outcomes, strict=True))
+    assert [r["id"] for r, o in pairs if o == "right" and not r["expected"]] == []
+    agreed = sum(outcome == ("right" if row["expected"] else "wrong") for row, outcome in pairs)
+    assert agreed / len(core) >= 0.99
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_references_are_right_for_themselves():
+    """References of MATH-500, respelt as models do, are right; their neighbours are wrong."""
+    lines = gzip.decompress((DATA / "math500.jsonl.gz").read_bytes()).decode().splitlines()
+    answers = [json.loads(line)["answer"] for line in lines][:80]
+    for answer, other in zip(answers, [*answers[1:], answers[0]], strict=True):
+        respelt = f" ${answer}$. ".replace("\\frac", "\\dfrac")
+        assert judge_answer(respelt, answer).outcome == "right", answer
+        if normalize(answer) != normalize(other):
+            assert judge_answer(other, answer).outcome == "wrong", (answer, other)

@@ -5,7 +5,13 @@ The system prompt says what Magistral's says (arXiv 2506.10910, section 2.2.4), 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+
+from tramontane.errors import InputError
+from tramontane.types import Problem
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \
@@ -30,16 +36,19 @@ def render_prompt(
     """The text that a completion follows, by the tokenizer's chat template.
 
     A base model without a template reads the system text (by default the package's own, since
-    nothing else would tell it the format), the problem, and a line break.
+    nothing else would tell it the format), the problem, and a line break. Where the template
+    knows no system role, the system text stands before the problem.
     """
     system = system_text(system_prompt)
     if tokenizer.chat_template is None:
         return f"{system or SYSTEM_PROMPT}{problem}\n\n"
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": problem})
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    user = {"role": "user", "content": problem}
+    if system is None:
+        return _render(tokenizer, [user])
+    try:
+        return _render(tokenizer, [{"role": "system", "content": system}, user])
+    except TemplateError:  # how a template refuses a role
+        return _render(tokenizer, [{"role": "user", "content": f"{system}{problem}"}])
 
 
 def encode_prompt(
@@ -48,3 +57,55 @@ def encode_prompt(
     """Token ids of `render_prompt`; the template writes the special tokens itself."""
     text = render_prompt(tokenizer, problem, system_prompt)
     return tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
+
+
+def check_prompt_length(
+    tokenizer: PreTrainedTokenizerBase,
+    problems: Iterable[Problem],
+    *,
+    system_prompt: str | None,
+    limit: int | None,
+    context: int | None,
+    max_tokens: int,
+) -> int:
+    """The longest prompt in tokens (0 without problems), once it is known that all fit.
+
+    Args:
+        tokenizer: the model's.
+        problems: every one that may be asked.
+        system_prompt: as in `render_prompt`.
+        limit: the most tokens that a prompt may have; None: no limit but the context.
+        context: positions that the model has (`models.context_length`), which hold the prompt and
+            the completion; None: not known, so no bound.
+        max_tokens: the longest completion.
+
+    Raises:
+        InputError: a prompt does not fit; the message names the longest one's problem.
+    """
+    lengths = {p.id: len(encode_prompt(tokenizer, p.problem, system_prompt)) for p in problems}
+    if not lengths:
+        return 0
+    longest = max(lengths, key=lengths.__getitem__)
+    tokens = lengths[longest]
+    if context is not None and tokens + max_tokens > context:
+        count = sum(n + max_tokens > context for n in lengths.values())
+        raise InputError(
+            f"problem {longest!r}: its prompt has {tokens} tokens, which with completions of "
+            f"{max_tokens} makes {tokens + max_tokens}, but the model's context holds {context} "
+            f"({count} of {len(lengths)} problems are too long): remove them, allow fewer tokens "
+            f"a completion (pipeline.l_max), or take a model with more context"
+        )
+    if limit is not None and tokens > limit:
+        count = sum(n > limit for n in lengths.values())
+        raise InputError(
+            f"problem {longest!r}: its prompt has {tokens} tokens, but data.max_prompt_tokens "
+            f"allows {limit} ({count} of {len(lengths)} problems are too long): raise it, or "
+            f"remove them"
+        )
+    return tokens
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)
+    return text

@@ -7,6 +7,7 @@ unit, and what varies is a problem's own rate (Miller 2024, arXiv 2411.00640).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
@@ -118,11 +119,9 @@ def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int, seed: i
 
 def majority(votes: Sequence[str | None]) -> str | None:
     """The most frequent vote, the first seen among equals; None where all abstain."""
-    counts: dict[str, int] = {}
-    for vote in votes:
-        if vote is not None:
-            counts[vote] = counts.get(vote, 0) + 1
-    return max(counts, key=counts.__getitem__) if counts else None
+    # Counter keeps the order of first sight, and most_common(1) the first of equals.
+    counts = Counter(vote for vote in votes if vote is not None)
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def powers_of_two(n: int) -> list[int]:

@@ -34,10 +34,15 @@ def slot_attention(
     which is several times slower for one query in bfloat16 on a CPU. Softmax in float32.
 
     Args:
+        module: the attention layer.
         query: [B, Hq, 1, d].
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
         value: [B, Hkv, 1, dv], likewise.
+        attention_mask: unused: the step knows who may look where.
+        scaling: of the scores, by default 1/√d.
         decode: the step; None for any forward but a decode step.
+        sliding_window: how many positions a token sees, itself included; None for all.
+        **kwargs: what else transformers passes; `packing` for packed forwards.
 
     Returns:
         [B, 1, Hq, dv].

@@ -40,10 +40,15 @@ class PackedCache(Cache):
         self.recorded: dict[tuple[int, int], torch.Tensor] = {}
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key, value
-        return key, value
+        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key_states, value_states
+        return key_states, value_states
 
 
 class Layout:
@@ -235,6 +240,11 @@ class SlotCache(Cache):
         """Whose the sequences are, in the order in which a step takes them: lane by lane."""
         return [row for lane in self.lanes for row in lane.rows]
 
+    @property
+    def capacities(self) -> list[int]:
+        """Positions that each of `rows` has room for where it is."""
+        return [lane.capacity for lane in self.lanes for _ in lane.rows]
+
     def lane_for(self, length: int) -> Lane:
         """The shortest lane with room for `length` positions and one more."""
         return next(lane for lane in self.lanes if lane.capacity > length)
@@ -250,10 +260,37 @@ class SlotCache(Cache):
         self._step = Step(self.layout, segments)
         return self._step
 
+    def end(self, lengths: list[int], gone: Sequence[int], full: Sequence[int]) -> None:
+        """After a step: take out what is finished, move up what has outgrown its lane.
+
+        Args:
+            lengths: [B] positions cached now, in the order of `rows`.
+            gone: indices into `rows` of sequences that leave.
+            full: indices of those that stay but fill their lane.
+        """
+        lengths, leaving = list(lengths), sorted({*gone, *full})
+        first = len(lengths)
+        # Backwards, so that whatever fills a place has been looked at before.
+        for lane in reversed(self.lanes):
+            last, first = first, first - len(lane.rows)
+            while leaving and leaving[-1] >= first:
+                b = leaving.pop()
+                if b not in gone:
+                    prefix = lane.read(b - first, lengths[b])
+                    self.lane_for(lengths[b]).append([lane.rows[b - first]], prefix)
+                last -= 1
+                lane.drop(b - first, lengths[last])
+                lengths[b] = lengths[last]
+
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new key and value, [B, kv_heads, 1, d]; attention reads the lanes."""
+        """Write a layer's new keys and values, [B, kv_heads, 1, d]; attention reads the lanes."""
         assert self._step is not None, "SlotCache.update outside a step"
-        self._step.write(layer_idx, key, value)
-        return key, value
+        self._step.write(layer_idx, key_states, value_states)
+        return key_states, value_states

@@ -9,7 +9,7 @@ last token.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -120,7 +120,7 @@ class SlotEngine:
         model: PreTrainedModel,
         slots: int,
         max_len: int,
-        eos_ids: Iterable[int] = (),
+        eos_ids: Collection[int] = (),
         prefill_tokens: int = 4096,
         version: int = 0,
     ) -> None:
@@ -129,7 +129,10 @@ class SlotEngine:
         self.version = version
         self.stats = Stats()
         self._device = next(model.parameters()).device
-        self._is_eos = torch.zeros(model.config.vocab_size, dtype=torch.bool, device=self._device)
+        vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+        self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=self._device)
+        if strange := [t for t in eos_ids if not 0 <= t < vocab]:
+            raise InputError(f"EOS tokens {strange} are outside the model's vocabulary of {vocab}")
         self._is_eos[list(eos_ids)] = True
         self._state = _State(slots, max_len, self._device)
         self._layout = self._try_model()
@@ -187,7 +190,9 @@ class SlotEngine:
         # Prefixes stay until the last sequence that starts with them is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
+        # The batch of a decode step: whose row is whose, and how far each may grow in its lane.
         self._order: torch.Tensor | None = None
+        self._capacity = torch.empty(0)
 
     def _check(self, request: Request) -> None:
         s = request.sampling
@@ -207,6 +212,8 @@ class SlotEngine:
             )
         if len(request.token_ids) >= s.max_tokens:
             raise InputError(f"{name}: max_tokens {s.max_tokens} leaves nothing to generate")
+        if not len(request.token_ids) == len(request.logprobs) == len(request.versions):
+            raise InputError(f"{name}: needs a log-prob and a version for each of its tokens")
         if s.temperature < 0 or not 0 < s.top_p <= 1 or s.top_k < 0:
             raise InputError(f"{name}: needs temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, not {s}")
 
@@ -220,6 +227,7 @@ class SlotEngine:
             return []
         if self._order is None:
             self._order = torch.tensor(self._cache.rows, device=self._device)
+            self._capacity = torch.tensor(self._cache.capacities, device=self._device)
         s, order = self._state, self._order
         lengths, counts = s.length[order], s.count[order]
         logits = self._decode(self._cache, s.last[order], lengths)
@@ -260,35 +268,19 @@ class SlotEngine:
     def _leave(
         self, stopped: torch.Tensor, done: torch.Tensor, lengths: torch.Tensor
     ) -> list[Completion]:
-        """Take finished sequences out of their lanes, and move up those that outgrew theirs.
+        """Free the slots of finished sequences, and give longer lanes to those that need them.
 
         `stopped`, `done` and `lengths` are [B] in the order of the batch.
         """
-        capacities = [lane.capacity for lane in self._cache.lanes for _ in lane.rows]
-        full = lengths >= torch.tensor(capacities, device=self._device)
-        leaving = (done | full).nonzero()[:, 0].tolist()
-        if not leaving:
+        full = lengths >= self._capacity
+        if not bool((done | full).any()):
             return []
-        finished, ended = done.tolist(), stopped.tolist()
-        length = lengths.tolist()
-        completions = []
-        # Backwards, so that what fills a place has already been looked at.
-        first = len(finished)
-        for lane in reversed(self._cache.lanes):
-            last, first = first, first - len(lane.rows)
-            while leaving and leaving[-1] >= first:
-                b = leaving.pop()
-                slot, place = lane.rows[b - first], b - first
-                if finished[b]:
-                    completions.append(self._complete(slot, ended[b]))
-                    del self._flights[slot]
-                    self._free.append(slot)
-                else:
-                    longer = self._cache.lane_for(length[b])
-                    longer.append([slot], lane.read(place, length[b]))
-                last -= 1
-                lane.drop(place, length[last])
-                length[b] = length[last]
+        gone, slots, ended = done.nonzero()[:, 0].tolist(), self._cache.rows, stopped.tolist()
+        completions = [self._complete(slots[b], ended[b]) for b in gone]
+        self._cache.end(lengths.tolist(), gone, full.nonzero()[:, 0].tolist())
+        for b in gone:
+            del self._flights[slots[b]]
+            self._free.append(slots[b])
         self._order = None
         return completions
 
@@ -377,7 +369,7 @@ class SlotEngine:
 
     @torch.inference_mode()
     def _try_model(self) -> Layout:
-        """One prefill and one decode step: an unfit model fails here, not in the middle of a run."""
+        """One prefill and one decode step: an unfit model fails here, not in mid-run."""
         name = type(self.model).__name__
         if not self.model._supports_attention_backend:
             raise InputError(

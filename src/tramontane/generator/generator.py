@@ -48,9 +48,7 @@ class Generator:
         self._busy = 0.0
 
     @classmethod
-    def load(
-        cls, model_path: str, config: GeneratorConfig, slots: int, max_len: int
-    ) -> Generator:
+    def load(cls, model_path: str, config: GeneratorConfig, slots: int, max_len: int) -> Generator:
         """Load a checkpoint folder, Hugging Face name or `tiny` in the configured dtype.
 
         Raises:
@@ -161,9 +159,11 @@ class Generator:
         }
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self.tokenizer.decode(
+        text = self.tokenizer.decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        assert isinstance(text, str)
+        return text
 
     def _check_state(self, state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> None:
         if unknown := sorted(state.keys() - own.keys()):

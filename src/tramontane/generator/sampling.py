@@ -90,7 +90,7 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     in float64, so that a vocabulary of 100,000 costs no more than one pass over it, and its rare
     tokens keep their chances.
     """
-    rows, vocab = mass.shape
+    vocab = mass.shape[1]
     blocks = vocab // _BLOCK
     whole = mass[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).sum(-1)
     sums = torch.cat([whole, mass[:, blocks * _BLOCK :].sum(-1, keepdim=True)], 1).double()
@@ -111,7 +111,7 @@ def _narrowed(
 ) -> torch.Tensor:
     """Draw among the `top_k` likeliest tokens, and of those among the fewest whose mass reaches
     `top_p`; rows as in `sample`."""
-    ordered, token = probs.sort(-1, descending=True, stable=True)
+    ordered, token = probs.sort(stable=True, descending=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])
     mass = kept.cumsum(-1, dtype=torch.float64)

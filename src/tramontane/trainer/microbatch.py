@@ -3,107 +3,162 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from tramontane.config import TrainerConfig
 from tramontane.models import Packed, pack
+from tramontane.trainer import sharding
 from tramontane.trainer.advantages import loss_weights
-from tramontane.trainer.collate import collate
-from tramontane.trainer.objectives import Sequences
+from tramontane.trainer.collate import collate, padding_fraction, shares
+from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.types import Completion, Group
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Completions with their prompts in one packed row of M tokens, N of them generated.
+    """Completions with their prompts in one packed row, N of its tokens generated.
 
     Args:
         packed: the row.
         keep: [N] int64, the positions whose logits predict the generated tokens.
         targets: [N] int64, the generated tokens.
-        lengths: [n] int64, generated tokens of each completion.
+        lengths: generated tokens of each completion.
     """
 
     packed: Packed
     keep: torch.Tensor
     targets: torch.Tensor
-    lengths: torch.Tensor
+    lengths: list[int]
 
     @property
     def model_inputs(self) -> dict[str, Any]:
         return {**self.packed.model_inputs, "logits_to_keep": self.keep}
 
 
-def rows(completions: Sequence[Completion], device: torch.device) -> Rows:
+def pack_rows(completions: Sequence[Completion], device: torch.device) -> Rows:
     """Pack prompts and completions; the logits at i − 1 predict the token at i."""
-    packed = pack([c.prompt_ids + c.token_ids for c in completions], device)
     keep, start = [], -1
     for c in completions:
         start += len(c.prompt_ids)
         keep.append(torch.arange(start, start + len(c.token_ids)))
         start += len(c.token_ids)
     return Rows(
-        packed,
-        torch.cat(keep).to(device),
-        flat([c.token_ids for c in completions], torch.int64, device),
-        torch.tensor([len(c.token_ids) for c in completions], device=device),
+        packed=pack([c.prompt_ids + c.token_ids for c in completions], device),
+        keep=torch.cat(keep).to(device),
+        targets=torch.tensor([t for c in completions for t in c.token_ids], device=device),
+        lengths=[len(c.token_ids) for c in completions],
     )
 
 
-def flat(
-    lists: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """[N]: the lists one after the other."""
-    return torch.tensor([x for values in lists for x in values], dtype=dtype, device=device)
-
-
 @dataclass(frozen=True)
-class Micro:
-    """The completions of one microbatch, as indices into its minibatch; not `live`, it only keeps
-    this rank in step with ranks that have one more."""
+class Microbatch:
+    """What one forward takes: indices of completions in their minibatch. One that is not `live`
+    only keeps this rank in step with ranks that have more, and weighs nothing."""
 
     indices: list[int]
     live: bool = True
 
 
 class Minibatch:
-    """Whole groups, for one optimizer step: the same on every rank but for `microbatches`.
+    """Whole groups, for one optimizer step. Only `microbatches` and `frozen` are a rank's own.
 
     Args:
         groups: in batch order.
-        shares: for each rank, the indices of the completions that it computes.
-        rank: this one.
-        budget: tokens a microbatch.
+        config: the token budget and the loss normalisation.
+        l_max: the longest completion allowed, in tokens.
+        seed: fixes which rank computes which completion.
     """
 
     def __init__(
-        self, groups: Sequence[Group], shares: Sequence[Sequence[int]], rank: int, budget: int
+        self, groups: Sequence[Group], config: TrainerConfig, l_max: int, seed: int
     ) -> None:
+        self.config, self.device = config, torch.device(config.device)
         self.completions = [c for g in groups for c in g.completions]
         verdicts = [v for g in groups for v in g.verdicts]
-        owners = [number for number, g in enumerate(groups) for _ in g.completions]
         self.sequences = Sequences(
             rewards=torch.tensor([v.reward for v in verdicts], dtype=torch.float64),
-            groups=torch.tensor(owners),
+            groups=torch.tensor([n for n, g in enumerate(groups) for _ in g.completions]),
             scored=torch.tensor([v.verdict != "unscorable" for v in verdicts]),
             lengths=torch.tensor([len(c.token_ids) for c in self.completions]),
         )
-        self.lengths = [len(c.prompt_ids) + len(c.token_ids) for c in self.completions]
-        # Every rank lays out every rank's microbatches: so all know how many forwards there are,
-        # and what share of the budgets is unfilled, without asking.
-        layouts = [
-            [[share[i] for i in m] for m in collate([self.lengths[i] for i in share], budget)]
-            for share in shares
-        ]
-        self.layout = [m for layout in layouts for m in layout]
-        mine = [Micro(indices) for indices in layouts[rank]]
-        shortest = min(shares[rank], key=lambda i: self.lengths[i])
-        idle = max(map(len, layouts)) - len(mine)
-        self.microbatches = mine + [Micro([shortest], live=False)] * idle
+        self.weights = loss_weights(
+            self.sequences.lengths,
+            self.sequences.groups,
+            self.sequences.scored,
+            config.objective.loss_normalization,
+            l_max,
+        )
+        self.microbatches, self.padding = self._lay_out(config.microbatch_tokens, seed)
+        self.advantages = torch.zeros_like(self.weights)
+        self.frozen: dict[str, list[torch.Tensor]] = {}
 
-    def weights(self, normalization: Any, l_max: int) -> torch.Tensor:
-        """[S] float64: see `advantages.loss_weights`."""
-        s = self.sequences
-        return loss_weights(s.lengths, s.groups, s.scored, normalization, l_max)
+    @property
+    def tokens_total(self) -> int:
+        """Prompt and completion tokens, of all ranks."""
+        return sum(len(c.prompt_ids) + len(c.token_ids) for c in self.completions)
+
+    def _lay_out(self, budget: int, seed: int) -> tuple[list[Microbatch], float]:
+        """This rank's microbatches, as many as every rank has, and the padding fraction of all."""
+        lengths = [len(c.prompt_ids) + len(c.token_ids) for c in self.completions]
+        dealt = shares(len(lengths), sharding.ranks(), seed)
+        # Every rank lays out all ranks' microbatches, so none need ask how many there are.
+        layouts = [
+            [[share[i] for i in m] for m in collate([lengths[i] for i in share], budget)]
+            for share in dealt
+        ]
+        own = [Microbatch(indices) for indices in layouts[sharding.rank()]]
+        shortest = min(dealt[sharding.rank()], key=lambda i: lengths[i])
+        own += [Microbatch([shortest], live=False)] * (max(map(len, layouts)) - len(own))
+        return own, padding_fraction(lengths, [m for rank in layouts for m in rank], budget)
+
+    def rows(self, index: int) -> Rows:
+        """Microbatch `index`, packed."""
+        indices = self.microbatches[index].indices
+        return pack_rows([self.completions[i] for i in indices], self.device)
+
+    def credit(self, objective: Objective, sequence_logprobs: bool) -> None:
+        """Set the advantages, from summed log-probs too where the objective wants these."""
+        sequences = self.sequences
+        if sequence_logprobs:
+            sums = {name: self._summed(values) for name, values in self.frozen.items()}
+            sequences = replace(sequences, **sums)
+        self.advantages = objective.advantages(sequences, self.config.objective)
+
+    def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """[S] float64 over the tokens of each completion, from all ranks."""
+        sums = torch.zeros(len(self.completions), dtype=torch.float64, device=self.device)
+        for micro, own in zip(self.microbatches, values, strict=True):
+            if micro.live:
+                lengths = self.sequences.lengths[micro.indices].tolist()
+                parts = torch.stack([part.double().sum() for part in own.split(lengths)])
+                sums[micro.indices] = parts
+        return sharding.total(sums).cpu()
+
+    def tokens(
+        self, index: int, logprobs: torch.Tensor, entropy: torch.Tensor, needs: set[str]
+    ) -> Tokens:
+        """What the loss of microbatch `index` takes; tensors as `Tokens` says."""
+        micro = self.microbatches[index]
+        completions = [self.completions[i] for i in micro.indices]
+        lengths = self.sequences.lengths[micro.indices]
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            return values[micro.indices].float().repeat_interleave(lengths).to(self.device)
+
+        frozen = {name: values[index] for name, values in self.frozen.items()}
+        if "proximal" in needs:
+            # In an update of a single optimizer step, π_old is the π_θ just computed.
+            frozen.setdefault("proximal", logprobs.detach())
+        return Tokens(
+            logprobs=logprobs,
+            behavior=torch.tensor([x for c in completions for x in c.logprobs]).to(self.device),
+            advantages=spread(self.advantages),
+            weights=spread(self.weights) * micro.live,
+            sequence=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
+            rewards=spread(self.sequences.rewards),
+            entropy=entropy,
+            **{name: values for name, values in frozen.items() if name in needs},
+        )

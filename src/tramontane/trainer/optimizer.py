@@ -17,13 +17,23 @@ def build_optimizer(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    """AdamW; weight decay only on matrices, as is usual."""
+    """AdamW; weight decay only on matrices, as is usual.
+
+    Its moments exist from the start, so that a state saved before the first step has them too.
+    """
     parameters = list(parameters)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
+    for p in parameters:
+        optimizer.state[p] = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
+    return optimizer
 
 
 def lr_at(step: int, total: int, warmup: int, schedule: Schedule, peak: float) -> float:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
@@ -60,6 +61,15 @@ class PlaygroundShare(PlaygroundConfig):
     share: float = Field(1.0, gt=0)
 
 
+class DrillsConfig(Section):
+    """Bare equations among the generated examples; `share` is relative to the playground's
+    parts; see `playground.drills`."""
+
+    share: float = Field(0.0, ge=0)
+    levels: tuple[int, int] = (1, 4)
+    equations: int = Field(12, ge=1)
+
+
 class SFTDataConfig(Section):
     """`train` is `playground:`, mixed from the parts under `playground`, or a JSONL/Parquet file
     with a `prompt` and a `response` a row (`fields` maps other names)."""
@@ -68,6 +78,7 @@ class SFTDataConfig(Section):
     fields: dict[str, str] = Field(default_factory=dict)
     system_prompt: str | None = None
     playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
+    drills: DrillsConfig = Field(default_factory=DrillsConfig)
     mixture: MixtureConfig = Field(default_factory=MixtureConfig)
 
 
@@ -139,7 +150,7 @@ def sft(
     if resume:
         if not state_file.is_file():
             raise InputError(f"{state_file}: nothing to resume from; start without --resume")
-        state = torch.load(state_file, weights_only=True)
+        state = _read_state(state_file)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         stream.position = tuple(state["position"])
@@ -165,9 +176,7 @@ def sft(
     window: list[tuple[float, float, float, int]] = []
     model.train()
     while step < config.steps:
-        lr = lr_at(
-            step, config.steps, config.warmup_steps, config.schedule, config.learning_rate
-        )
+        lr = lr_at(step, config.steps, config.warmup_steps, config.schedule, config.learning_rate)
         for group in optimizer.param_groups:
             group["lr"] = lr
         window.append(_train_step(model, optimizer, stream, config))
@@ -195,6 +204,16 @@ def sft(
     _save(model, tokenizer, output, config)
     state_file.unlink(missing_ok=True)
     return output
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
+        raise InputError(
+            f"{file}: damaged, nothing can be resumed from it ({error}); start without --resume"
+        ) from None
+    return state
 
 
 def _train_step(
@@ -324,7 +343,7 @@ class ExampleStream:
 
 
 def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
-    total = sum(part.share for part in data.playground)
+    total = sum(part.share for part in data.playground) + data.drills.share
     pairs = [
         (e["problem"].problem, e["response"])
         for part in data.playground
@@ -337,10 +356,14 @@ def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, st
             kinds=part.kinds,
         )
     ]
+    number = round(count * data.drills.share / total)
+    pairs += playground.drills(seed, number, data.drills.levels, data.drills.equations)
     return shuffled(pairs, seed)
 
 
 def _rows(data: SFTDataConfig) -> list[tuple[str, str]]:
+    if unknown := data.fields.keys() - {"prompt", "response"}:
+        raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
     prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
     pairs = []
     for where, row in read_rows(data.train):

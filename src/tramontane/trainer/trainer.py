@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ from tramontane.errors import InputError
 from tramontane.models import load_model, pack
 from tramontane.trainer import sharding, state
 from tramontane.trainer.averages import Averages
-from tramontane.trainer.collate import padding_fraction, shares
+from tramontane.trainer.collate import collate
 from tramontane.trainer.logprobs import token_logprobs
-from tramontane.trainer.microbatch import Minibatch, Rows, flat, rows
-from tramontane.trainer.objectives import Sequences, Tokens, load_objective
+from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
+from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Batch, Completion
-
-AGES = ("0", "1", "2plus")
 
 
 class Trainer:
@@ -56,21 +53,23 @@ class Trainer:
         updates: int,
         seed: int,
     ) -> None:
+        _check_sizes(config, pipeline)
         self.objective = load_objective(config.objective)
         self._needs = self.objective.needs(config.objective)
-        _check_sizes(config, pipeline)
         self.model, self.config, self.pipeline = model, config, pipeline
         self.temperature, self.updates, self.seed = temperature, updates, seed
         self.device = torch.device(config.device)
         self.version = 0
         _disable_dropout(model)
-        self._reference = None
+        self._reference = model
         if "reference" in self._needs:
             self._reference = copy.deepcopy(model).requires_grad_(False)
             sharding.shard(self._reference, self.device)
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        # Dropout is off; `train` only because gradient checkpointing looks for it.
+            # transformers 5 renames the method on its way.
+            old = model.gradient_checkpointing_enable
+            getattr(model, "activation_checkpointing_enable", old)()
+        # There is no dropout; gradient checkpointing works in training mode only.
         model.train()
         sharding.shard(model, self.device)
         self.optimizer = build_optimizer(
@@ -103,7 +102,7 @@ class Trainer:
             Metrics, all floats: see `docs/training.md`.
 
         Raises:
-            RuntimeError: a gradient that is not finite; the weights are left as they were.
+            RuntimeError: the gradient is not finite; no step is taken then.
         """
         began = time.perf_counter()
         rate = lr_at(
@@ -116,52 +115,51 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         minibatches = self._minibatches(batch)
-        frozen = self._frozen_logprobs(minibatches)
-        averages = Averages(self.device)
-        norms, losses = [], torch.zeros((), dtype=torch.float64, device=self.device)
+        self._look_ahead(minibatches)
+        averages, norms = Averages(), []
         for number, minibatch in enumerate(minibatches):
-            losses += self._accumulate(minibatch, frozen[number], averages, batch.version, number)
+            for index in range(len(minibatch.microbatches)):
+                # Later minibatches meet weights that have moved: only the first compares.
+                compared = batch.version if number == 0 else None
+                self._accumulate(minibatch, index, averages, compared)
             norms.append(self._optimizer_step())
         self.version += 1
-        lengths = [n for m in minibatches for n in m.lengths]
-        self._busy += time.perf_counter() - began
-        self._tokens += sum(lengths)
         ages = [batch.version - v for c in batch.completions for v in c.versions]
-        return averages.result() | {
-            "loss": sharding.total(losses).item() / len(minibatches),
+        trained = sum(m.tokens_total for m in minibatches)
+        metrics = averages.result() | {
             "grad_norm": sum(norms) / len(norms),
             "learning_rate": rate,
-            "padding_fraction": _padding(minibatches, self.config.microbatch_tokens),
+            "padding_fraction": sum(m.padding for m in minibatches) / len(minibatches),
             "staleness_mean": sum(ages) / len(ages),
             "staleness_max": float(max(ages)),
-            "trained_tokens": float(sum(lengths)),
+            "trained_tokens": float(trained),
             "completion_tokens": float(len(ages)),
         }
+        self._tokens += trained
+        self._busy += time.perf_counter() - began
+        return metrics
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The whole model's weights, copied to the CPU, by the names of `model.state_dict()`.
 
-        With several ranks, each must call it, and each gets them all. Tied weights are one tensor
-        under two names.
+        With several ranks, every one must call it, and each gets them all. Tied weights are one
+        tensor under two names.
         """
-        copies: dict[int, torch.Tensor] = {}
-        result = {}
-        for name, tensor in self.model.state_dict().items():
-            key = _storage(tensor)
-            if key not in copies:
-                copies[key] = sharding.whole(tensor.detach()).to("cpu", copy=True)
-            result[name] = copies[key]
-        return result
+        tied: dict[int, torch.Tensor] = {}
+        for tensor in self.model.state_dict(keep_vars=True).values():
+            if id(tensor) not in tied:
+                tied[id(tensor)] = sharding.whole(tensor.detach()).to("cpu", copy=True)
+        return {n: tied[id(t)] for n, t in self.model.state_dict(keep_vars=True).items()}
 
     @torch.no_grad()
     def logprobs(self, completions: list[Completion]) -> list[list[float]]:
         """Of each completion's tokens under the current weights, computed as in training."""
-        minibatch = [len(c.prompt_ids) + len(c.token_ids) for c in completions]
+        lengths = [len(c.prompt_ids) + len(c.token_ids) for c in completions]
         result: list[list[float]] = [[] for _ in completions]
-        for indices in self._collate(minibatch):
-            row = rows([completions[i] for i in indices], self.device)
-            values = self._forward(self.model, row)[0].split(row.lengths.tolist())
-            for i, own in zip(indices, values, strict=True):
+        for indices in collate(lengths, self.config.microbatch_tokens):
+            row = pack_rows([completions[i] for i in indices], self.device)
+            logprobs, _ = self._forward(self.model, row)
+            for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
                 result[i] = own.tolist()
         return result
 
@@ -169,10 +167,9 @@ class Trainer:
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
         """Of one sequence: the embeddings, then each layer's output, [len(ids), hidden] float32."""
         with self._autocast():
-            output = self.model(
-                **pack([ids], self.device).model_inputs, output_hidden_states=True
-            )
-        return [h[0].float().cpu() for h in output.hidden_states]
+            packed = pack([ids], self.device)
+            output = self.model(**packed.model_inputs, output_hidden_states=True)
+        return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
     def save_state(self, folder: Path) -> None:
         """Write all that `load_state` needs; every rank must call it."""
@@ -187,11 +184,111 @@ class Trainer:
         self.version = state.load(folder, self.model, self.optimizer)
 
     def save_weights(self, folder: Path) -> None:
-        """Write config and weights (safetensors) in the Hugging Face layout."""
+        """Write config and weights (safetensors) in the Hugging Face layout; every rank must call
+        it."""
         weights = self.weights()
         if sharding.rank() == 0:
             self.model.save_pretrained(folder, state_dict=weights)
 
     def stats(self) -> dict[str, Any]:
-        """`busy_seconds` spent in `step`; `trained_tokens`, prompts and completions, since then."""
+        """`busy_seconds` spent in `step`, and `trained_tokens`, of prompts and completions."""
         return {"busy_seconds": self._busy, "trained_tokens": self._tokens}
+
+    def _minibatches(self, batch: Batch) -> list[Minibatch]:
+        """The batch's groups cut into minibatches, in order."""
+        per = self.pipeline.minibatch // self.pipeline.group_size
+        steps = self.pipeline.n_batch // self.pipeline.minibatch
+        return [
+            Minibatch(
+                batch.groups[number * per : (number + 1) * per],
+                self.config,
+                self.pipeline.l_max,
+                seed=(self.seed * self.updates + self.version) * steps + number,
+            )
+            for number in range(steps)
+        ]
+
+    @torch.no_grad()
+    def _look_ahead(self, minibatches: list[Minibatch]) -> None:
+        """Log-probs that stay fixed during the update, where wanted, and then the advantages."""
+        models = {"reference": self._reference, "proximal": self.model}
+        wanted = self._needs & {"reference"}
+        totals = "sequence_logprobs" in self._needs
+        if totals or ("proximal" in self._needs and len(minibatches) > 1):
+            wanted.add("proximal")
+        for minibatch in minibatches:
+            for name in sorted(wanted):
+                minibatch.frozen[name] = [
+                    self._forward(models[name], minibatch.rows(index))[0]
+                    for index in range(len(minibatch.microbatches))
+                ]
+            minibatch.credit(self.objective, totals)
+
+    def _accumulate(
+        self, minibatch: Minibatch, index: int, averages: Averages, compared: int | None
+    ) -> None:
+        """Forward and backward of one microbatch."""
+        row = minibatch.rows(index)
+        logprobs, entropy = self._forward(self.model, row, "entropy" in self._needs)
+        tokens = minibatch.tokens(index, logprobs, entropy, self._needs)
+        loss, metrics = self.objective.loss(tokens, self.config.objective)
+        # FSDP averages gradients over ranks, and the loss is their sum.
+        (loss * sharding.ranks()).backward()
+        # One weight a minibatch: microbatches and ranks add up to its loss.
+        once = torch.full_like(loss, float(index == 0 and sharding.rank() == 0))
+        averages.add({**metrics, "loss": (loss, once)})
+        if compared is not None:
+            micro = minibatch.microbatches[index]
+            versions = [v for i in micro.indices for v in minibatch.completions[i].versions]
+            delta = (logprobs - tokens.behavior).detach().abs() * micro.live
+            ages = compared - torch.tensor(versions, device=self.device)
+            for name, those in (("0", ages <= 0), ("1", ages == 1), ("2plus", ages >= 2)):
+                own = delta * those
+                averages.add({f"mismatch_age_{name}": (own.sum(), those.sum() * micro.live)})
+                averages.maximum(f"mismatch_age_{name}", own.max())
+
+    def _optimizer_step(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.config.max_grad_norm, error_if_nonfinite=True
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(sharding.whole(norm))
+
+    def _forward(
+        self, model: PreTrainedModel, row: Rows, entropy_grad: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probs and entropies of the row's generated tokens: [N] float32."""
+        with self._autocast():
+            logits = model(**row.model_inputs).logits[0]
+        return token_logprobs(logits, row.targets, self.temperature, entropy_grad)
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.config.dtype == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
+
+
+def _check_sizes(config: TrainerConfig, pipeline: PipelineConfig) -> None:
+    minibatch, group_size = pipeline.minibatch, pipeline.group_size
+    if minibatch % group_size:
+        raise InputError(
+            f"pipeline.group_size {group_size} does not divide n_minibatch {minibatch}: a group's "
+            f"tokens are normalised together, so it cannot be split over optimizer steps"
+        )
+    if config.ranks != sharding.ranks():
+        raise InputError(
+            f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
+        )
+    if minibatch % config.ranks:
+        raise InputError(
+            f"trainer.ranks {config.ranks} does not divide n_minibatch {minibatch}: every rank "
+            f"takes the same number of completions"
+        )
+
+
+def _disable_dropout(model: PreTrainedModel) -> None:
+    """The generator samples without dropout, and the trainer's log-probs must be of its model."""
+    for module in model.modules():
+        for name in ("p", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

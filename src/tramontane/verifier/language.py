@@ -27,8 +27,8 @@ FUNCTION_WORD_ODDS = 8.0
 _FUNCTION_WORDS = {
     word: language
     for language, words in {
-        "en": "the is are and of to we that it this with for not what then have has be how by from",
-        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie sind",
+        "en": "the is are and of to we that it this with for not what then have has be how by",
+        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie",
         "fr": "le les et est une du je nous donc pas qui dans pour avec sur ce cette sont combien",
         "es": "el los las y por para pero como entonces cuántos cuántas cuánto su está son hay",
         "it": "gli è che di della sono quindi poi ma quanti quante quanto nel alla lo dei ho",
@@ -111,7 +111,7 @@ def on_target_share(text: str, target: str) -> float:
         if script != "latin":
             if _language_of_script(script, words) == target:
                 on += weight
-            elif weight >= MIN_LETTERS:
+            elif script != "other" or weight >= MIN_LETTERS:  # lone Greek letters are maths
                 off += weight
             continue
         sentence = " ".join(words)

@@ -64,6 +64,11 @@ def judge_answer(prediction: str, reference: str) -> Judgement:
         return Judgement("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgement("wrong", "the box is empty", answer)
+    if _nesting(pred) > MAX_NESTING:
+        return Judgement("wrong", f"brackets nested deeper than {MAX_NESTING}", answer)
+    if _nesting(gold) > MAX_NESTING:
+        reason = f"the reference nests brackets deeper than {MAX_NESTING}"
+        return Judgement("unscorable", reason, answer)
     try:
         right = _equal(gold, pred)
     except Refused as why:
@@ -73,9 +78,12 @@ def judge_answer(prediction: str, reference: str) -> Judgement:
     return Judgement("right" if right else "wrong", "" if right else "not the reference", answer)
 
 
+_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
+
+
 def _equal(gold: str, pred: str) -> bool:
     """The judge proper, on normalised strings. Each step either decides or passes on."""
-    if gold == pred or gold.replace(" ", "") == pred.replace(" ", ""):
+    if gold == pred or _SPACE.sub("", gold) == _SPACE.sub("", pred):
         return True
     if (choice := _choice(gold, pred)) is not None:
         return choice
@@ -98,7 +106,7 @@ def _equal(gold: str, pred: str) -> bool:
     if gold_number is not None and pred_number is not None:
         percent = (gold_unit == "%") != (pred_unit == "%")
         return _same_number(gold_number, pred_number, pred_body, percent)
-    if gold_number is not None and (what := _hedge(pred_body)):
+    if gold_number is not None and (what := _not_a_number(pred_body)):
         raise Refused(what)
     return _symbolic(gold_body, pred_body, gold_unit, pred_unit)
 
@@ -165,7 +173,7 @@ def _same_base(gold: str, pred: str) -> bool | None:
 # ------------------------------------------------------------------------------------- text
 
 _LETTER = re.compile(r"\(?([A-J])\)?")
-_LETTER_WITH_TEXT = re.compile(r"\(?([A-J])(?:\)|\.|:|,)?(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
+_LETTER_WITH_TEXT = re.compile(r"\(?([A-J])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
 )
@@ -180,11 +188,19 @@ def _choice(gold: str, pred: str) -> bool | None:
     g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)
     if g and p:
         return g[1] == p[1]
-    if g and (long := _LETTER_WITH_TEXT.fullmatch(pred)) and _is_words(long[2]):
-        return g[1] == long[1] and not re.search(r"\b[A-J]\b|\b(?:or|not)\b", long[2])
-    if p and (long := _LETTER_WITH_TEXT.fullmatch(gold)) and _is_words(long[2]):
-        return p[1] == long[1]
+    if g and (long := _option(pred)):
+        return g[1] == long[0] and not re.search(r"\b[A-J]\b|\b(?:or|not)\b", long[1])
+    if p and (long := _option(gold)):
+        return p[1] == long[0]
     return None
+
+
+def _option(text: str) -> tuple[str, str] | None:
+    """A letter with its option's text: `C) 12`, `(C) Cecile`, `C Cecile`; not `C + 12`."""
+    match = _LETTER_WITH_TEXT.fullmatch(text)
+    if match is None or not (match[2] or _is_words(match[3])):
+        return None
+    return match[1], match[3]
 
 
 def _same_text(gold: str, pred: str) -> bool | None:
@@ -321,30 +337,29 @@ def _refuse_contradiction(pred: str) -> None:
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
 
 
-def _hedge(pred: str) -> str:
-    """Why this cannot be the name of one number, or nothing."""
-    words = re.findall(_WRAPPER, pred)
-    outside = _WRAPPER.sub(" ", pred)
-    label = re.match(r".*(?<![<>!])=", pred, re.DOTALL)
-    if words and not label and (len(words) > 1 or not outside.strip()):
-        return "words, not a number"
-    if words and re.match(r"\s*\\(?:text|mathrm|mbox)", pred) and not label:
-        return "words before the answer"
-    if any(re.search(r"\b(?:not|or|maybe)\b", w.lower()) for w in words):
-        return "a hedge, not an answer"
-    if re.search(r"\\(?:lor|vee|color|phantom|cancel)(?![A-Za-z])", pred):
+def _not_a_number(pred: str) -> str:
+    """Why this cannot stand for one number, or nothing. The parser would drop what it does not
+    know: `7\\text{ or more}` is not 7."""
+    value = _EQUALS.split(pred)[-1]
+    if _WRAPPER.search(value):
+        return "words beside the number"
+    if len(_structure(value)[1]) > 1:
+        return "a list, not a number"
+    if re.search(r"\\(?:lor|vee|color|cancel|prime)(?![A-Za-z])|'", value):
         return "not a number"
     return ""
 
 
-def too_large(text: str) -> str:
-    """Why this may not reach the parser (which would compute it), or nothing."""
+def _nesting(text: str) -> int:
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
         deepest = max(deepest, depth)
-    if deepest > MAX_NESTING:
-        return f"brackets nested deeper than {MAX_NESTING}"
+    return deepest
+
+
+def too_large(text: str) -> str:
+    """Why this may not reach the parser (which would compute it), or nothing."""
     symbols = bool(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
     exponents = [int(e) for e in re.findall(r"\^\s*[{(]*\s*[+-]?(\d{1,30})", text)]
     product = 1
@@ -359,7 +374,7 @@ def too_large(text: str) -> str:
             return "a tower of exponents"
     if any(len(n) > 4 or int(n) > MAX_FACTORIAL for n in re.findall(r"(\d+)\s*[)}]*\s*!", text)):
         return "a factorial is too large"
-    if re.search(r"!\s*[)}\]]*\s*!", text) or (text.count("!") > 1 and re.search(r"\)\s*!", text)):
+    if re.search(r"!\s*[)}\]]*\s*!", text) or (not symbols and re.search(r"!.*\)\s*!", text)):
         return "a factorial of a factorial"
     if text.count("&") > MAX_CELLS:
         return f"a matrix of more than {MAX_CELLS} cells"
@@ -408,10 +423,10 @@ def _symbolic(gold: str, pred: str, gold_unit: str, pred_unit: str) -> bool:
         raise Unscorable(f"the reference cannot be judged: {why}")
     if why := too_large(pred):
         raise Refused(why)
-    gold_parsed = _parse(gold)
+    gold_parsed = _parse(gold) or _parse(_split(gold, "=")[-1])  # a label may be anything
     if not gold_parsed:
         raise Unscorable(f"the reference cannot be parsed: {gold[:80]}")
-    pred_parsed = _parse(pred)
+    pred_parsed = _parse(pred) or _parse(_split(pred, "=")[-1])
     if not pred_parsed:
         raise Refused("the answer cannot be parsed")
     if verify(

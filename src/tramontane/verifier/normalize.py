@@ -12,15 +12,12 @@ from fractions import Fraction
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
-_GREEK = {
-    letter: name
-    for pair in (
-        "αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi "
-        "πpi ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi "
-        "ΠPi ΣSigma ΦPhi ΨPsi ΩOmega"
-    ).split()
-    for letter, name in [(pair[0], pair[1:])]
-}
+_GREEK_NAMES = """
+    αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi πpi
+    ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma
+    ΦPhi ΨPsi ΩOmega
+"""
+_GREEK = {name[0]: name[1:] for name in _GREEK_NAMES.split()}
 _VULGAR = {
     "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5),
     "⅗": (3, 5), "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8),
@@ -53,6 +50,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     for pattern, replacement in [
         # What only lays out.
         (r"\\(?:left|right|[bB]ig[lr]?)(?![A-Za-z])\.?", " "),
+        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
@@ -222,7 +220,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""
     if match["bare"]:
         known = canonical_unit(words).partition("^")[0] in KNOWN_UNITS
-        if to_number(body) is None or (not known and len(words) < 3):
+        if to_number(body) is None or (not known and words.isascii() and len(words) < 3):
             return text, ""
     if match["degree"]:
         return body, "deg" + match["degree"].replace(r"^{\circ}", "").strip().lower()

@@ -12,6 +12,7 @@ random SIGKILLs under load hang it within seconds, with one worker as with two).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -34,6 +35,7 @@ from tramontane.verifier import code
 from tramontane.verifier.reward import unscorable
 
 START_SECONDS = 120.0
+STARTS = 5  # in a row, before a worker is given up
 Response = tuple[str, int]
 
 
@@ -190,7 +192,8 @@ class _Worker:
     def _next(self) -> _Task | None:
         """The next task; a process is made ready, or replaced, before there is one."""
         if not self.pool._closing and self.process is None:
-            self._start()
+            with contextlib.suppress(OSError):  # said to the group that needs it, by `_ready`
+                self._start()
         return self.pool._tasks.get()
 
     def _run(self, task: _Task) -> None:
@@ -236,11 +239,12 @@ class _Worker:
         theirs.close()
         self.connection = ours
         self._warm = False
-        ours.send((*self.pool._setup, str(self.folder)))
+        with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will see
+            ours.send((*self.pool._setup, str(self.folder)))
 
     def _ready(self) -> Connection:
         """The connection to a process that has warmed up."""
-        for last_try in (False, True):
+        for _ in range(STARTS):
             if self.process is not None and self.process.poll() is not None:
                 self._stop()  # killed while it was idle
                 self.pool._count(restarts=1)
@@ -256,8 +260,8 @@ class _Worker:
             except (EOFError, OSError):
                 pass
             how = self._stop()
-            if last_try or self.pool._closing:
-                break
+            if self.pool._closing:
+                raise RuntimeError("the verifier pool was closed")
         raise RuntimeError(f"a verifier worker could not be started ({how}); see stderr for why")
 
     def _stop(self) -> str:

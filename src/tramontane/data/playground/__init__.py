@@ -5,6 +5,7 @@ generated from a seed in the paper's seven languages, with the traces that a bas
 is pre-trained on: its failings on purpose, so that reinforcement has something to find.
 """
 
+from .drills import drills
 from .generate import KINDS, problems, split_of
 from .language import LANGUAGES
 from .traces import Mixture, Style, examples, sample_trace, trace
@@ -14,6 +15,7 @@ __all__ = [
     "LANGUAGES",
     "Mixture",
     "Style",
+    "drills",
     "examples",
     "problems",
     "sample_trace",

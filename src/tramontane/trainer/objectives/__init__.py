@@ -17,7 +17,7 @@ from tramontane.config import ObjectiveConfig
 from tramontane.errors import InputError
 
 # What an objective may ask for beyond log-probs, advantages and weights.
-PROVIDED = frozenset({"entropy", "reference", "proximal"})
+PROVIDED = frozenset({"entropy", "reference", "proximal", "sequence_logprobs"})
 
 # By name, a sum and its weight: the metric is Σ sums / Σ weights over microbatches and ranks.
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]

@@ -1,0 +1,190 @@
+"""Every command as one Python call, for notebooks and scripts: `import tramontane`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tramontane.config import Config, DataConfig, GeneratorConfig, VerifierConfig, load_config
+from tramontane.config import load_section as _load_section
+from tramontane.evaluation import EvaluationResult
+from tramontane.verifier.score import ScoreSummary, score_file
+
+
+def train(
+    config: Config | str | Path | None = None,
+    overrides: list[str] | None = None,
+    *,
+    resume: str | Path | None = None,
+    screen: Any = None,
+) -> dict[str, Any]:
+    """Run the whole loop and return the summary; see `training.train`.
+
+    Args:
+        config: a `Config` or the path of one.
+        overrides: `key.sub=value` texts laid over a config file.
+        resume: a run folder to continue instead.
+        screen: where progress is shown; by default a `LiveDisplay`.
+
+    Raises:
+        InputError: before any work is done.
+    """
+    from tramontane.display import LiveDisplay
+    from tramontane.errors import InputError
+    from tramontane.training import open_run
+    from tramontane.training import train as run
+
+    if (config is None) == (resume is None):
+        raise InputError("give a config to start a run, or resume=RUN to continue one, not both")
+    folder = None
+    if resume is not None:
+        folder, config = open_run(resume)
+    elif not isinstance(config, Config):
+        config = load_config(str(config), overrides)
+    assert isinstance(config, Config)
+    screen = screen or LiveDisplay()
+    try:
+        return run(config, screen, folder)
+    finally:
+        screen.close()
+
+
+def sft(
+    config: Any,
+    overrides: list[str] | None = None,
+    *,
+    resume: bool = False,
+    on_log: Callable[[Any], None] | None = None,
+) -> Path:
+    """Supervised fine-tuning; returns the folder of the result. See `trainer.sft`."""
+    from tramontane.trainer.sft import SFTConfig
+    from tramontane.trainer.sft import sft as run
+
+    if not isinstance(config, SFTConfig):
+        config = _load_section(SFTConfig, config, overrides)
+    return run(config, resume, on_log)
+
+
+def evaluate(
+    model: str,
+    data: str | DataConfig = "playground:",
+    *,
+    problems: int | None = None,
+    samples: int = 4,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    max_tokens: int = 512,
+    slots: int = 128,
+    seed: int = 0,
+    generator: GeneratorConfig | None = None,
+    verifier: VerifierConfig | None = None,
+    write_to: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """pass@1, pass@k and maj@k of a model on problems, with 95 % intervals; see `evaluation`.
+
+    Args:
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        data: a source as in `data.train`, or a `DataConfig` whose `eval` names it.
+        problems: at most so many; generated sources default to 256.
+        samples: completions of each problem.
+        temperature, top_p: of sampling; 0.7 and 1.0 are the paper's for maths.
+        max_tokens: the longest completion.
+        slots: completions generated at once.
+        seed: of sampling and of generated sources.
+        write_to: JSONL file that gets every completion.
+        on_progress: called with (completions graded, completions in all).
+
+    Raises:
+        InputError: no such model or data, or a prompt that does not fit.
+    """
+    from tramontane import models
+    from tramontane.data.load import load_problems
+    from tramontane.data.prompts import check_prompt_length
+    from tramontane.evaluation import evaluate as run
+    from tramontane.generator import Generator
+    from tramontane.types import SamplingParams
+    from tramontane.verifier import VerifierPool
+
+    config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
+    source = config.eval or config.train
+    endless = source.startswith(("playground:", "reasoning_gym:"))
+    tokenizer = models.load_tokenizer(model)
+    found = load_problems(
+        source,
+        fields=config.fields,
+        split=config.eval_split,
+        limit=problems or (256 if endless else None),
+        playground=config.playground,
+        playground_split="test",
+        seed=seed,
+    )
+    longest = check_prompt_length(
+        tokenizer,
+        found,
+        system_prompt=config.system_prompt,
+        limit=config.max_prompt_tokens,
+        context=models.context_length(models.load_config(model)),
+        max_tokens=max_tokens,
+    )
+    worker = Generator.load(
+        model, generator or GeneratorConfig(), min(slots, len(found) * samples), longest + max_tokens
+    )
+    with VerifierPool(verifier or VerifierConfig(), max_tokens, 0) as pool:
+        return run(
+            worker,
+            pool,
+            found,
+            tokenizer=tokenizer,
+            samples=samples,
+            sampling=SamplingParams(max_tokens, temperature, top_p),
+            seed=seed,
+            system_prompt=config.system_prompt,
+            write_to=write_to,
+            on_progress=on_progress,
+        )
+
+
+def generate(
+    model: str,
+    prompt: str,
+    *,
+    n: int = 1,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int = 512,
+    seed: int = 0,
+    system_prompt: str | None = None,
+    config: GeneratorConfig | None = None,
+) -> list[str]:
+    """Completions of a problem statement under the model's chat template.
+
+    Raises:
+        InputError: no such model, or a prompt that does not fit its context.
+    """
+    from tramontane import models
+    from tramontane.data.prompts import encode_prompt
+    from tramontane.generator import Generator
+    from tramontane.types import Request, SamplingParams
+
+    ids = encode_prompt(models.load_tokenizer(model), prompt, system_prompt)
+    worker = Generator.load(model, config or GeneratorConfig(), n, len(ids) + max_tokens)
+    sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
+    worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
+    done = []
+    while len(done) < n:
+        done += worker.step()
+    return [c.text for c in sorted(done, key=lambda c: c.index)]
+
+
+def score(
+    path: str | Path,
+    out: str | Path | None = None,
+    config: VerifierConfig | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScoreSummary:
+    """Grade recorded responses by the code that training uses; see `verifier.score`."""
+    return score_file(path, out, config, progress=progress)

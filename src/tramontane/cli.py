@@ -1,0 +1,202 @@
+"""The command `tramontane`: one short function a command; the work is in `api`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tramontane import api
+from tramontane.errors import InputError
+
+app = typer.Typer(
+    help="Asynchronous reinforcement learning with verifiable rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
+]
+
+
+def main() -> None:
+    """Run a command; what a user can mend is one message, and exit code 2."""
+    try:
+        app()
+    except InputError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False)
+        sys.exit(2)
+
+
+@app.command()
+def train(
+    config: Annotated[str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run folder.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Check everything, print the sizes, stop.")] = False,
+) -> None:
+    """Train with reinforcement learning."""
+    if dry_run and config is not None:
+        from tramontane.config import load_config
+        from tramontane.training import prepare, resolved
+
+        for name, value in resolved(prepare(load_config(config, overrides))).items():
+            console.print(f"{name}: {value}")
+        return
+    api.train(config, overrides, resume=resume)
+
+
+@app.command()
+def sft(
+    config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Continue the config's output folder.")] = False,
+) -> None:
+    """Train on prompts and responses (supervised)."""
+    from tramontane.config import load_section
+    from tramontane.trainer.sft import SFTConfig, SFTMetrics
+
+    settings = load_section(SFTConfig, config, overrides)
+    with _progress() as progress:
+        bar = progress.add_task(settings.name, total=settings.steps)
+
+        def show(m: SFTMetrics) -> None:
+            text = f"loss {m.loss:.4f}  accuracy {m.accuracy:.3f}  {m.tokens_per_second:,.0f} tokens/s"
+            progress.update(bar, completed=m.step, description=text)
+            if not console.is_terminal:
+                console.print(f"step {m.step}/{settings.steps}  {text}")
+
+        output = api.sft(settings, resume=resume, on_log=show)
+    console.print(f"wrote {output}")
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
+    data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
+    problems: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    samples: Annotated[int, typer.Option(help="Completions of each problem.")] = 4,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    max_tokens: int = 512,
+    slots: Annotated[int, typer.Option(help="Completions at once.")] = 128,
+    seed: int = 0,
+    out: Annotated[Path, typer.Option(help="Every completion, as JSONL.")] = Path("eval.jsonl"),
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
+    ] = None,
+) -> None:
+    """Measure pass@1, pass@k and maj@k with 95 % intervals."""
+    from tramontane.config import DataConfig, parse_settings
+
+    config = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
+    with _progress() as progress:
+        bar = progress.add_task("evaluating", total=None)
+        result = api.evaluate(
+            model,
+            config,
+            problems=problems,
+            samples=samples,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            slots=slots,
+            seed=seed,
+            write_to=out,
+            on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    console.print(_evaluation_table(result))
+    console.print(f"{result.n_problems} problems × {result.samples}; every completion: {out}")
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
+    prompt: Annotated[str, typer.Argument(help="The problem.")],
+    n: Annotated[int, typer.Option("-n", help="Completions.")] = 1,
+    temperature: float = 0.7,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    max_tokens: int = 512,
+    seed: int = 0,
+    system_prompt: str | None = None,
+) -> None:
+    """Print completions of a prompt."""
+    texts = api.generate(
+        model,
+        prompt,
+        n=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        seed=seed,
+        system_prompt=system_prompt,
+    )
+    for text in texts:
+        print(text)
+
+
+@app.command()
+def score(
+    path: Annotated[Path, typer.Argument(help="JSONL rows with problem, answer and response.")],
+    out: Annotated[Path | None, typer.Option(help="Where the verdicts go.")] = None,
+) -> None:
+    """Grade recorded responses; exit code 1 when rows could not be read."""
+    with _progress() as progress:
+        bar = progress.add_task("grading", total=None)
+        summary = api.score(
+            path, out, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    table = Table("verdict", "rows")
+    for outcome, count in sorted(summary.outcomes.items()):
+        table.add_row(outcome, str(count))
+    table.add_row("mean reward", f"{summary.mean_reward:.3f}")
+    console.print(table)
+    for line in summary.bad_rows:
+        Console(stderr=True).print(_escape(line), highlight=False)
+    if summary.bad_rows:
+        raise typer.Exit(1)
+
+
+def _evaluation_table(result: Any) -> Table:
+    table = Table("", "value", "95 % interval")
+    estimates = {"pass@1": result.pass_at_1}
+    estimates |= {f"pass@{k}": e for k, e in result.pass_at_k.items() if k > 1}
+    estimates |= {f"maj@{k}": e for k, e in result.maj_at_k.items() if k > 1}
+    for name in ("by_language", "by_difficulty"):
+        for key, part in getattr(result, name).items():
+            label = key if name == "by_language" else f"level {key}"
+            estimates[f"pass@1, {label} ({part.n_problems})"] = part.pass_at_1
+    for label, e in estimates.items():
+        table.add_row(label, f"{e.value:.3f}", f"{e.low:.3f}–{e.high:.3f}")
+    for label in ("format_rate", "language_rate", "length_limited_rate", "unscorable_rate"):
+        table.add_row(label.replace("_", " "), f"{getattr(result, label):.3f}", "")
+    table.add_row("thinking tokens", f"{result.mean_thinking_tokens:.1f}", "")
+    return table
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+if __name__ == "__main__":
+    main()

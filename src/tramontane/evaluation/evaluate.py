@@ -1,0 +1,340 @@
+"""Measure a model: sample every problem several times, grade, and count.
+
+The same code serves `tramontane eval` and the before/after measurement of a training run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.data.prompts import encode_prompt
+from tramontane.evaluation.metrics import (
+    Estimate,
+    maj_at_k,
+    mean_interval,
+    pass_at_k,
+    powers_of_two,
+)
+from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.verifier.format import CLOSE, OPEN
+from tramontane.verifier.normalize import normalize, to_number
+
+Row = dict[str, Any]
+
+
+class Sampler(Protocol):
+    """The part of a generator that evaluation needs."""
+
+    def submit(self, requests: list[Request]) -> None: ...
+
+    def step(self) -> list[Completion]: ...
+
+    def pending(self) -> list[Request]: ...
+
+
+class Scorer(Protocol):
+    """The part of a verifier pool that evaluation needs."""
+
+    def score(
+        self, problem: Problem, responses: list[tuple[str, int]]
+    ) -> Future[list[Verdict]]: ...
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The problems of one language, or of one difficulty."""
+
+    n_problems: int
+    pass_at_1: Estimate
+    format_rate: float
+    language_rate: float
+    mean_thinking_tokens: float
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What a model does on a set of problems; see docs/evaluation.md for every definition.
+
+    Args:
+        n_problems, samples: the evaluation's size.
+        pass_at_1: the chance that one completion is right.
+        pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over maths problems
+            only, and empty without them.
+        format_rate: share of completions that are not malformed.
+        language_rate: share of completions with the language reward, malformed ones included.
+        mean_thinking_tokens: tokens of the thoughts' text, tags excluded, over all completions.
+        mean_completion_tokens: generated tokens, EOS included.
+        length_limited_rate: share of completions cut at `max_tokens`.
+        unscorable_rate: share of completions without a judgement; they count as not right.
+        by_language, by_difficulty: `unknown` holds the problems that do not say.
+    """
+
+    n_problems: int
+    samples: int
+    pass_at_1: Estimate
+    pass_at_k: dict[int, Estimate]
+    maj_at_k: dict[int, Estimate]
+    format_rate: float
+    language_rate: float
+    mean_thinking_tokens: float
+    mean_completion_tokens: float
+    length_limited_rate: float
+    unscorable_rate: float
+    by_language: dict[str, Slice]
+    by_difficulty: dict[str, Slice]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON (where the keys `k` become text)."""
+        return asdict(self)
+
+
+def evaluate(
+    generator: Sampler,
+    pool: Scorer,
+    problems: Sequence[Problem],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    sampling: SamplingParams,
+    seed: int = 0,
+    system_prompt: str | None = None,
+    write_to: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    timeout_s: float | None = None,
+) -> EvaluationResult:
+    """Sample every problem `samples` times, grade, and count. Grading runs beside generation.
+
+    Args:
+        generator: idle, and with room for the longest prompt plus `sampling.max_tokens`.
+        pool: grades a problem's completions together.
+        problems: at least one.
+        tokenizer: the generator's.
+        samples: completions of each problem.
+        sampling: how they are drawn; Magistral's evaluations use temperature 0.7.
+        seed: with a problem's id and the sample's number, decides each completion's randomness.
+        system_prompt: as in `data.prompts.render_prompt`.
+        write_to: JSONL file for every completion, in the order of the problems.
+        on_progress: called with (completions graded, completions in all).
+        timeout_s: the longest wait for the next verdicts once everything is generated.
+
+    Raises:
+        ValueError: no problems, or a generator that is not idle.
+        TimeoutError: the pool took longer than `timeout_s`.
+    """
+    if not problems:
+        raise ValueError("no problems to evaluate")
+    if generator.pending():
+        raise ValueError("the generator has other requests in flight; evaluate when it is idle")
+    run = _Run(problems, samples, pool, tokenizer, write_to, on_progress)
+    with run:
+        generator.submit(
+            [
+                Request(i, j, prompt, request_seed(seed, problem, j), sampling)
+                for i, problem in enumerate(problems)
+                for prompt in [encode_prompt(tokenizer, problem.problem, system_prompt)]
+                for j in range(samples)
+            ]
+        )
+        while run.generating:
+            run.take(generator.step())
+            run.collect(timeout_s=0)
+        while run.grading:
+            if not run.collect(timeout_s):
+                raise TimeoutError(f"no verdict came within {timeout_s:g} s")
+    return summarize(run.rows)
+
+
+def request_seed(seed: int, problem: Problem, index: int) -> int:
+    """A completion's own seed, the same in whatever set its problem stands."""
+    text = f"{seed}/{problem.id}/{index}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+
+
+class _Run:
+    """Where every completion of an evaluation is: being generated, graded, or a finished row."""
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        samples: int,
+        pool: Scorer,
+        tokenizer: PreTrainedTokenizerBase,
+        write_to: str | Path | None,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.problems, self.samples = problems, samples
+        self.pool, self.tokenizer = pool, tokenizer
+        self.on_progress = on_progress or (lambda done, total: None)
+        self.file = open(write_to, "w", encoding="utf-8") if write_to else None  # noqa: SIM115
+        self.generating = len(problems) * samples
+        self.rows: list[Row] = []
+        self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
+        self._futures: dict[Future[list[Verdict]], int] = {}
+        self._graded: dict[int, list[Verdict]] = {}
+        self._done = 0
+
+    def __enter__(self) -> _Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.file:
+            self.file.close()
+
+    @property
+    def grading(self) -> int:
+        """Problems that wait for their verdicts."""
+        return len(self._futures)
+
+    def take(self, completions: Iterable[Completion]) -> None:
+        """Hand a problem's completions to the pool once all of them are there."""
+        for completion in completions:
+            self.generating -= 1
+            group = self._groups[completion.group]
+            group.append(completion)
+            if len(group) == self.samples:
+                group.sort(key=lambda c: c.index)
+                responses = [(c.text, len(c.token_ids)) for c in group]
+                future = self.pool.score(self.problems[completion.group], responses)
+                self._futures[future] = completion.group
+
+    def collect(self, timeout_s: float | None) -> bool:
+        """Take what verdicts there are, waiting up to `timeout_s` for the first; was there any?"""
+        done, _ = wait(self._futures, timeout_s, FIRST_COMPLETED)
+        for future in done:
+            self._graded[self._futures.pop(future)] = future.result()
+            self._done += self.samples
+        # Verdicts arrive in any order; rows leave in that of the problems.
+        while (i := len(self.rows) // self.samples) in self._graded:
+            new = _rows(i, self.problems[i], self._groups.pop(i), self._graded.pop(i))
+            thoughts = [thinking_text(row["text"]) for row in new]
+            encoded = self.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
+            for row, tokens in zip(new, encoded, strict=True):
+                row["thinking_tokens"] = len(tokens)
+                if self.file:
+                    self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            self.rows += new
+        if done:
+            self.on_progress(self._done, len(self.problems) * self.samples)
+        return bool(done)
+
+
+def _rows(
+    group: int, problem: Problem, completions: list[Completion], verdicts: list[Verdict]
+) -> list[Row]:
+    return [
+        {
+            "group": group,
+            "index": completion.index,
+            "problem_id": problem.id,
+            "problem": problem.problem,
+            "domain": problem.domain,
+            "language": problem.language,
+            "difficulty": problem.difficulty,
+            "reference": problem.answer,
+            "text": completion.text,
+            "tokens": len(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "reward": verdict.reward,
+            "parts": verdict.parts,
+            "verdict": verdict.verdict,
+            "reason": verdict.reason,
+            "answer": verdict.answer,
+        }
+        for completion, verdict in zip(completions, verdicts, strict=True)
+    ]
+
+
+def thinking_text(text: str) -> str:
+    """The thoughts of a response: what stands between the tags.
+
+    A missing opening tag counts as standing at the start (some chat templates write it into the
+    prompt), a missing closing tag at the end; without either there are no thoughts.
+    """
+    if OPEN not in text and CLOSE not in text:
+        return ""
+    start = text.find(OPEN)
+    body = text[start + len(OPEN) :] if start >= 0 else text
+    return body.partition(CLOSE)[0]
+
+
+def summarize(rows: Sequence[Row]) -> EvaluationResult:
+    """All the figures, from the rows that `evaluate` writes (an equal number per `group`).
+
+    Raises:
+        ValueError: no rows.
+    """
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(row)
+    problems = list(groups.values())
+    if not problems:
+        raise ValueError("no completions to count")
+    n = len(problems[0])
+    ks = powers_of_two(n)
+    right = [sum(row["verdict"] == "right" for row in group) for group in problems]
+    votes = [_votes(group) for group in problems if group[0]["domain"] == "math"]
+    return EvaluationResult(
+        n_problems=len(problems),
+        samples=n,
+        pass_at_1=mean_interval([c / n for c in right], n),
+        pass_at_k={k: mean_interval([pass_at_k(n, c, k) for c in right], n) for k in ks},
+        maj_at_k={k: mean_interval([maj_at_k(*v, k) for v in votes], n) for k in ks if votes},
+        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
+        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
+        mean_completion_tokens=_rate(rows, lambda row: row["tokens"]),
+        length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
+        unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
+        by_language=_slices(problems, "language"),
+        by_difficulty=_slices(problems, "difficulty"),
+    )
+
+
+def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:
+    votes = [vote(row["answer"]) if row["verdict"] != "malformed" else None for row in group]
+    return votes, [row["verdict"] == "right" for row in group]
+
+
+def vote(answer: str | None) -> str | None:
+    """An answer in the spelling that it votes under: `0.5` and `\\frac{1}{2}` are one vote."""
+    if answer is None:
+        return None
+    spelt = normalize(answer)
+    number = to_number(spelt)
+    return spelt if number is None else str(number)
+
+
+def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:
+    parts: defaultdict[Any, list[list[Row]]] = defaultdict(list)
+    for group in problems:
+        parts[group[0][key]].append(group)
+    known = sorted(value for value in parts if value is not None)
+    return {
+        "unknown" if value is None else str(value): _slice(parts[value])
+        for value in [*known, *([None] if None in parts else [])]
+    }
+
+
+def _slice(problems: list[list[Row]]) -> Slice:
+    rows = [row for group in problems for row in group]
+    rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
+    return Slice(
+        n_problems=len(problems),
+        pass_at_1=mean_interval(rates, len(problems[0])),
+        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
+        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
+    )
+
+
+def _rate(rows: Sequence[Row], of: Callable[[Row], float]) -> float:
+    return sum(of(row) for row in rows) / len(rows)

@@ -1,0 +1,187 @@
+"""What becomes of an update: metrics, rollouts, checkpoints, and a look at a sample."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.config import Config
+from tramontane.evaluation.evaluate import thinking_text
+from tramontane.placement.handle import Handle, call
+from tramontane.run import RunFolder
+from tramontane.types import Completion, Group, Outcome
+
+PARTS = ("format", "correctness", "length", "language")
+
+
+class Screen(Protocol):
+    """Where progress is shown; `display.LiveDisplay` is one."""
+
+    def update(self, metrics: dict[str, Any]) -> None: ...
+
+    def sample(self, problem: str, text: str, verdict: Outcome) -> None: ...
+
+
+class Recorder:
+    """The pipeline's observer for one run folder."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        generator: Handle,
+        trainer: Handle,
+        pool: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        problems: Any,
+        screen: Screen,
+        gate: Callable[[], Awaitable[None]] | None,
+        seconds_before: float = 0.0,
+    ) -> None:
+        self.config, self.folder, self.screen = config, folder, screen
+        self.generator, self.trainer, self.pool = generator, trainer, pool
+        self.tokenizer, self.problems = tokenizer, problems
+        self.gate = gate  # run once, after the session's first update
+        self.pipeline: Any = None  # set by whoever joins the two
+        self._pieces: dict[int, str] = {}
+        self._started = time.monotonic() - seconds_before
+        self._last = (time.monotonic(), {"generated": 0, "generating": 0.0, "training": 0.0})
+        self._verified = (0, 0.0)
+        self._saved_at = -1
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run's training so far, over all its sessions."""
+        return time.monotonic() - self._started
+
+    async def trained(self, update: Any) -> None:
+        """Write down one update; take a checkpoint where one is due."""
+        seen = update.batch.groups + [group for group, _ in update.filtered]
+        rows = [r for g in update.batch.groups for r in self._rows(update.number, g, None)]
+        rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
+        self.folder.write_rollouts(update.number, rows)
+        metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
+        metrics |= update.metrics | self._rewards(seen) | await self._throughput(update)
+        metrics |= {
+            "groups_kept": len(update.batch.groups),
+            "groups_filtered": len(update.filtered),
+            "staleness_histogram": _ages(update.batch.version, update.batch.completions),
+            "weight_update_pause_ms": 1000 * update.pause_seconds,
+        }
+        self.folder.log(metrics)
+        self.screen.update(metrics)
+        if update.number % 5 == 1:
+            group = update.batch.groups[0]
+            self.screen.sample(
+                group.problem.problem, group.completions[0].text, group.verdicts[0].verdict
+            )
+        if self.gate is not None:
+            await self.gate()
+            self.gate = None
+        if update.number % self.config.checkpoint.every == 0:
+            await self.checkpoint()
+
+    async def ended(self) -> None:
+        if self._saved_at != self.pipeline.trained_version:
+            await self.checkpoint()
+
+    async def checkpoint(self) -> None:
+        """Weights, trainer state and everything pending, complete or absent."""
+        version = self.pipeline.trained_version
+        partial = self.folder.checkpoint_dir(version)
+        limit = {"timeout": self.config.timeouts.training, "key": "training"}
+        await call(self.trainer, "save_weights", partial / "weights", **limit)
+        await call(self.trainer, "save_state", partial / "trainer", **limit)
+        self.tokenizer.save_pretrained(partial / "weights")
+        state = await self.pipeline.snapshot()
+        state |= {"problems": self.problems.state(), "seconds": self.seconds}
+        RunFolder(partial).write_json("pipeline.json", state)
+        self.folder.commit_checkpoint(partial, self.config.checkpoint.keep)
+        self._saved_at = version
+
+    def _rewards(self, groups: list[Group]) -> dict[str, Any]:
+        """Means over every completion graded since the last update, filtered groups too."""
+        completions = [c for g in groups for c in g.completions]
+        verdicts = [v for g in groups for v in g.verdicts]
+        n = len(verdicts)
+        means = {f"reward_{p}": sum(v.parts[p] for v in verdicts) / n for p in PARTS}
+        thoughts = [thinking_text(c.text) for c in completions]
+        encoded = self.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
+        return {
+            "reward": sum(v.reward for v in verdicts) / n,
+            **means,
+            "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
+            "format_rate": sum(v.parts["format"] > 0 for v in verdicts) / n,
+            "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
+            "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
+            "completion_tokens": sum(len(c.token_ids) for c in completions) / n,
+            "thinking_tokens": sum(len(ids) for ids in encoded) / n,
+        }
+
+    async def _throughput(self, update: Any) -> dict[str, float]:
+        """Tokens a second and idle share of each worker since the last update."""
+        limit = {"timeout": self.config.timeouts.generation, "key": "generation"}
+        generator = await call(self.generator, "stats", **limit)
+        trainer = await call(self.trainer, "stats", **limit)
+        pool = self.pool.stats()
+        now = time.monotonic()
+        then, before = self._last
+        totals = {
+            "generated": generator["generated_tokens"],
+            "generating": generator["busy_seconds"],
+            "training": trainer["busy_seconds"],
+        }
+        self._last = (now, totals)
+        passed = now - then
+        delta = {key: totals[key] - before[key] for key in totals}
+        verdicts, grading = pool.verdicts - self._verified[0], pool.busy_seconds - self._verified[1]
+        self._verified = (pool.verdicts, pool.busy_seconds)
+        workers = self.config.verifier.workers
+        return {
+            "generator_tokens_per_second": delta["generated"] / passed,
+            "generator_idle_fraction": max(0.0, 1 - delta["generating"] / passed),
+            "trainer_tokens_per_second": update.metrics["trained_tokens"] / passed,
+            "trainer_idle_fraction": max(0.0, 1 - delta["training"] / passed),
+            "verifier_verdicts_per_second": verdicts / passed,
+            "verifier_idle_fraction": max(0.0, 1 - grading / (passed * workers)),
+        }
+
+    def _rows(self, update: int, group: Group, filtered: str | None) -> Iterable[dict[str, Any]]:
+        problem = group.problem
+        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+            yield {
+                "update": update,
+                "group": group.id,
+                "index": completion.index,
+                "problem_id": problem.id,
+                "problem": problem.problem,
+                "answer": problem.answer,
+                "language": problem.language,
+                "difficulty": problem.difficulty,
+                "text": completion.text,
+                "tokens": [self._piece(t) for t in completion.token_ids],
+                "versions": completion.versions,
+                "logprobs": [round(x, 4) for x in completion.logprobs],
+                "finish_reason": completion.finish_reason,
+                "reward": round(verdict.reward, 6),
+                "parts": verdict.parts,
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+                "advantage_kept": filtered is None,
+                "filtered": filtered,
+            }
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self.tokenizer.decode([token])
+        return self._pieces[token]
+
+
+def _ages(version: int, completions: list[Completion]) -> dict[str, int]:
+    """Trained tokens by how many versions old the weights were that sampled them."""
+    counts = Counter(version - v for c in completions for v in c.versions)
+    return {str(age): counts[age] for age in sorted(counts)}

@@ -1,0 +1,5 @@
+"""Looking at runs: the report."""
+
+from tramontane.studies.report import write_report
+
+__all__ = ["write_report"]

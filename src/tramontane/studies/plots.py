@@ -1,0 +1,279 @@
+"""The report's plots, as SVG that takes its colours and font from the page around it."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+Metrics = Mapping[str, Any]
+
+# Stand-ins that become CSS variables, so that one picture serves light and dark pages.
+INK, GRID = "#010203", "#010204"
+SERIES = tuple(f"#0102{i:02x}" for i in range(0xA0, 0xA5))
+_VARIABLES = {INK: "--muted", GRID: "--grid"} | {c: f"--c{i}" for i, c in enumerate(SERIES)}
+
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.size": 8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.edgecolor": GRID,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.5,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Lines:
+    """One plot over updates: metrics keys and what they are called."""
+
+    title: str
+    unit: str
+    keys: Mapping[str, str]
+    note: str = ""
+    percent: bool = False
+    log: bool = False
+    from_zero: bool = True
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A finished plot for the page."""
+
+    title: str
+    unit: str
+    note: str
+    svg: str
+
+
+LEARNING = [
+    Lines(
+        "Reward",
+        "mean over a batch",
+        {
+            "reward": "total",
+            "reward_correctness": "correctness",
+            "reward_format": "format",
+            "reward_language": "language",
+            "reward_length": "length",
+        },
+    ),
+    Lines(
+        "Pass rate",
+        "share of completions that are right",
+        {"pass_rate": "training"},
+        note="Points with bars: pass@1 on the evaluation problems, with its 95 % interval.",
+        percent=True,
+    ),
+    Lines(
+        "Length",
+        "tokens a completion",
+        {"completion_tokens": "completion", "thinking_tokens": "thinking"},
+    ),
+    Lines("Entropy", "nats a token", {"entropy": "entropy"}),
+    Lines(
+        "Clipped tokens",
+        "share of trained tokens",
+        {"clip_fraction_high": "above 1 + ε high", "clip_fraction_low": "below 1 − ε low"},
+        percent=True,
+    ),
+    Lines("Gradient norm", "before clipping", {"grad_norm": "gradient norm"}),
+    Lines("Loss", "", {"loss": "loss"}, from_zero=False),
+]
+WORKERS = [
+    Lines(
+        "Throughput",
+        "tokens a second",
+        {"generator_tokens_per_second": "generator", "trainer_tokens_per_second": "trainer"},
+    ),
+    Lines("Verdicts", "a second", {"verifier_verdicts_per_second": "verifier"}),
+    Lines(
+        "Idle share",
+        "of the time since the last update",
+        {
+            "generator_idle_fraction": "generator",
+            "trainer_idle_fraction": "trainer",
+            "verifier_idle_fraction": "verifier",
+        },
+        percent=True,
+    ),
+    Lines(
+        "Padding", "share of the trainer's tokens", {"padding_fraction": "padding"}, percent=True
+    ),
+]
+ASYNCHRONY = [
+    Lines(
+        "Weight-update pause",
+        "milliseconds that generation stood still",
+        {"weight_update_pause_ms": "pause"},
+    ),
+    Lines(
+        "Generator against trainer",
+        "mean |Δ log-prob| of trained tokens",
+        {
+            "mismatch_age_0": "current weights",
+            "mismatch_age_1": "1 version old",
+            "mismatch_age_2plus": "2 or more",
+        },
+        log=True,
+    ),
+]
+
+
+def line_plots(specs: Sequence[Lines], metrics: Sequence[Metrics]) -> list[Plot]:
+    """One plot for each spec that the run has any numbers for."""
+    return [
+        _finish(spec.title, spec.unit, spec.note, figure)
+        for spec in specs
+        if (figure := _lines(spec, metrics)) is not None
+    ]
+
+
+def pass_rate_plot(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> Plot | None:
+    """Pass rate in training, with pass@1 before and after."""
+    spec = next(s for s in LEARNING if "pass_rate" in s.keys)
+    figure = _lines(spec, metrics)
+    if figure is None:
+        return None
+    axes = figure.axes[0]
+    ends = summary.get("pass_at_1") or {}
+    for x, when in [(0, "before"), (metrics[-1]["update"], "after")]:
+        if estimate := ends.get(when):
+            value = estimate["value"]
+            spread = [[max(0.0, value - estimate["low"])], [max(0.0, estimate["high"] - value)]]
+            label = "evaluation" if when == "before" else None
+            axes.errorbar(
+                x, value, spread, fmt="o", ms=4, capsize=3, color=SERIES[1], label=label, zorder=5
+            )
+    axes.set_ylim(0, 1)
+    if ends:
+        _legend(axes)
+    return _finish(spec.title, spec.unit, spec.note if ends else "", figure)
+
+
+def groups_plot(metrics: Sequence[Metrics]) -> Plot | None:
+    """Groups trained on and groups dropped for want of diversity."""
+    rows = [m for m in metrics if m.get("groups_kept") is not None]
+    if not rows:
+        return None
+    figure, axes = _axes()
+    x = [m["update"] for m in rows]
+    kept = [m["groups_kept"] for m in rows]
+    axes.bar(x, kept, width=0.8, color=SERIES[0], label="kept")
+    dropped = [m.get("groups_filtered", 0) for m in rows]
+    axes.bar(
+        x, dropped, bottom=kept, width=0.8, color=SERIES[1], alpha=0.6, label="without diversity"
+    )
+    _legend(axes)
+    return _finish("Groups", "an update", "", figure)
+
+
+def staleness_plot(metrics: Sequence[Metrics]) -> Plot | None:
+    """Share of all trained tokens by how many versions old the weights were that sampled them."""
+    tokens: dict[int, float] = {}
+    for m in metrics:
+        for age, count in (m.get("staleness_histogram") or {}).items():
+            tokens[int(age)] = tokens.get(int(age), 0) + count
+    total = sum(tokens.values())
+    if not total:
+        return None
+    figure, axes = _axes("versions old")
+    ages = range(max(tokens) + 1)
+    shares = [tokens.get(age, 0) / total for age in ages]
+    bars = axes.bar(ages, shares, width=0.7, color=SERIES[0])
+    axes.bar_label(
+        bars, [f"{s:.1%}" for s in shares], padding=2, color=INK, fontsize=_STYLE["font.size"]
+    )
+    axes.set_xticks(list(ages))
+    axes.set_ylim(0, max(shares) * 1.15)
+    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    return _finish("Staleness", "share of trained tokens", "", figure)
+
+
+def _lines(spec: Lines, metrics: Sequence[Metrics]) -> Figure | None:
+    present = [key for key in spec.keys if any(m.get(key) is not None for m in metrics)]
+    if not present:
+        return None
+    figure, axes = _axes()
+    for key in present:
+        rows = [m for m in metrics if m.get(key) is not None]
+        x, y = [m["update"] for m in rows], [m[key] for m in rows]
+        # A series keeps its colour whichever others are missing.
+        colour = SERIES[list(spec.keys).index(key)]
+        marker = "o" if len(x) == 1 else None
+        axes.plot(x, y, color=colour, label=spec.keys[key], marker=marker, markersize=3)
+    if spec.log:
+        axes.set_yscale("log", nonpositive="mask")
+        axes.minorticks_off()
+    elif spec.from_zero:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    if spec.percent:
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    elif not spec.log:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    if len(present) > 1:
+        _legend(axes)
+    return figure
+
+
+def _axes(xlabel: str = "update") -> tuple[Figure, Axes]:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.6, 2.35), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(axis="y")
+        axes.set_xlabel(xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure, axes
+
+
+def _legend(axes: Axes) -> None:
+    with matplotlib.rc_context(_STYLE):
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=5,
+            borderpad=0,
+            handlelength=1.2,
+            columnspacing=1.2,
+            handletextpad=0.5,
+        )
+
+
+def _percent(value: float, _: object) -> str:
+    return f"{value * 100:.4g} %"
+
+
+def _finish(title: str, unit: str, note: str, figure: Figure) -> Plot:
+    """Render to SVG without what is fixed in it: size, colours, date."""
+    buffer = io.StringIO()
+    # The salt keeps the ids of one plot apart from those of another, and the same in every run.
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", svg)
+    svg = re.sub(r'(<g id="[^"]*)"', rf'\1-{re.sub("[^a-z]", "", title.lower())}"', svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return Plot(title, unit, note, svg)

@@ -1,0 +1,163 @@
+"""The parity gate: generator and trainer must agree on how likely the same tokens are.
+
+They compute the same model by different code (a KV cache, another dtype, other kernels). Where
+they disagree, π_θ/μ is not 1 on fresh completions and the objective learns from noise; where
+weights did not arrive, it learns from another model's completions. Pure functions: the caller
+fetches log-probs, and the evidence for a diagnosis only when the gate is shut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tramontane.config import GeneratorConfig, TrainerConfig
+from tramontane.errors import InputError
+from tramontane.types import Completion
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
+
+
+class ParityError(InputError):
+    """Generator and trainer disagree on log-probs; the message says where to look."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """|Δ log-prob| over `tokens` tokens, in nats; the largest is at `position` of `completion`."""
+
+    mean: float
+    maximum: float
+    tokens: int
+    completion: int
+    position: int
+
+
+def tolerance(trainer: TrainerConfig, generator: GeneratorConfig) -> float:
+    """The largest mean |Δ| to start with: `parity_tolerance`, or by the coarser dtype."""
+    return trainer.parity_tolerance or max(TOLERANCE[trainer.dtype], TOLERANCE[generator.dtype])
+
+
+def compare(completions: Sequence[Completion], logprobs: Sequence[Sequence[float]]) -> Mismatch:
+    """The generator's recorded log-probs against the trainer's of the same tokens."""
+    delta = [
+        (abs(ours - theirs), i, t)
+        for i, (completion, own) in enumerate(zip(completions, logprobs, strict=True))
+        for t, (theirs, ours) in enumerate(zip(completion.logprobs, own, strict=True))
+    ]
+    # NaN compares as nothing does: it counts as the worst.
+    worst = max(delta, key=lambda d: math.inf if math.isnan(d[0]) else d[0])
+    return Mismatch(sum(d[0] for d in delta) / len(delta), worst[0], len(delta), *worst[1:])
+
+
+def check(
+    mismatch: Mismatch,
+    limit: float,
+    weights: tuple[Mapping[str, float], Mapping[str, float]] | None = None,
+    hidden: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | None = None,
+    settings: Mapping[str, tuple[object, object]] | None = None,
+    coarse: bool = False,
+) -> None:
+    """Let pass what is within `limit`.
+
+    Args:
+        mismatch: from `compare`.
+        limit: the largest mean |Δ|; see `tolerance`.
+        weights: fingerprints of the generator's and of the trainer's weights.
+        hidden: hidden states of both, per layer, of the same tokens.
+        settings: what generator and trainer each were set to, by name (dtype, temperature, …).
+        coarse: bfloat16 is used on either side, so small differences of the evidence are normal.
+
+    Raises:
+        ParityError: the mean is above, or not a number; with what the evidence shows.
+    """
+    if mismatch.mean <= limit:
+        return
+    lines = [
+        f"generator and trainer disagree on log-probs: mean |Δ| {mismatch.mean:.2g} over "
+        f"{mismatch.tokens} tokens, above the tolerance of {limit:g} (largest "
+        f"{mismatch.maximum:.2g}, completion {mismatch.completion}, token {mismatch.position})"
+    ]
+    if weights:
+        lines.append(_about_weights(*weights, 1e-2 if coarse else 1e-4))
+    if hidden:
+        lines.append(_about_hidden(*hidden, 0.1 if coarse else 1e-3))
+    for name, (generator, trainer) in (settings or {}).items():
+        if generator != trainer:
+            lines.append(f"{name} differs: generator {generator}, trainer {trainer}")
+    raise ParityError("\n- ".join(lines))
+
+
+def fingerprint(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """One number a tensor: log ‖w‖ plus the projection of w/‖w‖ on fixed signs.
+
+    A relative change ε of the weights, in any direction, moves it by about ε.
+    """
+    return {name: _fingerprint(tensor) for name, tensor in weights.items()}
+
+
+def differing_parameters(
+    generator: Mapping[str, float], trainer: Mapping[str, float], limit: float
+) -> list[str]:
+    """Names whose fingerprints differ by more than `limit`, or that only one side has.
+
+    Tied weights may be listed once or twice: a name that one side lacks counts only if nothing
+    on that side has its fingerprint.
+    """
+
+    def lacking(name: str, value: float, other: Mapping[str, float]) -> bool:
+        candidates = [other[name]] if name in other else list(other.values())
+        return not any(abs(value - c) <= limit for c in candidates)
+
+    names = [n for n, v in trainer.items() if lacking(n, v, generator)]
+    return names + [n for n, v in generator.items() if n not in trainer and lacking(n, v, trainer)]
+
+
+def first_deviating_layer(
+    generator: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor], limit: float
+) -> int | None:
+    """The first layer where ‖Δ‖ is above `limit` · ‖h‖; 0 is the embeddings, k follows block k."""
+    for layer, (theirs, ours) in enumerate(zip(generator, trainer, strict=True)):
+        if not (theirs - ours).norm() <= limit * ours.norm():
+            return layer
+    return None
+
+
+def _fingerprint(tensor: torch.Tensor) -> float:
+    flat = tensor.detach().flatten().double().cpu()
+    norm = flat.norm()
+    if norm == 0:
+        return 0.0
+    # Signs without a pattern (multiplicative hashing), the same on every machine.
+    signs = 1 - 2 * ((torch.arange(len(flat)) * 2654435761 >> 15) & 1)
+    return float(norm.log() + flat @ signs.double() / norm)
+
+
+def _about_weights(
+    generator: Mapping[str, float], trainer: Mapping[str, float], limit: float
+) -> str:
+    names = differing_parameters(generator, trainer, limit)
+    if not names:
+        return "the weights agree: look at settings and kernels, not at the weight transfer"
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (
+        f"weights differ in {', '.join(names[:5])}{more} ({len(names)} of {len(trainer)}): "
+        f"look at how weights reach the generator; a tied output head may have kept its old copy"
+    )
+
+
+def _about_hidden(
+    generator: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor], limit: float
+) -> str:
+    layer = first_deviating_layer(generator, trainer, limit)
+    if layer is None:
+        return "the hidden states agree in all layers: look at the output head and the temperature"
+    if layer == 0:
+        return "the hidden states deviate from the embeddings on: look at weights and token ids"
+    return (
+        f"the hidden states deviate first after block {layer} of {len(trainer) - 1}: look at its "
+        f"attention (mask, positions, KV cache) and weights"
+    )

@@ -1,0 +1,101 @@
+"""Saving and loading the trainer's whole state: `torch.distributed.checkpoint`, sharded or not."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from transformers import PreTrainedModel
+
+from tramontane.errors import InputError
+from tramontane.trainer.sharding import rank, ranks
+
+BLOCK = 1 << 22
+
+
+def save(
+    folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
+) -> None:
+    """Write weights, optimizer moments, version and random state; every rank must call it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet():
+        dcp.save(_state(model, optimizer, version), checkpoint_id=folder, no_dist=ranks() == 1)
+    (folder / f"checksums_{rank()}").write_bytes(_checksums(folder, rank()))
+
+
+def load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
+    """Read into model and optimizer, in place, what `save` wrote; returns the version.
+
+    Raises:
+        InputError: nothing there, damaged, or the state of another model.
+    """
+    written = sorted(folder.glob("checksums_*"))
+    if not written:
+        raise InputError(f"{folder}: no trainer state here (no checksums_0 file)")
+    for path in written[rank() :: ranks()]:
+        number = int(path.name.removeprefix("checksums_"))
+        if path.read_bytes() != _checksums(folder, number):
+            raise InputError(
+                f"{folder}: the trainer state is damaged (the files of rank {number} are not what "
+                f"was written); resume from an older checkpoint"
+            )
+    state = _state(model, optimizer, 0)
+    try:
+        with _quiet():
+            dcp.load(state, checkpoint_id=folder, no_dist=ranks() == 1)
+    except CheckpointException as error:
+        # The files are whole, so what they hold does not fit what is being filled.
+        reasons = "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
+        raise InputError(
+            f"{folder}: the trainer state belongs to another model ({reasons}); resume with the "
+            f"model that the run started with"
+        ) from error
+    torch.set_rng_state(state["random"])
+    return int(state["version"])
+
+
+def _state(
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
+) -> dict[str, Any]:
+    """The live tensors by name, so that loading fills them in place, whatever the sharding."""
+    # Asking FSDP for the state first puts the sharded parameters in place, by which the optimizer
+    # knows its moments.
+    weights = model.state_dict()
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    return {
+        "model": weights,
+        "optimizer": {names[p]: values for p, values in optimizer.state.items()},
+        "version": torch.tensor(version),
+        "random": torch.get_rng_state(),
+    }
+
+
+def _checksums(folder: Path, number: int) -> bytes:
+    """One line a file that rank `number` wrote; torch itself does not notice a flipped bit."""
+    files = sorted(folder.glob(f"__{number}_*.distcp"))
+    if number == 0:
+        files += folder.glob(".metadata")
+    return "".join(f"{_crc32(path):08x} {path.name}\n" for path in files).encode()
+
+
+def _crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a process group, torch warns on every call that there is none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,365 @@
+"""`tramontane train`, from a config to a finished run folder: workers are built and joined here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tramontane import models
+from tramontane.config import Config
+from tramontane.data.load import load_problems
+from tramontane.data.prompts import check_prompt_length, encode_prompt
+from tramontane.data.stream import ProblemStream
+from tramontane.errors import InputError
+from tramontane.evaluation import EvaluationResult, evaluate, summarize
+from tramontane.generator import Generator
+from tramontane.pipeline import Pipeline
+from tramontane.placement import Handle, ProcessRanks, ThreadHandle
+from tramontane.placement.handle import call
+from tramontane.recorder import Recorder
+from tramontane.run import RunFolder
+from tramontane.studies.report import write_report
+from tramontane.trainer import Trainer, parity
+from tramontane.types import Problem, SamplingParams
+from tramontane.verifier import VerifierPool
+
+PROBE_PROMPTS, PROBE_TOKENS = 8, 32
+
+
+@dataclass
+class Prepared:
+    """What is known once everything that a user may have got wrong has been looked at."""
+
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    problems: ProblemStream
+    held_out: list[Problem]
+    max_prompt: int
+
+    @property
+    def max_len(self) -> int:
+        return self.max_prompt + self.config.pipeline.l_max
+
+    def encode(self, problem: Problem) -> list[int]:
+        return encode_prompt(self.tokenizer, problem.problem, self.config.data.system_prompt)
+
+
+def prepare(config: Config) -> Prepared:
+    """Load and check all input, before any work is done.
+
+    Raises:
+        InputError: whatever is wrong with model, data or sizes.
+    """
+    data, sizes = config.data, config.pipeline
+    tokenizer = models.load_tokenizer(config.model)
+    context = models.context_length(models.load_config(config.model))
+    problems = ProblemStream(data, config.seed)
+    held_out = []
+    if data.eval is not None:
+        held_out = load_problems(
+            data.eval,
+            fields=data.fields,
+            split=data.eval_split,
+            limit=config.evaluation.problems,
+            playground=data.playground,
+            playground_split="test",
+            seed=config.seed,
+        )
+    finite = problems.problems if problems.problems is not None else held_out
+    longest = check_prompt_length(
+        tokenizer,
+        [*finite, *held_out],
+        system_prompt=data.system_prompt,
+        limit=data.max_prompt_tokens,
+        context=context,
+        max_tokens=sizes.l_max,
+    )
+    if data.max_prompt_tokens is not None:
+        longest = data.max_prompt_tokens
+    elif problems.problems is None:
+        longest = max(256, longest)
+    return Prepared(config, tokenizer, problems, held_out, longest)
+
+
+def resolved(prepared: Prepared) -> dict[str, str]:
+    """The config's arithmetic and the memory that the generator's cache will take."""
+    config = prepared.config
+    model = models.load_config(config.model)
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    item = torch.finfo(getattr(torch, config.generator.dtype)).bits // 8
+    per_token = 2 * model.num_hidden_layers * heads * width * item
+    total = per_token * prepared.max_len * config.pipeline.n_async
+    return config.resolved_arithmetic() | {
+        "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
+        "KV cache": f"{total / 2**20:,.0f} MiB at most ({per_token / 1024:.1f} KiB a token)",
+    }
+
+
+def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[str, Any]:
+    """Run a config to its end, or a run folder on from its last checkpoint.
+
+    Returns:
+        The summary, as written to `summary.json`, with `run_dir` and `report` added.
+
+    Raises:
+        InputError: before anything is started.
+        ParityError: trainer and generator disagree about log-probs.
+        WorkerStalled: a wait outlasted its timeout.
+    """
+    began = time.monotonic()
+    torch.set_num_threads(1)
+    prepared = prepare(config)
+    folder = resume or RunFolder.create(config)
+    checkpoint = folder.latest_checkpoint() if resume else None
+    state = _load_pipeline_state(checkpoint) if checkpoint else None
+    folder.rewind(state["version"] if state else 0)
+    screen.start(f"{config.name} → {folder.path}", resolved(prepared), config.pipeline.updates)
+    sizes = config.pipeline
+    with VerifierPool(config.verifier, sizes.l_max, sizes.l_cache) as pool:
+        before = _measure("before", config.model, prepared, pool, folder, screen)
+        ended = asyncio.run(_run(prepared, pool, folder, screen, checkpoint, state))
+        summary: dict[str, Any] = {"updates": ended}
+        if ended == sizes.updates:
+            weights = folder.checkpoints / f"step_{ended}" / "weights"
+            after = _measure("after", str(weights), prepared, pool, folder, screen)
+            summary = _summary(folder, before, after)
+            earlier = state["seconds"] if state else 0.0
+            summary["wall_seconds"] = round(earlier + time.monotonic() - began, 2)
+            folder.write_json("summary.json", summary)
+    report = write_report(folder.path)
+    screen.summary(summary, report)
+    return summary | {"run_dir": str(folder.path), "report": str(report)}
+
+
+async def _run(
+    prepared: Prepared,
+    pool: VerifierPool,
+    folder: RunFolder,
+    screen: Any,
+    checkpoint: Path | None,
+    state: dict[str, Any] | None,
+) -> int:
+    """Start the workers, run the pipeline, and return the number of updates done."""
+    config, sizes = prepared.config, prepared.config.pipeline
+    weights = str(checkpoint / "weights") if checkpoint else config.model
+    generator: Handle = ThreadHandle(
+        "generator",
+        partial(Generator.load, weights, config.generator, sizes.n_async, prepared.max_len),
+    )
+    make = partial(
+        Trainer.load,
+        config.model,
+        config.trainer,
+        sizes,
+        config.generator.temperature,
+        sizes.updates,
+        config.seed,
+    )
+    trainer: Any
+    if config.trainer.ranks == 1:
+        trainer = ThreadHandle("trainer", make)
+    else:
+        backend = "nccl" if config.trainer.device.startswith("cuda") else "gloo"
+        trainer = ProcessRanks("trainer", make, config.trainer.ranks, backend)
+    try:
+        for worker in (generator, trainer):
+            started = asyncio.wrap_future(worker.started)  # type: ignore[attr-defined]
+            await asyncio.wait_for(started, config.timeouts.start)
+        gate = partial(_parity_gate, prepared, generator, trainer)
+        recorder = Recorder(
+            config,
+            folder,
+            generator,
+            trainer,
+            pool,
+            prepared.tokenizer,
+            prepared.problems,
+            screen,
+            gate,
+            state["seconds"] if state else 0.0,
+        )
+        pipeline = Pipeline(
+            config, generator, trainer, pool, prepared.problems, prepared.encode, recorder
+        )
+        recorder.pipeline = pipeline
+        if checkpoint and state:
+            limit = {"timeout": config.timeouts.start, "key": "start"}
+            await call(trainer, "load_state", checkpoint / "trainer", **limit)
+            current = await call(trainer, "weights", **limit)
+            await call(generator, "update_weights", state["version"], current, **limit)
+            pipeline.restore(state)
+            prepared.problems.load_state(state["problems"])
+        await gate()
+        loop = asyncio.get_running_loop()
+        with _interrupts(loop, lambda: asyncio.ensure_future(pipeline.stop())):
+            await pipeline.run()
+        return pipeline.trained_version
+    finally:
+        generator.close()
+        trainer.close()
+
+
+class _interrupts:
+    """Within this block the first Ctrl-C calls `stop`; the second one is an ordinary one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stop: Callable[[], Any]) -> None:
+        self.loop, self.stop = loop, stop
+
+    def __enter__(self) -> None:
+        # Only the main thread may set signal handlers; a notebook's loop may run elsewhere.
+        try:
+            self.loop.add_signal_handler(signal.SIGINT, self._first)
+        except (ValueError, RuntimeError, NotImplementedError):
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.remove_signal_handler(signal.SIGINT)
+
+    def _first(self) -> None:
+        self.loop.remove_signal_handler(signal.SIGINT)
+        self.stop()
+
+
+async def _parity_gate(prepared: Prepared, generator: Handle, trainer: Handle) -> None:
+    """Refuse to run when trainer and generator disagree about the same tokens."""
+    config = prepared.config
+    limit = {"timeout": config.timeouts.start, "key": "start"}
+    probes = ProblemStream(config.data, config.seed)
+    prompts = [prepared.encode(probes.next()) for _ in range(PROBE_PROMPTS)]
+    completions = await call(
+        generator,
+        "probe",
+        prompts,
+        min(PROBE_TOKENS, config.pipeline.l_max),
+        config.seed,
+        config.generator.temperature,
+        **limit,
+    )
+    logprobs = await call(trainer, "logprobs", completions, **limit)
+    mismatch = parity.compare(completions, logprobs)
+    tolerance = parity.tolerance(config.trainer, config.generator)
+    if mismatch.mean <= tolerance:
+        return
+    ids = completions[0].prompt_ids + completions[0].token_ids
+    weights = [await call(worker, "weights", **limit) for worker in (generator, trainer)]
+    hidden = [await call(worker, "hidden_states", ids, **limit) for worker in (generator, trainer)]
+    parity.check(
+        mismatch,
+        tolerance,
+        (parity.fingerprint(weights[0]), parity.fingerprint(weights[1])),
+        (hidden[0], hidden[1]),
+        {"dtype": (config.generator.dtype, config.trainer.dtype)},
+        coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
+    )
+
+
+def _measure(
+    when: str,
+    model: str,
+    prepared: Prepared,
+    pool: VerifierPool,
+    folder: RunFolder,
+    screen: Any,
+) -> EvaluationResult | None:
+    """Evaluate a checkpoint on the held-out problems."""
+    if not prepared.held_out:
+        return None
+    config = prepared.config
+    rows_file = folder.path / f"evaluation_{when}.jsonl"
+    if when == "before" and rows_file.is_file():  # a resumed run has it already
+        rows = [json.loads(line) for line in rows_file.read_text(encoding="utf-8").splitlines()]
+        if len(rows) == len(prepared.held_out) * config.evaluation.samples:
+            return summarize(rows)
+    generator = Generator.load(
+        model, config.generator, config.pipeline.n_async, prepared.max_len
+    )
+    settings = config.evaluation
+    return evaluate(
+        generator,
+        pool,
+        prepared.held_out,
+        tokenizer=prepared.tokenizer,
+        samples=settings.samples,
+        sampling=SamplingParams(config.pipeline.l_max, settings.temperature, settings.top_p),
+        seed=config.seed,
+        system_prompt=config.data.system_prompt,
+        write_to=rows_file,
+        on_progress=partial(screen.phase, f"evaluation {when}"),
+        timeout_s=config.timeouts.verification,
+    )
+
+
+def _load_pipeline_state(checkpoint: Path) -> dict[str, Any]:
+    file = checkpoint / "pipeline.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{file}: damaged checkpoint ({error}); delete the folder {checkpoint} to resume from "
+            f"the one before"
+        ) from None
+
+
+def _summary(
+    folder: RunFolder, before: EvaluationResult | None, after: EvaluationResult | None
+) -> dict[str, Any]:
+    """The run in figures, from its own records."""
+    metrics = folder.metrics()
+    pauses = [m["weight_update_pause_ms"] for m in metrics]
+    tokens = sum(sum(m["staleness_histogram"].values()) for m in metrics)
+    ages = [
+        (int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()
+    ]
+
+    def mean(key: str) -> float:
+        return float(np.mean([m[key] for m in metrics]))
+
+    summary: dict[str, Any] = {}
+    if before and after:
+        pairs = {"before": before, "after": after}
+        summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
+        for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
+            summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
+        summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
+    return summary | {
+        "updates": len(metrics),
+        "training_seconds": metrics[-1]["wall_seconds"],
+        "trained_completion_tokens": tokens,
+        "trained_tokens_per_second": tokens / metrics[-1]["wall_seconds"],
+        "generator_idle_fraction": mean("generator_idle_fraction"),
+        "trainer_idle_fraction": mean("trainer_idle_fraction"),
+        "verifier_idle_fraction": mean("verifier_idle_fraction"),
+        "padding_fraction": mean("padding_fraction"),
+        "weight_update_pause_ms": {
+            "p50": float(np.percentile(pauses, 50)),
+            "p99": float(np.percentile(pauses, 99)),
+        },
+        "staleness": {
+            "mean": sum(age * count for age, count in ages) / tokens,
+            "max": max(age for age, _ in ages),
+        },
+    }
+
+
+def open_run(path: str | Path) -> tuple[RunFolder, Config]:
+    """A run to resume.
+
+    Raises:
+        InputError: not a run folder, or a finished run.
+    """
+    folder, config = RunFolder.open(path)
+    if (folder.path / "summary.json").is_file():
+        raise InputError(f"{path}: this run is finished; see its report.html")
+    return folder, config

@@ -1,0 +1,239 @@
+import gzip
+import json
+import sys
+from datetime import date
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tramontane.config import PlaygroundConfig
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+
+STDIO = {"type": "stdio", "cases": [{"input": "1\n", "output": "2\n"}], "checker": "tokens"}
+
+
+def load(source, split="train", limit=None, part="train", seed=0, world=None, **fields):
+    return load_problems(
+        str(source),
+        fields=fields,
+        split=split,
+        limit=limit,
+        playground=world or PlaygroundConfig(),
+        playground_split=part,
+        seed=seed,
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*rows, name="data.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return tmp_path / name
+
+    return write
+
+
+# Rows
+
+
+def test_a_whole_row(write):
+    row = {"id": 7, "domain": "math", "problem": "What is 1 + 1?", "answer": "2", "license": "CC0"}
+    (problem,) = load(write(row | {"language": "en", "difficulty": 3.0, "source": "mine"}))
+    assert (problem.id, problem.domain, problem.answer) == ("7", "math", "2")
+    assert (problem.language, problem.difficulty, problem.source) == ("en", 3, "mine")
+    assert problem.metadata == {"license": "CC0"}
+
+
+def test_fields_map_names_and_common_names_need_no_mapping(write):
+    mapped = write({"aufgabe": "1 + 1?", "lösung": 2}, name="a.jsonl")
+    known = write({"question": "1 + 1?", "final_answer": "2", "level": "Level 4"}, name="b.jsonl")
+    (a,) = load(mapped, problem="aufgabe", answer="lösung")
+    (b,) = load(known)
+    assert (a.problem, a.answer) == (b.problem, b.answer) == ("1 + 1?", "2")
+    assert b.difficulty == 4
+    assert b.metadata == {}
+    # Its own name wins over a common one, and what was not used is kept.
+    (c,) = load(write({"question": "short", "problem": "long", "answer": "1"}))
+    assert c.problem == "long"
+    assert c.metadata == {"question": "short"}
+
+
+def test_gsm8k_answers_as_upstream_writes_them(write):
+    worked = "She sold 48/2 = <<48/2=24>>24 clips.\nIn all 72.\n#### 1,072"
+    (problem,) = load(write({"question": "How many clips?", "answer": worked}))
+    assert problem.answer == "1,072"
+
+
+@pytest.mark.parametrize(("value", "answer"), [(2, "2"), (2.0, "2"), (0.5, "0.5"), (" x ", "x")])
+def test_answers_become_text(write, value, answer):
+    assert load(write({"problem": "?", "answer": value}))[0].answer == answer
+
+
+@pytest.mark.parametrize("language", ["python", "cpp", "any", "py"])
+def test_the_language_of_a_program_is_not_that_of_the_statement(write, language):
+    (problem,) = load(write({"problem": "Add.", "tests": STDIO, "language": language}))
+    assert problem.domain == "code"
+    assert problem.tests == STDIO
+    assert problem.language is None
+    assert problem.metadata == {"programming_language": language}
+
+
+def test_the_language_of_a_statement(write):
+    rows = [{"problem": "?", "answer": "1", "language": x} for x in ("fr", "pt", "English")]
+    assert [p.language for p in load(write(*rows))] == ["fr", "pt", None]
+    assert load(write({"problem": "?", "tests": STDIO, "language": "ru"}))[0].language == "ru"
+
+
+def test_difficulty_that_is_no_whole_number_is_kept_aside(write):
+    hard, half = load(
+        write(
+            {"problem": "a", "answer": "1", "difficulty": "hard"},
+            {"problem": "b", "answer": "1", "difficulty": 2.5},
+        )
+    )
+    assert hard.difficulty is None
+    assert hard.metadata == {"difficulty": "hard"}
+    assert half.difficulty is None
+    assert half.metadata == {"difficulty": 2.5}
+
+
+def test_ids_default_to_file_and_line_and_are_made_unique(write):
+    rows = [{"problem": str(i), "answer": "1"} for i in range(5)]
+    rows[1]["id"] = rows[3]["id"] = rows[4]["id"] = "a"
+    found = load(write(*rows, name="set.jsonl"))
+    assert [p.id for p in found] == ["set-1", "a", "set-3", "a-4", "a-5"]
+    assert [p.problem for p in found] == list("01234")
+
+
+def test_parquet_fills_with_nulls_and_holds_what_json_cannot(tmp_path):
+    rows = [
+        {"problem": "a", "answer": "1", "tests": None, "on": date(2025, 6, 12)},
+        {"problem": "b", "answer": None, "tests": STDIO | {"float_tolerance": None}, "on": None},
+        {"problem": "c", "answer": None, "tests": STDIO, "on": None},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    maths, first, second = load(tmp_path / "t.parquet")
+    assert (maths.id, maths.domain, maths.tests) == ("t-0", "math", None)
+    assert maths.metadata == {"on": "2025-06-12"}
+    assert first.domain == second.domain == "code"
+    assert first.answer is None
+    assert first.tests == second.tests == STDIO
+    json.dumps([p.to_dict() for p in (maths, first, second)])
+
+
+def test_tests_may_be_json_text(write):
+    assert load(write({"problem": "a", "tests": json.dumps(STDIO)}))[0].tests == STDIO
+
+
+def test_a_limit_is_spread_over_the_source(write):
+    file = write(*({"problem": str(i), "answer": "1"} for i in range(100)))
+    assert [p.problem for p in load(file, limit=4)] == ["0", "25", "50", "75"]
+    assert len(load(file, limit=1000)) == 100
+
+
+# Rows that cannot be used: each error names file, line and field
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"problem": "?"}, r":2: no answer .* 'answer', and no tests.* the row has problem;"),
+        ({"problem": "?", "answer": " "}, r":2: no answer"),
+        ({"problem": "?", "answer": None}, r":2: no answer"),
+        ({"problem": "?", "answer": ["1"]}, r":2: no answer \(text or a number\)"),
+        ({"problem": "?", "answer": True}, r":2: no answer"),
+        ({"problem": "?", "answer": "Long story.\n#### "}, r":2: no answer"),
+        ({"answer": "1"}, r":2: no text in field 'problem'; the row has answer; name the right"),
+        ({"problem": [{"role": "user"}], "answer": "1"}, r":2: no text in field 'problem'"),
+        ({"problem": "?", "domain": "code", "answer": "1"}, r":2: no tests in field 'tests'"),
+        ({"problem": "?", "tests": "assert f(1)"}, r":2: the tests are text, but not JSON"),
+        (
+            {"problem": "?", "tests": {"type": "doctest"}},
+            r":2: the tests want a type, one of stdio",
+        ),
+        ({"problem": "?", "tests": {"type": "stdio", "cases": []}}, r":2: the tests want cases"),
+        (
+            {"problem": "?", "tests": {"type": "stdio", "cases": [{"input": 1, "output": "2"}]}},
+            r":2: the tests want cases, each with input and output as text",
+        ),
+        ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests want code"),
+    ],
+)
+def test_rows_without_what_it_takes_to_grade_them(write, row, message):
+    file = write({"problem": "fine", "answer": "1"}, row)
+    with pytest.raises(InputError, match=r"data\.jsonl" + message):
+        load(file)
+
+
+def test_errors_name_the_mapped_field(write):
+    file = write({"question": "?", "result": "1"}, {"question": "?"})
+    with pytest.raises(InputError, match=r":2: no answer .* in field 'result'"):
+        load(file, answer="result")
+
+
+def test_mappings_that_fit_nothing(write):
+    file = write({"problem": "?", "answer": "1"})
+    with pytest.raises(InputError, match=r"data\.fields\.anwser: .* did you mean 'answer'"):
+        load(file, anwser="answer")
+    with pytest.raises(InputError, match=r"maps 'difficulty' to 'lvl', but no row has that"):
+        load(file, difficulty="lvl")
+
+
+def test_a_truncated_file_is_an_input_error_here_too(tmp_path):
+    whole = gzip.compress(b'{"problem": "?", "answer": "1"}\n' * 500)
+    (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-15])
+    with pytest.raises(InputError, match="cut off after line"):
+        load(tmp_path / "cut.jsonl.gz")
+
+
+# Generated sources
+
+
+def test_the_playground_gives_so_many_different_problems_of_its_split():
+    train, test = (load("playground:", limit=200, part=part) for part in ("train", "test"))
+    assert len({p.problem for p in train} | {p.problem for p in test}) == 400
+    world = PlaygroundConfig(levels=(2, 3), languages=("it",), kinds=("stories",))
+    drawn = load("playground:", limit=50, world=world)
+    assert {(p.language, p.metadata["kind"]) for p in drawn} == {("it", "stories")}
+    assert {p.difficulty for p in drawn} == {2, 3}
+    assert load("playground:", limit=50, seed=1) != load("playground:", limit=50, seed=2)
+
+
+def test_endless_sources_need_a_count():
+    with pytest.raises(InputError, match=r"has no end: say how many problems \(data\.limit\)"):
+        load("playground:")
+
+
+def test_more_of_the_playground_than_there_is():
+    world = PlaygroundConfig(levels=(1, 1), languages=("en",), kinds=("sums",))
+    with pytest.raises(InputError, match=r"different test problems were found of .*ask for fewer"):
+        load("playground:", limit=10**6, part="test", world=world)
+
+
+def test_nothing_stands_behind_the_playground():
+    with pytest.raises(InputError, match=r"write 'playground:' alone"):
+        load("playground:sums", limit=5)
+
+
+def test_reasoning_gym():
+    pytest.importorskip("reasoning_gym")
+    train = load("reasoning_gym:chain_sum", limit=150)
+    test = load("reasoning_gym:chain_sum", limit=100, part="test", seed=1)
+    assert len({p.id for p in train} | {p.id for p in test}) == 250
+    assert train == load("reasoning_gym:chain_sum", limit=150)
+    for p in train:
+        expression = p.problem.rpartition(":")[2].strip(" =")
+        assert int(p.answer) == eval(expression)
+    with pytest.raises(InputError, match=r"no such dataset; did you mean one of .*chain_sum"):
+        load("reasoning_gym:chainsum", limit=5)
+    with pytest.raises(InputError, match="not one train problem with an answer of one line"):
+        load("reasoning_gym:propositional_logic", limit=5)
+
+
+def test_reasoning_gym_is_an_extra(monkeypatch):
+    for module in ("reasoning_gym", "reasoning_gym.factory"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    with pytest.raises(InputError, match=r"pip install tramontane\[reasoning-gym\]"):
+        load("reasoning_gym:chain_sum", limit=5)

@@ -1,0 +1,134 @@
+"""Closed forms for every metric; the intervals' coverage by simulation."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from tramontane.evaluation.metrics import (
+    MAX_SUBSETS,
+    Z,
+    maj_at_k,
+    majority,
+    mean_interval,
+    pass_at_k,
+    powers_of_two,
+    student_quantile,
+    wilson,
+)
+
+
+@pytest.mark.parametrize("right", range(6))
+@pytest.mark.parametrize("k", range(1, 6))
+def test_pass_at_k_is_the_mean_over_all_subsets(right: int, k: int) -> None:
+    outcomes = [i < right for i in range(5)]
+    wins = [any(subset) for subset in combinations(outcomes, k)]
+    assert pass_at_k(5, right, k) == pytest.approx(sum(wins) / len(wins), abs=1e-15)
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    n, k, p = 6, 3, 0.3
+    mean = sum(
+        p ** sum(draw) * (1 - p) ** (n - sum(draw)) * pass_at_k(n, sum(draw), k)
+        for draw in product((0, 1), repeat=n)
+    )
+    assert mean == pytest.approx(1 - (1 - p) ** k)
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_k_beyond_the_samples_is_an_error(k: int) -> None:
+    with pytest.raises(ValueError, match="within 1…4"):
+        pass_at_k(4, 2, k)
+    with pytest.raises(ValueError, match="within 1…4"):
+        maj_at_k(["7"] * 4, [True] * 4, k)
+
+
+def test_majority_breaks_ties_by_who_was_seen_first() -> None:
+    assert majority(["3", "7", "7", "3"]) == "3"
+    assert majority([None, "7", "3"]) == "7"
+    assert majority([None, None]) is None
+
+
+def test_majority_of_all_samples() -> None:
+    right = [True, False, True, False]
+    assert maj_at_k(["7", "3", "7", "5"], right, 4) == 1.0
+    assert maj_at_k(["7", "3", "7", "3"], right, 4) == 1.0
+    assert maj_at_k(["3", "7", "7", "3"], [False, True, True, False], 4) == 0.0
+    # Malformed completions do not vote: a single voice carries it.
+    assert maj_at_k([None, None, "7", None], right, 4) == 1.0
+    assert maj_at_k([None] * 4, [False] * 4, 4) == 0.0
+
+
+def test_majority_of_fewer_is_the_mean_over_subsets() -> None:
+    votes, right = ["7", "3", "7", "3", "3"], [True, False, True, False, False]
+    assert maj_at_k(votes, right, 1) == pytest.approx(2 / 5)
+    # Pairs: (7,7) wins, (7,3) in this order wins, all else loses.
+    wins = sum(votes[i] == "7" for i, j in combinations(range(5), 2))
+    assert maj_at_k(votes, right, 2) == pytest.approx(wins / 10)
+    assert maj_at_k(votes, right, 5) == 0.0
+
+
+def test_majority_over_seeded_subsets_repeats_and_is_near_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    right = [bool(x) for x in rng.random(20) < 0.6]
+    votes = ["7" if ok else "3" for ok in right]
+    exact = np.mean([maj_at_k([votes[i] for i in s], [right[i] for i in s], 5)
+                     for s in combinations(range(20), 5)])  # fmt: skip
+    assert maj_at_k(votes, right, 5, seed=1) == maj_at_k(votes, right, 5, seed=1)
+    assert maj_at_k(votes, right, 5, seed=1) == pytest.approx(exact, abs=4 * 0.5 / MAX_SUBSETS**0.5)
+
+
+def test_powers_of_two() -> None:
+    assert powers_of_two(1) == [1]
+    assert powers_of_two(6) == [1, 2, 4]
+    assert powers_of_two(64) == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_wilson_closed_form() -> None:
+    # 7 of 10: the roots of (p̂ − p)² = z² p (1 − p) / n.
+    interval = wilson(0.7, 10)
+    roots = np.roots([1 + Z * Z / 10, -(2 * 0.7 + Z * Z / 10), 0.7**2])
+    assert [interval.low, interval.high] == pytest.approx(sorted(roots))
+    assert wilson(0.0, 8).low == 0.0
+    assert wilson(1.0, 8).high == 1.0
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(4, 2.7764), (5, 2.5706), (10, 2.2281), (30, 2.0423), (1000, 1.9623)]
+)
+def test_student_quantile(degrees: int, quantile: float) -> None:
+    assert student_quantile(degrees) == pytest.approx(quantile, abs=3e-3)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("problems", [1, 2, 50])
+def test_an_interval_never_closes(value: float, problems: int) -> None:
+    interval = mean_interval([value] * problems, samples=8)
+    assert interval == wilson(value, problems)
+    assert interval.low <= value <= interval.high
+    assert interval.high - interval.low > 0.05
+
+
+def test_an_interval_shrinks_with_problems_not_with_copies_of_samples() -> None:
+    values = [0.0, 1.0] * 32
+    width = {n: mean_interval(values, n).high - mean_interval(values, n).low for n in (1, 64)}
+    assert width[1] == pytest.approx(width[64], rel=0.02)
+    assert mean_interval(values * 4, 1).high < mean_interval(values, 1).high
+
+
+def test_no_problems_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no problems"):
+        mean_interval([])
+
+
+@pytest.mark.parametrize("problems", [32, 256])
+@pytest.mark.parametrize("samples", [1, 4, 16])
+@pytest.mark.parametrize("ability", [(0.5, 0.5), (1, 3), (8, 2), (50, 50)])
+def test_coverage(problems: int, samples: int, ability: tuple[float, float]) -> None:
+    """Abilities from Beta(a, b): easy or hopeless, hard, easy, all alike."""
+    rng = np.random.default_rng(7)
+    a, b = ability
+    rates = rng.binomial(samples, rng.beta(a, b, (1200, problems))) / samples
+    intervals = [mean_interval(x, samples) for x in rates]
+    covered = np.mean([i.low <= a / (a + b) <= i.high for i in intervals])
+    assert 0.92 <= covered <= 0.98

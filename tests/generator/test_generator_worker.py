@@ -1,0 +1,200 @@
+"""The worker around the engine: loading, text, snapshots, the parity probe, its counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import (
+    EOS,
+    VOCAB,
+    chosen,
+    finish,
+    make_model,
+    make_requests,
+    make_tokenizer,
+    reference_logprobs,
+    twin,
+)
+from transformers import BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM
+
+from tramontane.config import GeneratorConfig
+from tramontane.errors import InputError
+from tramontane.generator import Generator, SlotEngine
+from tramontane.models import load_model
+from tramontane.types import Request, SamplingParams
+
+
+def make_generator(model=None, slots=8, **config) -> Generator:
+    return Generator(
+        model or make_model(), make_tokenizer(), GeneratorConfig(**config), slots, max_len=100
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_load_from_a_checkpoint(tmp_path, dtype):
+    model = make_model("mistral", tied=False)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    generator = Generator.load(str(tmp_path), GeneratorConfig(dtype=dtype), 4, 60)
+    assert next(generator.model.parameters()).dtype == getattr(torch, dtype)
+    generator.submit(make_requests(3, 2, lengths=(5, 9), tokens=(20, 20)))
+    exact = twin(load_model(str(tmp_path)).to(getattr(torch, dtype)).float())
+    for c in finish(generator).values():
+        reference = reference_logprobs(exact, c.prompt_ids, c.token_ids)
+        torch.testing.assert_close(
+            torch.tensor(c.logprobs),
+            chosen(reference, c.token_ids),
+            atol=1e-4 if dtype == "float32" else 0.6,
+            rtol=0,
+        )
+
+
+def test_text_is_what_was_generated_without_special_tokens():
+    generator = make_generator()
+    generator.submit(make_requests(10, 3, seed=6, tokens=(30, 50)))
+    done = finish(generator)
+    assert any(c.finish_reason == "stop" for c in done.values())
+    for c in done.values():
+        assert c.text == " ".join(f"w{t}" for t in c.token_ids if t > 2)
+
+
+def test_any_eos_id_stops():
+    """The tokenizer's and all of the generation config's."""
+    model = make_model()
+    model.generation_config.eos_token_id = [50, 51]
+    generator = make_generator(model)
+    generator.submit(make_requests(20, 3, seed=8, tokens=(50, 50)))
+    ends = {c.token_ids[-1] for c in finish(generator).values() if c.finish_reason == "stop"}
+    assert ends == {EOS, 50, 51}
+
+
+def test_step_runs_the_configured_steps_and_returns_at_once_when_idle():
+    generator = make_generator(steps_per_call=5)
+    assert generator.step() == []
+    assert generator.stats()["decode_steps"] == 0
+    generator.submit([Request(0, 0, [5, 6], 3, SamplingParams(12, temperature=0))])
+    generator.step()
+    assert len(generator.pending()[0].token_ids) == 5
+    generator.step(100)
+    assert generator.stats()["decode_steps"] <= 12
+    assert generator.pending() == []
+
+
+def test_pending_survives_the_generator():
+    """A snapshot handed to a new generator continues to the same completions."""
+    requests = make_requests(5, 4, seed=14, tokens=(10, 40))
+    whole = make_generator()
+    whole.submit(requests)
+    expected = finish(whole)
+
+    first = make_generator()
+    first.submit(requests)
+    done = {(c.group, c.index): c for c in first.step(9)}
+    snapshot = first.pending()
+    assert len(snapshot) + len(done) == len(requests)
+    assert any(r.token_ids for r in snapshot)
+    assert any(not r.token_ids for r in snapshot)
+    second = make_generator()
+    second.submit(snapshot)
+    done |= finish(second)
+    assert {k: c.token_ids for k, c in done.items()} == {
+        k: c.token_ids for k, c in expected.items()
+    }
+    assert {k: c.text for k, c in done.items()} == {k: c.text for k, c in expected.items()}
+
+
+def test_cancel_all_leaves_a_generator_as_new():
+    generator = make_generator()
+    requests = make_requests(4, 4, seed=2, tokens=(5, 30))
+    generator.submit(requests)
+    generator.step(7)
+    generator.cancel_all()
+    assert generator.pending() == []
+    assert generator.step() == []
+    assert generator.stats()["in_flight"] == 0
+    generator.submit(requests)
+    again = finish(generator)
+    fresh = make_generator()
+    fresh.submit(requests)
+    assert {k: c.token_ids for k, c in again.items()} == {
+        k: c.token_ids for k, c in finish(fresh).items()
+    }
+
+
+def test_probe_is_right_and_disturbs_nothing():
+    model = make_model("qwen3")
+    plain = twin(model)
+    requests = make_requests(4, 4, seed=3, tokens=(20, 40))
+    undisturbed = make_generator(twin(model))
+    undisturbed.update_weights(4, model.state_dict())
+    undisturbed.submit(requests)
+    expected = finish(undisturbed)
+
+    generator = make_generator(model)
+    generator.update_weights(4, model.state_dict())
+    generator.submit(requests)
+    done = {(c.group, c.index): c for c in generator.step(5)}
+    before = generator.stats()
+    prompts = [[5, 6, 7], [8] * 30, [9]]
+    probes = generator.probe(prompts, tokens=25, seed=1, temperature=0.8)
+    after = generator.stats()
+    assert {k: v for k, v in after.items() if k != "busy_seconds"} == {
+        k: v for k, v in before.items() if k != "busy_seconds"
+    }
+    done |= finish(generator)
+    assert {k: c.token_ids for k, c in done.items()} == {
+        k: c.token_ids for k, c in expected.items()
+    }
+    assert [c.prompt_ids for c in probes] == prompts
+    for c in probes:
+        assert len(c.token_ids) == 25
+        assert c.versions == [4] * 25
+        reference = reference_logprobs(plain, c.prompt_ids, c.token_ids, 0.8)
+        torch.testing.assert_close(
+            torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
+        )
+
+
+def test_stats_add_up():
+    generator = make_generator(slots=6)
+    requests = make_requests(4, 5, seed=5, tokens=(3, 20))
+    generator.submit(requests)
+    generator.step(2)
+    assert generator.stats()["in_flight"] == 6
+    done = finish(generator)
+    stats = generator.stats()
+    generated = sum(len(c.token_ids) for c in done.values())
+    assert stats["generated_tokens"] == stats["live_slot_steps"] == generated
+    assert stats["slot_steps"] == 6 * stats["decode_steps"]
+    assert stats["utilisation"] == generated / stats["slot_steps"]
+    assert stats["prefill_tokens"] == sum(len(requests[i].prompt_ids) - 1 for i in (0, 5, 10, 15))
+    assert stats["in_flight"] == 0
+    assert stats["busy_seconds"] > 0
+    heads, head_dim, layers = 2, 8, 3
+    positions = stats["cache_bytes"] / (2 * layers * heads * head_dim * 4)
+    assert 0 < positions <= 6 * (64 + 112)
+
+
+@pytest.mark.parametrize("eos", [VOCAB, -1])
+def test_eos_outside_the_vocabulary_is_refused(eos):
+    with pytest.raises(InputError, match="EOS"):
+        SlotEngine(make_model(), 2, 60, eos_ids=[eos])
+
+
+def test_models_that_cannot_be_run_are_refused_at_once():
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2))
+    with pytest.raises(InputError, match="attention interface"):
+        SlotEngine(bloom, 2, 60)
+    softcapped = Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+        )
+    )
+    with pytest.raises(InputError, match="softcap"):
+        SlotEngine(softcapped, 2, 60)

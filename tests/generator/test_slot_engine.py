@@ -1,0 +1,207 @@
+"""The slot engine against transformers' own forward and `generate`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import (
+    EOS,
+    FAMILIES,
+    VOCAB,
+    chosen,
+    finish,
+    make_model,
+    make_prompt,
+    make_requests,
+    reference_logprobs,
+    twin,
+)
+
+from tramontane.errors import InputError
+from tramontane.generator.engine import SlotEngine
+from tramontane.types import Request, SamplingParams
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_equals_generate(family, tied):
+    model = make_model(family, tied)
+    plain = twin(model, "sdpa")
+    rng = random.Random(1)
+    prompts = [make_prompt(rng, n) for n in (7, 1, 30, 12, 58)]
+    engine = SlotEngine(model, slots=3, max_len=100, eos_ids=[EOS])
+    params = SamplingParams(40, temperature=0.0)
+    engine.submit([Request(i, 0, p, i, params) for i, p in enumerate(prompts)])
+    done = finish(engine)
+    for i, prompt in enumerate(prompts):
+        expected = plain.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=40,
+            do_sample=False,
+        )[0, len(prompt) :].tolist()
+        c = done[i, 0]
+        assert c.token_ids == expected
+        assert c.finish_reason == ("stop" if expected[-1] == EOS else "length")
+        expected_logprobs = chosen(reference_logprobs(plain, prompt, expected), expected)
+        torch.testing.assert_close(torch.tensor(c.logprobs), expected_logprobs, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampled_logprobs_with_refills_and_mixed_lengths(family, temperature):
+    model = make_model(family, tied=family != "llama")
+    plain = twin(model)
+    requests = make_requests(12, 5, seed=3, tokens=(1, 90), temperature=temperature)
+    engine = SlotEngine(model, slots=16, max_len=130, eos_ids=[EOS], prefill_tokens=64)
+    engine.submit(requests)
+    done = finish(engine)
+    assert len(done) == len(requests)
+    for r in requests:
+        c = done[r.group, r.index]
+        reference = reference_logprobs(plain, r.prompt_ids, c.token_ids, temperature)
+        torch.testing.assert_close(
+            torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
+        )
+        stopped = c.token_ids[-1] == EOS
+        assert c.finish_reason == ("stop" if stopped else "length")
+        assert EOS not in c.token_ids[:-1]
+        assert stopped or len(c.token_ids) == r.sampling.max_tokens
+    # The run must have had what it claims to test: both ends, lanes outgrown, slots refilled.
+    assert {c.finish_reason for c in done.values()} == {"stop", "length"}
+    assert max(len(c.prompt_ids) + len(c.token_ids) for c in done.values()) > 96
+    assert engine.stats.live_slot_steps < engine.stats.slot_steps
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_logprobs(family):
+    """Within 0.05 on average and 0.6 at most of a float32 forward of the same rounded weights
+    (these models' logits reach ±20), and no further than transformers' own bfloat16 forward."""
+    model = make_model(family, dtype=torch.bfloat16)
+    own = twin(model)
+    exact = twin(model).float()
+    requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(20, 60))
+    engine = SlotEngine(model, slots=16, max_len=100)
+    engine.submit(requests)
+    ours, theirs = [], []
+    for c in finish(engine).values():
+        truth = chosen(reference_logprobs(exact, c.prompt_ids, c.token_ids), c.token_ids)
+        plain = chosen(reference_logprobs(own, c.prompt_ids, c.token_ids), c.token_ids)
+        ours.append((torch.tensor(c.logprobs) - truth).abs())
+        theirs.append((plain - truth).abs())
+    error, yardstick = torch.cat(ours), torch.cat(theirs)
+    assert error.mean() < 0.05
+    assert error.max() < 0.6
+    assert error.mean() < 1.3 * yardstick.mean()
+
+
+def test_request_does_not_depend_on_its_neighbours():
+    model = make_model("qwen3")
+    crowd = make_requests(17, 3, seed=7, temperature=0.9)
+    chosen_ones = [crowd[0], crowd[25], crowd[50]]
+    engine = SlotEngine(model, slots=20, max_len=80, eos_ids=[EOS])
+    engine.submit(crowd)
+    together = finish(engine)
+    for request in chosen_ones:
+        engine = SlotEngine(model, slots=1, max_len=80, eos_ids=[EOS])
+        engine.submit([request])
+        alone = finish(engine)[request.group, request.index]
+        assert alone.token_ids == together[request.group, request.index].token_ids
+
+
+def test_interrupted_requests_continue_to_the_same_tokens():
+    model = make_model("mistral")
+    requests = make_requests(6, 4, seed=11, tokens=(10, 60))
+    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+    engine.submit(requests)
+    whole = finish(engine)
+
+    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+    engine.submit(requests)
+    done = {}
+    while engine.unfinished:
+        for _ in range(7):
+            done |= {(c.group, c.index): c for c in engine.step()}
+        pending = engine.pending()
+        assert [(r.group, r.index) for r in pending] == [
+            (r.group, r.index) for r in requests if (r.group, r.index) not in done
+        ]
+        engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+        engine.submit(pending)
+    assert done.keys() == whole.keys()
+    for key, c in done.items():
+        assert c.token_ids == whole[key].token_ids
+        assert c.versions == [3] * len(c.token_ids)
+        torch.testing.assert_close(
+            torch.tensor(c.logprobs), torch.tensor(whole[key].logprobs), atol=1e-4, rtol=0
+        )
+
+
+def test_group_prompt_is_prefilled_once():
+    """All but a prompt's last token goes through prefill, once a group, though the second group's
+    members are admitted over many steps."""
+    model = make_model()
+    requests = make_requests(2, 16, seed=2, lengths=(20, 30), tokens=(3, 12))
+    engine = SlotEngine(model, slots=20, max_len=50)
+    engine.submit(requests)
+    engine.step()
+    assert len(engine._prefixes) == 1  # the first group is all admitted, the second is not
+    finish(engine)
+    assert not engine._prefixes
+    prompts = [requests[0].prompt_ids, requests[16].prompt_ids]
+    assert engine.stats.prefill_tokens == sum(len(p) - 1 for p in prompts)
+    assert engine.stats.generated_tokens == sum(r.sampling.max_tokens for r in requests)
+
+
+def test_slots_are_refilled_at_once():
+    model = make_model()
+    requests = make_requests(10, 4, seed=4, tokens=(2, 30))
+    engine = SlotEngine(model, slots=8, max_len=80)
+    engine.submit(requests)
+    while engine.unfinished > engine.slots:
+        engine.step()
+        # What a step frees, the next one fills: no slot idles while anything waits.
+        assert engine.stats.live_slot_steps == engine.stats.slot_steps
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_ids": []}, "empty prompt"),
+        ({"prompt_ids": [5, VOCAB]}, "vocabulary"),
+        ({"prompt_ids": [5] * 41}, "41 prompt tokens"),
+        ({"token_ids": [4] * 20, "logprobs": [0.0] * 20, "versions": [0] * 20}, "nothing to"),
+        ({"token_ids": [4]}, "log-prob and a version"),
+        ({"sampling": SamplingParams(5, temperature=-1)}, "temperature"),
+        ({"sampling": SamplingParams(5, top_p=0)}, "top_p"),
+    ],
+)
+def test_impossible_requests_are_refused_whole(change, message):
+    engine = SlotEngine(make_model(), slots=2, max_len=60)
+    good = Request(0, 0, [5, 6], 0, SamplingParams(20))
+    with pytest.raises(InputError, match=message):
+        engine.submit([good, replace(good, **change)])
+    assert engine.unfinished == 0
+
+
+def test_context_of_the_model_is_a_limit_too():
+    engine = SlotEngine(make_model(), slots=2, max_len=1000)
+    with pytest.raises(InputError, match="the model's context of 256"):
+        engine.submit([Request(0, 0, [5] * 200, 0, SamplingParams(57))])
+
+
+def test_longest_request_fits():
+    """Prompt and completion fill a slot to its last position."""
+    model = make_model()
+    engine = SlotEngine(model, slots=2, max_len=256)
+    request = Request(0, 0, [5, 6, 7], 1, SamplingParams(253))
+    engine.submit([request])
+    c = finish(engine)[0, 0]
+    reference = reference_logprobs(twin(model), c.prompt_ids, c.token_ids)
+    assert len(c.token_ids) == 253
+    torch.testing.assert_close(
+        torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
+    )

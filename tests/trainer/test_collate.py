@@ -1,0 +1,51 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tramontane.trainer.collate import collate, padding_fraction, shares
+
+
+def lengths_of(microbatches, lengths):
+    return [[lengths[i] for i in m] for m in microbatches]
+
+
+def test_the_paper_example():
+    lengths = [3, 7, 2, 5, 4, 3]
+    assert lengths_of(collate(lengths, 10), lengths) == [[7, 3], [5, 4], [3, 2]]
+
+
+def test_a_sequence_above_the_budget_is_alone():
+    lengths = [2, 25, 9]
+    assert lengths_of(collate(lengths, 10), lengths) == [[25], [9], [2]]
+
+
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 50))
+def test_nothing_is_lost_and_the_budget_is_kept(lengths, budget):
+    microbatches = collate(lengths, budget)
+    assert sorted(i for m in microbatches for i in m) == list(range(len(lengths)))
+    used = [sum(lengths[i] for i in m) for m in microbatches]
+    assert all(u <= budget or len(m) == 1 for u, m in zip(used, microbatches, strict=True))
+    # Greedy: a microbatch is opened only where its first sequence fits into none before it.
+    firsts = [m[0] for m in microbatches]
+    for number, first in enumerate(firsts):
+        assert all(u + lengths[first] > budget for u in used[:number])
+    assert 0 <= padding_fraction(lengths, microbatches, budget) < 1
+
+
+def test_padding_fraction_is_the_unfilled_share_of_the_budgets():
+    lengths = [7, 3, 5, 4, 3, 2]
+    assert padding_fraction(lengths, collate(lengths, 10), 10) == pytest.approx(6 / 30)
+    # A sequence of 25 takes 25, not 10.
+    assert padding_fraction([25, 5], collate([25, 5], 10), 10) == pytest.approx(5 / 35)
+
+
+@given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**9))
+def test_every_rank_gets_its_number_and_every_completion_one_rank(ranks, each, seed):
+    dealt = shares(ranks * each, ranks, seed)
+    assert [len(share) for share in dealt] == [each] * ranks
+    assert sorted(i for share in dealt for i in share) == list(range(ranks * each))
+    assert dealt == shares(ranks * each, ranks, seed)
+
+
+def test_the_permutation_changes_with_the_update():
+    assert len({str(shares(16, 2, seed)) for seed in range(10)}) == 10

@@ -1,0 +1,155 @@
+import math
+
+import pytest
+import torch
+
+from tramontane.config import ObjectiveConfig
+from tramontane.errors import InputError
+from tramontane.trainer.advantages import loss_weights
+from tramontane.trainer.objectives import Tokens, load_objective, magistral
+
+LOGP = math.log(0.3)
+
+
+def tokens(ratios, advantages, weights=None, logprobs=None, **more):
+    """Tokens whose π_θ/μ is as given; `more` overrides any field."""
+    ratios = torch.tensor(ratios, dtype=torch.float64)
+    n = len(ratios)
+    logprobs = torch.full_like(ratios, LOGP).requires_grad_() if logprobs is None else logprobs
+    fields = {
+        "logprobs": logprobs,
+        "behavior": logprobs.detach() - ratios.log(),
+        "advantages": torch.tensor(advantages, dtype=torch.float64),
+        "weights": torch.ones(n).double() if weights is None else weights,
+        "sequence": torch.zeros(n, dtype=torch.int64),
+        "rewards": torch.zeros(n),
+        "entropy": torch.ones(n),
+    }
+    return Tokens(**fields | more)
+
+
+def loss_and_gradient(t, **config):
+    loss, metrics = magistral.loss(t, ObjectiveConfig(**config))
+    (gradient,) = torch.autograd.grad(loss, t.logprobs)
+    return loss.item(), gradient.tolist(), {n: float(s / w) for n, (s, w) in metrics.items()}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "flows"),
+    [
+        (1.5, 1.0, 1.28, False),
+        (1.5, -1.0, -1.5, True),
+        (0.5, -1.0, -0.8, False),
+        (0.5, 1.0, 0.5, True),
+        (1.0, 1.0, 1.0, True),
+        (1.2, -1.0, -1.2, True),
+    ],
+)
+def test_the_clip_table(ratio, advantage, value, flows):
+    loss, (gradient,), metrics = loss_and_gradient(tokens([ratio], [advantage]))
+    assert -loss == pytest.approx(value)
+    # Where it flows, ∂(ρ A)/∂ log π = ρ A.
+    assert -gradient == pytest.approx(ratio * advantage if flows else 0.0)
+    assert metrics["clip_fraction_high"] == (ratio > 1.28 and advantage > 0)
+    assert metrics["clip_fraction_low"] == (ratio < 0.8 and advantage < 0)
+
+
+def test_lengths_10_and_30_weigh_by_tokens():
+    def objective(normalization):
+        lengths = torch.tensor([10, 30])
+        weights = loss_weights(
+            lengths, torch.tensor([0, 0]), torch.tensor([True, True]), normalization, 100
+        ).repeat_interleave(lengths)
+        return -loss_and_gradient(tokens([1.0] * 40, [1.0] * 10 + [-1.0] * 30, weights))[0]
+
+    assert objective("group_tokens") == pytest.approx(-0.5)
+    assert objective("sequence") == pytest.approx(0.0)
+    assert objective("constant") == pytest.approx(-20 / 200)
+
+
+def test_metrics_are_means_over_tokens_that_are_learnt_from():
+    t = tokens([1.5, 0.5, 1.0, 9.0], [1.0, -1.0, 1.0, 0.0], torch.tensor([1, 1, 1, 0.0]))
+    metrics = loss_and_gradient(t)[2]
+    assert metrics["ratio"] == pytest.approx(1.0)
+    assert metrics["clip_fraction_low"] == metrics["clip_fraction_high"] == pytest.approx(1 / 3)
+    # k3 of KL(μ ‖ π): ρ − 1 − log ρ.
+    expected = sum(r - 1 - math.log(r) for r in (1.5, 0.5, 1.0)) / 3
+    assert metrics["kl_behavior"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [("truncated", [2.0, 1.5, 0.25]), ("clipped", [2.0, 1.5, 0.5])],
+)
+def test_importance_corrections(correction, weights):
+    # π_old/μ = 4, 1.5, 0.25, and π_θ/π_old = 1.1, 0.9, 1.5: the last is clipped at A = 1.
+    drift = torch.tensor([4.0, 1.5, 0.25], dtype=torch.float64)
+    ratio = torch.tensor([1.1, 0.9, 1.5], dtype=torch.float64)
+    t = tokens((drift * ratio).tolist(), [1.0, -1.0, 1.0])
+    t = Tokens(**{**vars(t), "proximal": t.logprobs.detach() - ratio.log()})
+    loss, gradient, metrics = loss_and_gradient(t, importance_correction=correction)
+    surrogates = [1.1, -0.9, 1.28]
+    assert -loss == pytest.approx(sum(w * s for w, s in zip(weights, surrogates, strict=True)))
+    # The weight is a constant: the gradient is w · ρ · A where not clipped.
+    assert [-g for g in gradient] == pytest.approx([weights[0] * 1.1, weights[1] * -0.9, 0.0])
+    assert metrics["importance_weight"] == pytest.approx(sum(weights) / 3)
+    assert metrics["importance_capped"] == pytest.approx(
+        (1 if correction == "truncated" else 2) / 3
+    )
+
+
+def test_without_correction_the_behaviour_is_the_old_policy():
+    t = tokens([1.2], [1.0])
+    assert -loss_and_gradient(t)[0] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reference", "gradient"),
+    [((0.8, 0.2), (0.5, 0.5), 0.3), ((0.5, 0.5), (0.8, 0.2), -0.3)],
+)
+def test_k3_as_a_loss_has_the_gradient_of_the_reverse_kl(policy, reference, gradient):
+    # Both outcomes, weighted by their probabilities: an exact expectation over tokens of π.
+    theta = torch.tensor(math.log(policy[0] / policy[1]), dtype=torch.float64, requires_grad=True)
+    logits = torch.stack([theta, torch.zeros_like(theta)])
+    logprobs = torch.log_softmax(logits, 0)
+    t = tokens(
+        [1.0, 1.0],
+        [0.0, 0.0],
+        logprobs.detach().exp(),
+        logprobs,
+        reference=torch.tensor(reference, dtype=torch.float64).log(),
+    )
+    loss, _ = magistral.loss(t, ObjectiveConfig(kl_coef=0.5))
+    (got,) = torch.autograd.grad(loss, theta)
+    assert got.item() == pytest.approx(0.5 * gradient)
+    # ∇KL(π_ref ‖ π) = π − π_ref for a logit.
+    assert gradient == pytest.approx(policy[0] - reference[0])
+    forward = sum(p * math.log(p / q) for p, q in zip(policy, reference, strict=True))
+    assert loss.item() == pytest.approx(0.5 * forward)
+
+
+def test_entropy_bonus_lowers_the_loss_by_the_entropy():
+    entropy = torch.tensor([0.3, 0.9], dtype=torch.float64, requires_grad=True)
+    t = tokens([1.0, 1.0], [0.0, 0.0], torch.tensor([0.25, 0.75]), entropy=entropy)
+    loss, _ = magistral.loss(t, ObjectiveConfig(entropy_coef=0.1))
+    assert loss.item() == pytest.approx(-0.1 * (0.25 * 0.3 + 0.75 * 0.9))
+    (gradient,) = torch.autograd.grad(loss, entropy)
+    assert gradient.tolist() == pytest.approx([-0.025, -0.075])
+
+
+@pytest.mark.parametrize(
+    ("config", "needs"),
+    [
+        ({}, set()),
+        ({"kl_coef": 0.1}, {"reference"}),
+        ({"entropy_coef": -0.1}, {"entropy"}),
+        ({"importance_correction": "clipped"}, {"proximal"}),
+    ],
+)
+def test_it_asks_only_for_what_it_uses(config, needs):
+    assert magistral.needs(ObjectiveConfig(**config)) == needs
+
+
+def test_an_unknown_objective_is_an_error_that_lists_those_there_are():
+    with pytest.raises(InputError, match=r"'magistrale'.*magistral"):
+        load_objective(ObjectiveConfig(name="magistrale"))

@@ -1,0 +1,303 @@
+import copy
+import random
+
+import pytest
+import torch
+from rollouts import batch, equal, group, model, trainer, with_own_logprobs
+from transformers import AutoModelForCausalLM
+
+from tramontane.errors import InputError
+from tramontane.trainer.trainer import Trainer
+from tramontane.types import Batch, Verdict
+
+
+def loss_by_hand(t, b):
+    """The paper's J from plain padded forwards, group after group, negated."""
+    rewards = [[v.reward for v in g.verdicts] for g in b.groups]
+    centred = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
+    std = torch.tensor(centred, dtype=torch.float64).std(correction=0)
+    advantages = iter([a / std for a in centred])
+    plain = copy.deepcopy(t.model)
+    plain.set_attn_implementation("eager")
+    loss = 0.0
+    for g in b.groups:
+        summed, tokens = 0.0, 0
+        for c in g.completions:
+            logits = plain(torch.tensor([c.prompt_ids + c.token_ids])).logits[0]
+            logp = torch.log_softmax(logits / t.temperature, -1)[len(c.prompt_ids) - 1 : -1]
+            own = logp.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
+            ratio = (own - torch.tensor(c.logprobs)).exp()
+            a = next(advantages)
+            summed += torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a).sum()
+            tokens += len(c.token_ids)
+        loss -= summed / tokens / len(b.groups)
+    loss.backward()
+    return loss.item(), {n: p.grad for n, p in plain.named_parameters()}
+
+
+def sgd(t, rate=1.0):
+    """Plain gradient descent, so that the weights' change is the gradient."""
+    t.optimizer = torch.optim.SGD(t.model.parameters(), lr=rate)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("budget", [1, 64, 10_000])
+def test_loss_and_gradient_are_the_formula_whatever_the_microbatches(budget, checkpointing):
+    t = trainer(
+        microbatch_tokens=budget,
+        gradient_checkpointing=checkpointing,
+        max_grad_norm=1e9,
+        learning_rate=1.0,
+    )
+    b = batch()
+    for c, own in zip(b.completions, t.logprobs(b.completions), strict=True):
+        c.logprobs = [x + random.Random(len(own)).uniform(-0.4, 0.4) for x in own]
+    loss, gradient = loss_by_hand(t, b)
+    before = t.weights()
+    sgd(t)
+    metrics = t.step(b)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    after = t.weights()
+    for name, g in gradient.items():
+        torch.testing.assert_close(before[name] - after[name], g, atol=2e-6, rtol=1e-4)
+    norm = sum(g.square().sum() for g in gradient.values()).sqrt()
+    assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_the_same_inputs_give_the_same_bits():
+    one, two = trainer(dtype="bfloat16"), trainer(dtype="bfloat16")
+    for version in range(3):
+        assert one.step(batch(version)) == two.step(batch(version))
+    assert equal(one.weights(), two.weights())
+
+
+def test_minibatches_take_whole_groups_in_order():
+    t, by_hand = trainer(n_minibatch=8), trainer(n_batch=8)
+    b = batch()
+    metrics = t.step(b)
+    first = by_hand.step(Batch(0, b.groups[:2]))
+    second = by_hand.step(Batch(0, b.groups[2:]))
+    assert equal(t.weights(), by_hand.weights())
+    assert t.version == 1
+    assert metrics["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
+    # The mismatch is that of the first minibatch, before any step.
+    assert metrics["mismatch_age_0"] == first["mismatch_age_0"]
+
+
+def test_metrics_say_what_was_trained_on():
+    t = trainer(updates=10, warmup_steps=4)
+    b = with_own_logprobs(t, batch(version=3))
+    versions = iter([3, 2, 1, 0] * 4)
+    for c in b.completions:
+        age = 3 - (version := next(versions))
+        c.versions = [version] * len(c.token_ids)
+        c.logprobs = [x + age * 0.01 for x in c.logprobs]
+    metrics = t.step(b)
+    assert all(type(value) is float for value in metrics.values())
+    assert metrics["mismatch_age_0"] == metrics["mismatch_age_0_max"] == 0
+    assert metrics["mismatch_age_1"] == pytest.approx(0.01, rel=1e-3)
+    assert metrics["mismatch_age_1_max"] == pytest.approx(0.01, rel=1e-3)
+    old = [c for c in b.completions if c.versions[0] < 2]
+    drift = sum((3 - c.versions[0]) * 0.01 * len(c.token_ids) for c in old)
+    tokens = sum(len(c.token_ids) for c in old)
+    assert metrics["mismatch_age_2plus"] == pytest.approx(drift / tokens, rel=1e-3)
+    assert metrics["mismatch_age_2plus_max"] == pytest.approx(0.03, rel=1e-3)
+    ages = [3 - v for c in b.completions for v in c.versions]
+    assert metrics["staleness_mean"] == pytest.approx(sum(ages) / len(ages))
+    assert metrics["staleness_max"] == 3
+    assert metrics["completion_tokens"] == len(ages)
+    assert metrics["trained_tokens"] == sum(
+        len(c.prompt_ids) + len(c.token_ids) for c in b.completions
+    )
+    assert metrics["learning_rate"] == pytest.approx(0.25e-3)
+    assert t.stats()["trained_tokens"] == metrics["trained_tokens"]
+    assert "mismatch_age_1" not in t.step(batch(version=1))
+
+
+def test_a_right_completion_becomes_more_likely():
+    t = trainer(learning_rate=3e-3)
+    b = batch()
+    for g in b.groups:
+        g.verdicts = [Verdict(float(i == 0), {}, "right") for i in range(4)]
+    with_own_logprobs(t, b)
+    before = [sum(c.logprobs) for c in b.completions]
+    for version in range(5):
+        t.step(Batch(version, b.groups))
+    gained = [sum(own) - old for own, old in zip(t.logprobs(b.completions), before, strict=True)]
+    assert all(g > 0 for g in gained[::4])
+    assert sum(gained[1::4] + gained[2::4] + gained[3::4]) < 0
+
+
+def test_unscorable_completions_are_not_learnt_from():
+    b = batch()
+    for number, g in enumerate(b.groups):
+        g.verdicts[number] = Verdict(0.0, {}, "unscorable", "the sandbox broke")
+    t, other = trainer(), trainer()
+    metrics = t.step(b)
+    # Whatever they say, the update is the same.
+    for number, g in enumerate(b.groups):
+        g.completions[number].token_ids = [7] * len(g.completions[number].token_ids)
+    assert other.step(b)["loss"] == metrics["loss"]
+    assert equal(t.weights(), other.weights())
+
+
+def test_with_kl_and_correction_the_first_step_is_the_plain_gradient():
+    """At π_θ = π_old = π_ref = μ every correction is 1 and the KL term is at its minimum."""
+    plain, other = (
+        trainer(),
+        trainer(objective={"kl_coef": 1.0, "importance_correction": "clipped"}),
+    )
+    b = with_own_logprobs(plain, batch())
+    a, c = plain.step(b), other.step(b)
+    assert c["kl_reference"] == pytest.approx(0, abs=1e-7)
+    assert c["importance_weight"] == pytest.approx(1)
+    assert a["loss"] == pytest.approx(c["loss"], abs=1e-7)
+    for one, two in zip(plain.weights().values(), other.weights().values(), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+    # Afterwards the reference stays behind.
+    assert other.step(b)["kl_reference"] > 1e-6
+
+
+def test_the_proximal_policy_is_that_of_the_start_of_the_update():
+    t = trainer(n_minibatch=8, learning_rate=1e-2, objective={"importance_correction": "truncated"})
+    metrics = t.step(with_own_logprobs(t, batch()))
+    # In the second minibatch the weights have moved away from π_old, which is still μ.
+    assert metrics["importance_weight"] == pytest.approx(1, abs=1e-6)
+    assert abs(metrics["ratio"] - 1) > 1e-4
+
+
+def test_an_entropy_bonus_raises_entropy():
+    bonus, plain = trainer(objective={"entropy_coef": 1.0}), trainer()
+    b = with_own_logprobs(plain, batch())
+    for _ in range(4):
+        with_bonus, without = bonus.step(b), plain.step(b)
+    assert with_bonus["entropy"] > without["entropy"] + 0.01
+
+
+def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
+    exact, rough = trainer(), trainer(dtype="bfloat16")
+    b = with_own_logprobs(exact, batch())
+    a, c = exact.step(b), rough.step(b)
+    assert 0 < c["mismatch_age_0"] < 0.05
+    assert c["grad_norm"] == pytest.approx(a["grad_norm"], rel=0.05)
+    assert {w.dtype for w in rough.weights().values()} == {torch.float32}
+
+
+def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
+    t = trainer()
+    b = batch()
+    b.groups[0].completions[0].logprobs[0] = float("nan")
+    before = t.weights()
+    with pytest.raises(RuntimeError, match="non-finite"):
+        t.step(b)
+    assert equal(before, t.weights())
+
+
+def test_weights_are_copies_under_the_names_of_the_state_dict(tmp_path):
+    t = trainer()
+    weights = t.weights()
+    assert weights.keys() == t.model.state_dict().keys()
+    assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
+    before = {n: w.clone() for n, w in weights.items()}
+    t.step(batch())
+    assert equal(weights, before)
+    assert not equal(t.weights(), before)
+
+
+def test_saved_weights_load_anywhere(tmp_path):
+    t = trainer()
+    t.step(batch())
+    t.save_weights(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert equal(dict(loaded.state_dict()), t.weights())
+    again = Trainer.load(str(tmp_path), t.config, t.pipeline, 0.8, 10, 3)
+    assert again.logprobs(batch().completions) == t.logprobs(batch().completions)
+
+
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path, done):
+    settings = {
+        "schedule": "cosine",
+        "objective": {"kl_coef": 0.1, "importance_correction": "truncated"},
+    }
+    t = trainer(**settings)
+    for version in range(done):
+        t.step(batch(version))
+    t.save_state(tmp_path)
+    resumed = trainer(**settings)
+    resumed.load_state(tmp_path)
+    assert resumed.version == t.version == done
+    for version in range(done, done + 2):
+        assert resumed.step(batch(version)) == t.step(batch(version))
+    assert equal(t.weights(), resumed.weights())
+
+
+def test_a_damaged_state_is_a_clear_error(tmp_path):
+    t = trainer()
+    with pytest.raises(InputError, match="no trainer state"):
+        t.load_state(tmp_path / "missing")
+    t.save_state(tmp_path)
+    (data,) = tmp_path.glob("*.distcp")
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="damaged"):
+        t.load_state(tmp_path)
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2 : len(whole) // 2 + 3] = b"\x00\xff\x00"
+    data.write_bytes(flipped)
+    with pytest.raises(InputError, match="damaged"):
+        t.load_state(tmp_path)
+    data.unlink()
+    with pytest.raises(InputError, match="damaged"):
+        t.load_state(tmp_path)
+    (tmp_path / ".metadata").write_bytes(b"not a pickle")
+    with pytest.raises(InputError, match="damaged"):
+        t.load_state(tmp_path)
+
+
+def test_the_state_of_another_model_is_a_clear_error(tmp_path):
+    trainer(tied=True).save_state(tmp_path)
+    other = trainer(tied=False)
+    with pytest.raises(InputError, match="another model"):
+        other.load_state(tmp_path)
+
+
+def test_hidden_states_are_those_of_every_layer():
+    t = trainer()
+    states = t.hidden_states([3, 1, 4, 1, 5])
+    assert [tuple(h.shape) for h in states] == [(5, 32)] * 3
+    torch.testing.assert_close(states[0], t.weights()["model.embed_tokens.weight"][[3, 1, 4, 1, 5]])
+    logits = states[-1] @ t.weights()["lm_head.weight"].T
+    plain = model()
+    plain.set_attn_implementation("eager")
+    torch.testing.assert_close(logits, plain(torch.tensor([[3, 1, 4, 1, 5]])).logits[0].detach())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"n_minibatch": 2}, "group_size 4 does not divide n_minibatch 2"),
+        ({"ranks": 2}, "ranks is 2, but the process group has 1"),
+        ({"objective": {"name": "grpoo"}}, "no objective 'grpoo'"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused_at_construction(sizes, message):
+    with pytest.raises(InputError, match=message):
+        trainer(**sizes)
+
+
+def test_dropout_is_off_since_the_generator_has_none():
+    own = model()
+    own.config.attention_dropout = 0.5
+    for layer in own.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    t = trainer()
+    t = Trainer(own, t.config, t.pipeline, 0.8, 10, 3)
+    b = with_own_logprobs(t, batch())
+    assert t.step(b)["mismatch_age_0_max"] == 0
+
+
+def test_a_lone_group_trains():
+    t = trainer(n_batch=4)
+    metrics = t.step(Batch(0, [group(random.Random(0), 0, rewards=[1.0, 0.0, 0.0, 0.1])]))
+    assert metrics["grad_norm"] > 0
