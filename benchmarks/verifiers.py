@@ -40,9 +40,9 @@ def measure(judge: Callable[[str, str], bool], rows: list[dict[str, Any]]) -> di
     false_negatives: list[str] = []
     milliseconds: list[float] = []
     for row in rows:
-        started = time.perf_counter()
+        started = time.process_time()  # of this process: others on the machine do not count
         right = judge(row["gold_answer"], row["pred_answer"])
-        milliseconds.append(1000 * (time.perf_counter() - started))
+        milliseconds.append(1000 * (time.process_time() - started))
         if right != bool(row["expected"]):
             (false_positives if right else false_negatives).append(row["id"])
     milliseconds.sort()

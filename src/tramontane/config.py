@@ -64,7 +64,8 @@ class PipelineConfig(Section):
 
     `max_staleness`: no token is trained on that is more than so many weight versions old; 0 makes
     the run synchronous and bit-for-bit repeatable. `diversity`: a group is dropped when all its
-    rewards, or all its correctness parts, are equal (the paper's formula and prose differ here).
+    rewards, or all its correctness parts, are equal (the paper's formula and prose differ here);
+    `none` drops no group.
     """
 
     updates: int = Field(100, ge=1)
@@ -75,7 +76,7 @@ class PipelineConfig(Section):
     max_staleness: int = Field(2, ge=0)
     l_max: int = Field(256, ge=2)
     l_cache: int = Field(32, ge=0)
-    diversity: Literal["rewards", "correctness"] = "rewards"
+    diversity: Literal["rewards", "correctness", "none"] = "rewards"
 
     @property
     def minibatch(self) -> int:

@@ -322,6 +322,8 @@ class Pipeline:
     def _why_filtered(self, group: Group) -> str | None:
         if unscorable := [v.reason for v in group.verdicts if v.verdict == "unscorable"]:
             return f"unscorable: {unscorable[0]}"
+        if self.sizes.diversity == "none":
+            return None
         if self.sizes.diversity == "correctness":
             values = {v.parts["correctness"] for v in group.verdicts}
         else:
@@ -355,7 +357,10 @@ class Pipeline:
             await asyncio.wait_for(wait(), self.timeouts.batch)
         except asyncio.TimeoutError:
             raise WorkerStalled(
-                f"waited {self.timeouts.batch:g} s (timeouts.batch) for {name}"
+                f"waited {self.timeouts.batch:g} s (timeouts.batch) for {name}; "
+                f"{self.in_flight} completions in flight, {len(self.ready)} groups graded, "
+                f"{len(self.filtered)} filtered since update {self.trained_version}"
+                + (f" (the last: {self.filtered[-1][1]})" if self.filtered else "")
             ) from None
 
     async def _notify(self) -> None:

@@ -9,6 +9,8 @@ from tramontane.config import ObjectiveConfig, PipelineConfig, TrainerConfig
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Verdict
 
+torch.set_num_threads(1)
+
 VOCAB = 61
 
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 import time
 
 import pytest
@@ -71,14 +70,13 @@ def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):
     assert outcomes(pool.score(problem, [(t, 5) for t in texts])) == ["right", "wrong", "wrong"]
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGSEGV"])
-def test_a_worker_killed_midway_costs_no_verdict(pool, name):
+def test_a_worker_killed_midway_costs_no_verdict(pool):
     pool.score(SUM, [response(5)]).result(timeout=60)
     before = pool.stats().restarts
     future = pool.score(ALGEBRA, [response("x+1"), response(SLOW), response("x+2")])
     later = pool.score(SUM, [response(5)])
     time.sleep(0.4)
-    os.kill(worker_pid(pool), getattr(signal, name))
+    os.kill(worker_pid(pool), signal.SIGKILL)
     assert outcomes(future) == ["right", "unscorable", "wrong"]
     assert outcomes(later) == ["right"]
     assert pool.stats().restarts > before
@@ -106,25 +104,19 @@ def test_a_worker_killed_while_idle_is_replaced(pool):
     assert outcomes(pool.score(SUM, [response(5), response(6)])) == ["right", "wrong"]
 
 
-def test_random_kills_under_load(pool):
-    stop = threading.Event()
-    kills = []
-
-    def killer():
-        while not stop.wait(0.2):
-            if pool._workers[0]._warm and (pid := worker_pid(pool)):
-                os.kill(pid, signal.SIGKILL)
-                kills.append(pid)
-
-    thread = threading.Thread(target=killer, daemon=True)
-    thread.start()
+def test_kills_under_load(pool):
     group = [response(5), response(6)] * 8
     futures = [pool.score(SUM, group) for _ in range(600)]
-    try:
-        assert [outcomes(future) for future in futures] == [["right", "wrong"] * 8] * 600
-    finally:
-        stop.set()
-    assert kills
+    for _ in range(2):
+        deadline = time.monotonic() + 60
+        while not pool._workers[0]._warm:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(worker_pid(pool), signal.SIGKILL)
+        time.sleep(0.05)
+    assert not futures[-1].done()
+    assert [outcomes(future) for future in futures] == [["right", "wrong"] * 8] * 600
 
 
 def test_close_is_prompt_and_fails_what_is_pending():

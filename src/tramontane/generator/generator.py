@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
-from tramontane.models import load_model, load_tokenizer
+from tramontane.models import load_model, load_tokenizer, pack
 from tramontane.types import Completion, Request, SamplingParams
 
 
@@ -143,6 +143,17 @@ class Generator:
         for completion in done:
             completion.text = self._decode(completion.token_ids)
         return sorted(done, key=lambda c: c.group)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights on the CPU, for the diagnosis of a parity mismatch."""
+        return {name: t.detach().to("cpu", copy=True) for name, t in self.model.state_dict().items()}
+
+    @torch.inference_mode()
+    def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
+        """Of one sequence: the embeddings, then each layer's output, [len(ids), hidden] float32."""
+        inputs = pack([ids], self.model.device).model_inputs
+        output = self.model(**inputs, output_hidden_states=True)
+        return [h[0].float().cpu() for h in output.hidden_states]
 
     def stats(self) -> dict[str, Any]:
         """Counts and seconds since the start: see `engine.Stats`, and

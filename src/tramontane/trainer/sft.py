@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models import load_model, load_tokenizer, pack
 from tramontane.trainer.optimizer import build_optimizer, lr_at
+from tramontane.types import Problem
 
 CHUNK = 4096
 
@@ -345,7 +346,7 @@ class ExampleStream:
 def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
     total = sum(part.share for part in data.playground) + data.drills.share
     pairs = [
-        (e["problem"].problem, e["response"])
+        (cast(Problem, e["problem"]).problem, str(e["response"]))
         for part in data.playground
         for e in playground.examples(
             seed=seed,
