@@ -1,6 +1,8 @@
 """Packed forwards against transformers' own sdpa forward, and what loading refuses."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 import shutil
 
 import pytest
@@ -195,3 +197,19 @@ def test_context_length(broken):
     shutil.rmtree(broken)
     with pytest.raises(InputError, match="no checkpoint"):
         models.load_config(str(broken))
+
+
+def test_two_threads_that_load_at_once_both_get_tied_heads(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(lambda _: load_model(str(tmp_path)), range(8)))
+    assert all(m.lm_head.weight is m.model.embed_tokens.weight for m in loaded)

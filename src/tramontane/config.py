@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tramontane.errors import InputError
 
-LANGUAGES = ("en", "fr", "es", "it", "de", "zh", "ru")
+Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
+LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
 class Section(BaseModel):
@@ -26,7 +27,7 @@ class PlaygroundConfig(Section):
     """What `playground:` draws from; see `tramontane.data.playground`."""
 
     levels: tuple[int, int] = (1, 8)
-    languages: tuple[Literal["en", "fr", "es", "it", "de", "zh", "ru"], ...] = LANGUAGES
+    languages: tuple[Language, ...] = LANGUAGES
     kinds: tuple[Literal["sums", "stories", "programs"], ...] = ("sums", "stories")
 
     @model_validator(mode="after")
@@ -271,7 +272,7 @@ def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = N
     if not path.is_file():
         raise InputError(f"{path}: no such config file")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        raw = yaml.safe_load(path.read_bytes()) or {}
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
@@ -305,7 +306,10 @@ def _apply(raw: dict[str, Any], override: str) -> None:
         if not isinstance(raw, dict):
             raise InputError(f"override {override!r}: {parent} is a value, not a section")
     # YAML 1.1 reads 1e-4 as a string; pydantic turns it into a float where one is wanted.
-    raw[last] = yaml.safe_load(value)
+    try:
+        raw[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
 
 
 def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
@@ -314,7 +318,9 @@ def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, messag
         return f"{key}: {message.removeprefix('Value error, ')}" if key else message
     parent: Any = cls
     for part in loc[:-1]:
-        annotation = parent.model_fields[str(part)].annotation
+        if isinstance(part, int):  # an item of a list, whose sections are all alike
+            continue
+        annotation = parent.model_fields[part].annotation
         options = [annotation, *get_args(annotation)]
         parent = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
     valid = list(parent.model_fields)

@@ -7,6 +7,7 @@ padding; only attention is padded, inside `packed_attention`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -30,6 +31,10 @@ from tramontane.errors import InputError
 
 # Its bars would run through the display of a run.
 disable_progress_bar()
+
+# transformers patches torch globally while it loads: two threads that load at once leave tied
+# output heads untied, with random weights (seen with 5.23).
+_LOADING = threading.Lock()
 
 SHORT = 512
 # One more block of attention costs about as much as this many scores of a head.
@@ -67,9 +72,24 @@ def load_model(
     Raises:
         InputError: nothing there, or damaged weights.
     """
-    loaded = _from_pretrained(
-        AutoModelForCausalLM, model, dtype=dtype, attn_implementation="packed"
+    loaded, info = _from_pretrained(
+        AutoModelForCausalLM,
+        model,
+        dtype=dtype,
+        attn_implementation="packed",
+        output_loading_info=True,
     )
+    if missing := sorted(info["missing_keys"]):
+        # transformers would go on with random numbers in their place.
+        raise InputError(
+            f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            + "; fetch or save it again"
+        )
+    # Weights may lie unaligned in a mapped file, where matrix products round differently (seen in
+    # the seventh digit): copied, equal weights give equal bits wherever they were loaded from.
+    for parameter in loaded.parameters():
+        parameter.data = parameter.data.clone()
     return loaded.to(device)
 
 
@@ -88,8 +108,11 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
     looks_local = model.startswith((".", "/", "~")) or model == "tiny" or model.count("/") > 1
     if looks_local and not (Path(path).expanduser() / "config.json").is_file():
         raise InputError(f"model {model!r}: no checkpoint (config.json) in folder {path}")
+    if looks_local:
+        path = str(Path(path).expanduser())
     try:
-        return auto.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **options)
+        with _LOADING:
+            return auto.from_pretrained(path, **options)
     except Exception as error:
         # transformers raises many kinds here (OSError, ValueError, SafetensorError, …); all of
         # them mean that what the user named cannot be loaded.
@@ -161,7 +184,7 @@ class Block:
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """[1, heads, N, d] → [B, heads, L, d]; padding is zeros at the end of each row."""
-        _, heads, n, d = x.shape
+        _, heads, _, d = x.shape
         rows = x[0].transpose(0, 1)
         if self.flat is not None:
             full = rows.new_zeros(self.batch * self.longest, heads, d)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import (
+from slot_models import (
     EOS,
     FAMILIES,
     chosen,

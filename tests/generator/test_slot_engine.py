@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import (
+from slot_models import (
     EOS,
     FAMILIES,
     VOCAB,

@@ -112,9 +112,12 @@ def test_kills_under_load(pool):
         while not pool._workers[0]._warm:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        pid = worker_pid(pool)
         time.sleep(0.1)
-        os.kill(worker_pid(pool), signal.SIGKILL)
-        time.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        while worker_pid(pool) == pid:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert not futures[-1].done()
     assert [outcomes(future) for future in futures] == [["right", "wrong"] * 8] * 600
 

@@ -293,7 +293,11 @@ def _save(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: Path, config: SFTConfig
 ) -> None:
     dtype = getattr(torch, config.save_dtype)
-    state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
+    cast: dict[int, torch.Tensor] = {}  # tied weights stay one tensor, and are saved once
+    state = {
+        name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype))
+        for name, tensor in model.state_dict().items()
+    }
     model.config.dtype = dtype
     model.save_pretrained(output, state_dict=state)
     tokenizer.save_pretrained(output)

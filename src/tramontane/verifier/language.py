@@ -93,7 +93,9 @@ def detect(text: str) -> str | None:
     prose = " ".join(latin)
     if (letters := _letters(prose)) >= MIN_LETTERS:
         scores = _predict(prose)
-        known = {lang: scores.get(lang, 0.0) for lang in LANGUAGES if lang not in _BY_SCRIPT}
+        known: dict[str, float] = {
+            lang: scores.get(lang, 0.0) for lang in LANGUAGES if lang not in _BY_SCRIPT
+        }
         best = max(known, key=known.__getitem__)
         first = max(scores, key=scores.__getitem__)
         if letters >= LONG and scores[first] > 0.8:

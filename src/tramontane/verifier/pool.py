@@ -238,7 +238,6 @@ class _Worker:
         )
         theirs.close()
         self.connection = ours
-        self._warm = False
         with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will see
             ours.send((*self.pool._setup, str(self.folder)))
 
@@ -269,10 +268,11 @@ class _Worker:
         if self.process is None:
             return "not running"
         self.process.kill()
-        code_ = self.process.wait()
+        status = self.process.wait()
         if self.connection is not None:
             self.connection.close()
         self.process = self.connection = None
-        return (
-            f"signal {-code_} ({signal.strsignal(-code_)})" if code_ < 0 else f"exit code {code_}"
-        )
+        self._warm = False
+        if status < 0:
+            return f"signal {-status} ({signal.strsignal(-status)})"
+        return f"exit code {status}"

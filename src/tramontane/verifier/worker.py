@@ -6,6 +6,7 @@ the pool knows which completion was being graded when a worker is late or dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -31,10 +32,7 @@ def main(descriptor: int) -> None:
     language.warm_up()
     connection.send("ready")
     while True:
-        try:
-            problem, responses = connection.recv()
-        except EOFError:
-            break
+        problem, responses = connection.recv()
         for text, n_tokens in responses:
             connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))
 
@@ -42,4 +40,5 @@ def main(descriptor: int) -> None:
 if __name__ == "__main__":
     # Nothing that a library prints may reach the run's display; errors still go to stderr.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    main(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody listens
+        main(int(sys.argv[1]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+from .arithmetic import Step
 from .statements import sum_steps
 
 PROMPT = "Practise mental arithmetic."
@@ -20,7 +21,7 @@ def drills(
     """`count` pairs of a prompt and `equations` steps of chains of the given levels, shuffled."""
     rng = Random(f"drills/{seed}")
     for _ in range(count):
-        steps = []
+        steps: list[Step] = []
         while len(steps) < equations:
             steps += sum_steps(rng, rng.randint(*levels))
         rng.shuffle(steps)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import random
 
-import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -27,6 +26,8 @@ from transformers import (
 
 from tramontane.types import Completion, Request, SamplingParams
 
+torch.set_num_threads(1)  # small models: a second thread costs more than it brings
+
 VOCAB = 97
 EOS = 2
 FAMILIES = {
@@ -34,11 +35,6 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 9}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 12}),
 }
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def make_model(

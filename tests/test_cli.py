@@ -1,0 +1,105 @@
+"""What a user sees of bad input: one message, exit code 2, nothing left behind."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import tramontane
+from tests.runs import SMALL
+from tramontane.cli import app
+
+runner = CliRunner()
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tramontane.cli", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pipeline.n_bach=8"], "pipeline.n_bach: unknown key; did you mean 'n_batch'?"),
+        (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 32"),
+        (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 32"),
+        (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
+        (["model=./nowhere"], "model './nowhere': no checkpoint"),
+        (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
+        (["pipeline.l_max=5000"], "context"),
+    ],
+)
+def test_bad_input_is_one_message_before_anything_starts(
+    config: Path, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    result = run("train", str(config), *overrides, cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_config_and_finished_run(tmp_path: Path) -> None:
+    assert "no such config file" in run("train", "none.yaml", cwd=tmp_path).stderr
+    assert "not a run folder" in run("train", "--resume", ".", cwd=tmp_path).stderr
+
+
+def test_dry_run_prints_the_arithmetic(config: Path) -> None:
+    result = runner.invoke(app, ["train", str(config), "pipeline.n_async=64", "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 2.0 (n_async / n_batch)" in result.stdout
+    # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB a token; 64 slots of 256 + 96 tokens.
+    assert "KV cache: 110 MiB at most (5.0 KiB a token)" in result.stdout
+
+
+def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    result = runner.invoke(app, ["generate", "tiny", "What is 3 + 4 + 2?", "--temperature", "0"])
+    assert result.exit_code == 0
+    assert "boxed" in result.stdout
+    again = tramontane.generate("tiny", "What is 3 + 4 + 2?", temperature=0.0)
+    assert result.stdout == again[0] + "\n"
+
+
+def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
+    out = tmp_path / "eval.jsonl"
+    args = ["eval", "tiny", "playground:", "--problems", "12", "--samples", "2", "--out", str(out)]
+    result = runner.invoke(app, [*args, "--set", "playground.levels=[1, 2]"])
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 24
+    right = sum(row["verdict"] == "right" for row in rows)
+    assert f"{right / 24:.3f}" in result.stdout
+    assert {row["difficulty"] for row in rows} <= {1, 2}
+
+
+def test_score_grades_rows_and_reports_bad_lines(tmp_path: Path) -> None:
+    rows = tmp_path / "in.jsonl"
+    good = {"id": "a", "domain": "math", "problem": "1+1", "answer": "2"}
+    rows.write_text(
+        json.dumps(good | {"response": "<think>x</think>\\boxed{2}"})
+        + "\nnot json\n"
+        + json.dumps(good | {"id": "b", "response": "<think>x</think>\\boxed{3}"})
+        + "\n"
+    )
+    out = tmp_path / "out.jsonl"
+    result = runner.invoke(app, ["score", str(rows), "--out", str(out)])
+    assert result.exit_code == 1
+    verdicts = [json.loads(line)["verdict"] for line in out.read_text().splitlines()]
+    assert verdicts == ["right", "wrong"]
+    assert "in.jsonl:2" in result.stderr

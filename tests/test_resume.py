@@ -1,0 +1,158 @@
+"""Runs that are killed, interrupted or damaged, as real processes, and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.runs import NoScreen, small_config
+from tests.test_pipeline import check_ledger, rollouts, weights
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.run import RunFolder
+from tramontane.training import open_run, train
+
+
+def start(config: Config, tmp_path: Path) -> subprocess.Popen[str]:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return command("train", str(file))
+
+
+def command(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tramontane.cli", *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < updates:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no progress within 120 s"
+        time.sleep(0.05)
+
+
+def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
+    sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
+    whole = small_config(tmp_path / "whole", pipeline=sizes)
+    train(whole, NoScreen())
+
+    cut = small_config(tmp_path / "cut", pipeline=sizes, checkpoint={"every": 1})
+    process = start(cut, tmp_path)
+    wait_for_updates(tmp_path / "cut", 2, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    folder, config = open_run(tmp_path / "cut")
+    train(config, NoScreen(), folder)
+
+    a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    one, other = (RunFolder(tmp_path / n).metrics() for n in ("whole", "cut"))
+    assert [m["update"] for m in other] == [1, 2, 3]
+    assert [m["loss"] for m in one] == [m["loss"] for m in other]
+    assert [r["text"] for r in rollouts(tmp_path / "whole")] == [
+        r["text"] for r in rollouts(tmp_path / "cut")
+    ]
+
+
+def test_asynchronous_run_killed_and_resumed_loses_no_group(tmp_path: Path) -> None:
+    sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 3}
+    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 2})
+    process = start(config, tmp_path)
+    wait_for_updates(tmp_path / "run", 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    checkpoint = RunFolder(tmp_path / "run").latest_checkpoint()
+    assert checkpoint is not None
+    state = json.loads((checkpoint / "pipeline.json").read_text())
+    # Something was under way, and its tokens were kept.
+    assert state["groups"]
+    begun = {
+        (r["group"], r["index"]): r["token_ids"]
+        for g in state["groups"]
+        for r in g["requests"]
+        if r["token_ids"]
+    }
+    folder, resumed = open_run(tmp_path / "run")
+    train(resumed, NoScreen(), folder)
+    check_ledger(tmp_path / "run", config)
+    lengths = {(r["group"], r["index"]): len(r["tokens"]) for r in rollouts(tmp_path / "run")}
+    assert all(len(begun[key]) <= lengths[key] for key in begun if key in lengths)
+    assert max(m["staleness_max"] for m in folder.metrics()) <= 3
+
+
+def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", pipeline={"updates": 50, "n_batch": 16})
+    process = start(config, tmp_path)
+    wait_for_updates(tmp_path / "run", 1, process)
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    assert "--resume" in output
+    done = len(RunFolder(tmp_path / "run").metrics())
+    assert 1 <= done < 50
+    checkpoint = RunFolder(tmp_path / "run").latest_checkpoint()
+    assert checkpoint is not None
+    assert checkpoint.name == f"step_{done}"
+    assert (tmp_path / "run/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("pipeline.json", "damaged checkpoint"), ("trainer/.metadata", "checkpoint")],
+)
+def test_damaged_checkpoint_is_named(tmp_path: Path, damage: str, message: str) -> None:
+    sizes = {"updates": 1, "n_batch": 16, "max_staleness": 0}
+    config = small_config(tmp_path / "run", pipeline=sizes)
+    train(config, NoScreen())
+    (tmp_path / "run/summary.json").unlink()
+    file = tmp_path / "run/checkpoints/step_1" / damage
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    folder, resumed = open_run(tmp_path / "run")
+    with pytest.raises(InputError, match=message):
+        train(resumed, NoScreen(), folder)
+
+
+def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rollouts.mkdir()
+    folder.checkpoints.mkdir()
+    for update in (1, 2):
+        folder.log({"update": update})
+        folder.write_rollouts(update, [{"update": update}])
+        folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
+    with folder.metrics_file.open("a") as file:
+        file.write('{"update": 3, "rew')
+    folder.checkpoint_dir(3)  # never committed
+    folder.write_rollouts(3, [])
+    latest = folder.latest_checkpoint()
+    assert latest is not None
+    assert latest.name == "step_2"
+    folder.rewind(2)
+    assert [m["update"] for m in folder.metrics()] == [1, 2]
+    assert sorted(p.name for p in folder.rollouts.iterdir()) == [
+        "update_000001.jsonl",
+        "update_000002.jsonl",
+    ]
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.checkpoints.mkdir()
+    for update in (2, 10, 9):
+        folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
+    assert sorted(p.name for p in folder.checkpoints.iterdir()) == ["step_10", "step_9"]
