@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, DataConfig, GeneratorConfig, VerifierConfig, load_config
 from tramontane.config import load_section as _load_section
-from tramontane.evaluation import EvaluationResult
-from tramontane.verifier.score import ScoreSummary, score_file
+
+# torch and transformers take seconds to import: each function imports what it needs.
+if TYPE_CHECKING:
+    from tramontane.evaluation import EvaluationResult
+    from tramontane.verifier.score import ScoreSummary
 
 
 def train(
@@ -187,4 +190,6 @@ def score(
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
     """Grade recorded responses by the code that training uses; see `verifier.score`."""
+    from tramontane.verifier.score import score_file
+
     return score_file(path, out, config, progress=progress)

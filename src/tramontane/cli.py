@@ -50,7 +50,12 @@ def train(
         for name, value in resolved(prepare(load_config(config, overrides))).items():
             console.print(f"{name}: {value}")
         return
-    api.train(config, overrides, resume=resume)
+    result = api.train(config, overrides, resume=resume)
+    if not result["finished"]:
+        console.print(
+            f"stopped after {result['updates']} updates; "
+            f"go on with: tramontane train --resume {result['run_dir']}"
+        )
 
 
 @app.command()

@@ -35,6 +35,7 @@ from tramontane.types import Problem, SamplingParams
 from tramontane.verifier import VerifierPool
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
+SAMPLE, ENDLESS_PROMPT = 256, 256
 
 
 @dataclass
@@ -76,10 +77,12 @@ def prepare(config: Config) -> Prepared:
             playground_split="test",
             seed=config.seed,
         )
-    finite = problems.problems if problems.problems is not None else held_out
+    endless = problems.problems is None
+    shown = ProblemStream(data, config.seed)  # of an endless source, a sample must do
+    train = [shown.next() for _ in range(SAMPLE)] if endless else problems.problems or []
     longest = check_prompt_length(
         tokenizer,
-        [*finite, *held_out],
+        [*train, *held_out],
         system_prompt=data.system_prompt,
         limit=data.max_prompt_tokens,
         context=context,
@@ -87,8 +90,14 @@ def prepare(config: Config) -> Prepared:
     )
     if data.max_prompt_tokens is not None:
         longest = data.max_prompt_tokens
-    elif problems.problems is None:
-        longest = max(256, longest)
+    elif endless:
+        longest = max(ENDLESS_PROMPT, longest)
+    if context is not None and longest + sizes.l_max > context:
+        raise InputError(
+            f"prompts of up to {longest} tokens and completions of {sizes.l_max} "
+            f"(pipeline.l_max) exceed the context of {config.model!r}, {context} tokens; lower "
+            f"pipeline.l_max or data.max_prompt_tokens"
+        )
     return Prepared(config, tokenizer, problems, held_out, longest)
 
 
@@ -139,8 +148,10 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
             summary["wall_seconds"] = round(earlier + time.monotonic() - began, 2)
             folder.write_json("summary.json", summary)
     report = write_report(folder.path)
-    screen.summary(summary, report)
-    return summary | {"run_dir": str(folder.path), "report": str(report)}
+    finished = ended == sizes.updates
+    if finished:
+        screen.summary(summary, report)
+    return summary | {"finished": finished, "run_dir": str(folder.path), "report": str(report)}
 
 
 async def _run(

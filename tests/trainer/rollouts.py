@@ -1,15 +1,18 @@
 """A small model and made-up completions, for tests in this folder and the processes they start."""
 
 import random
+from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.config import ObjectiveConfig, PipelineConfig, TrainerConfig
+from tramontane.trainer import objectives
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Verdict
 
 torch.set_num_threads(1)
+objectives.__path__.append(str(Path(__file__).parent / "more_objectives"))
 
 VOCAB = 61
 

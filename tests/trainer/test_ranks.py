@@ -8,6 +8,7 @@ from rollouts import batch, equal, trainer
 
 SETTINGS = {
     "plain": {"n_minibatch": 8},
+    "sums": {"objective": {"name": "sums"}},
     "everything": {
         "tied": False,
         "gradient_checkpointing": True,

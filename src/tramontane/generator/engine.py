@@ -376,6 +376,12 @@ class SlotEngine:
                 f"{name} does not go through transformers' attention interface, so the embedded "
                 f"generator cannot run it; generate with vLLM"
             )
+        layers = set(getattr(self.model.config, "layer_types", None) or ())
+        if strange := sorted(layers - {"full_attention", "sliding_attention"}):
+            raise InputError(
+                f"{name} has layers of kind {', '.join(strange)}, of which the embedded generator "
+                f"caches nothing; generate with vLLM"
+            )
         self.model.set_attn_implementation("slots")
         layout = Layout(self._record([[0]]))
         cache = SlotCache(layout, 1, self.max_len)
