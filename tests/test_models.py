@@ -1,9 +1,9 @@
 """Packed forwards against transformers' own sdpa forward, and what loading refuses."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-import shutil
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,

@@ -132,9 +132,7 @@ def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) ->
 
 def test_groups_that_never_differ_end_in_an_error_that_says_so(tmp_path: Path) -> None:
     reward = {"format": 0.0, "correctness": 0.0, "length": 0.0, "language": 0.0}
-    config = small_config(
-        tmp_path / "run", timeouts={"batch": 8.0}, verifier={"reward": reward}
-    )
+    config = small_config(tmp_path / "run", timeouts={"batch": 8.0}, verifier={"reward": reward})
     with pytest.raises(WorkerStalled, match="filtered since update 0 .*no diversity"):
         train(config, NoScreen())
 

@@ -92,10 +92,13 @@ def evaluate(
         data: a source as in `data.train`, or a `DataConfig` whose `eval` names it.
         problems: at most so many; generated sources default to 256.
         samples: completions of each problem.
-        temperature, top_p: of sampling; 0.7 and 1.0 are the paper's for maths.
+        temperature: of sampling; 0.7 is the paper's.
+        top_p: of sampling; 1.0 is the paper's for maths, 0.95 for code.
         max_tokens: the longest completion.
         slots: completions generated at once.
         seed: of sampling and of generated sources.
+        generator: dtype, device and prefill of the generator.
+        verifier: limits and reward weights of grading.
         write_to: JSONL file that gets every completion.
         on_progress: called with (completions graded, completions in all).
 
@@ -132,7 +135,10 @@ def evaluate(
         max_tokens=max_tokens,
     )
     worker = Generator.load(
-        model, generator or GeneratorConfig(), min(slots, len(found) * samples), longest + max_tokens
+        model,
+        generator or GeneratorConfig(),
+        min(slots, len(found) * samples),
+        longest + max_tokens,
     )
     with VerifierPool(verifier or VerifierConfig(), max_tokens, 0) as pool:
         return run(
@@ -170,13 +176,13 @@ def generate(
     from tramontane import models
     from tramontane.data.prompts import encode_prompt
     from tramontane.generator import Generator
-    from tramontane.types import Request, SamplingParams
+    from tramontane.types import Completion, Request, SamplingParams
 
     ids = encode_prompt(models.load_tokenizer(model), prompt, system_prompt)
     worker = Generator.load(model, config or GeneratorConfig(), n, len(ids) + max_tokens)
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
     worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
-    done = []
+    done: list[Completion] = []
     while len(done) < n:
         done += worker.step()
     return [c.text for c in sorted(done, key=lambda c: c.index)]

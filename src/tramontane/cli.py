@@ -37,7 +37,9 @@ def main() -> None:
 
 @app.command()
 def train(
-    config: Annotated[str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")
+    ] = None,
     overrides: Overrides = None,
     resume: Annotated[Path | None, typer.Option(help="Continue this run folder.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, print the sizes, stop.")] = False,
@@ -73,7 +75,9 @@ def sft(
         bar = progress.add_task(settings.name, total=settings.steps)
 
         def show(m: SFTMetrics) -> None:
-            text = f"loss {m.loss:.4f}  accuracy {m.accuracy:.3f}  {m.tokens_per_second:,.0f} tokens/s"
+            text = (
+                f"loss {m.loss:.4f}  accuracy {m.accuracy:.3f}  {m.tokens_per_second:,.0f} tokens/s"
+            )
             progress.update(bar, completed=m.step, description=text)
             if not console.is_terminal:
                 console.print(f"step {m.step}/{settings.steps}  {text}")
@@ -158,7 +162,9 @@ def score(
     with _progress() as progress:
         bar = progress.add_task("grading", total=None)
         summary = api.score(
-            path, out, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+            path,
+            out,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     table = Table("verdict", "rows")
     for outcome, count in sorted(summary.outcomes.items()):

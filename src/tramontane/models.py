@@ -286,7 +286,7 @@ def _short_attention(
     bias = torch.zeros(length, length, dtype=scores.dtype, device=q.device)
     scores += bias.masked_fill_(~_causal(length, window, q.device), float("-inf"))
     # On bfloat16 the kernel itself sums in float32.
-    return (torch.softmax(scores, dim=-1) @ v.unsqueeze(2)).view(batch, heads, length, d)
+    return (torch.softmax(scores, dim=-1) @ v.unsqueeze(2)).flatten(1, 2)
 
 
 def _causal(length: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -13,13 +13,13 @@ Every wait is `_until` (a condition, with a name and a timeout) or `call` (a wor
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tramontane.config import Config
-from tramontane.placement.handle import Handle, WorkerStalled, call
+from tramontane.groups import OpenGroup, pack, unpack
+from tramontane.placement import Handle, Limit, WorkerStalled, call
 from tramontane.staleness import choose, room
 from tramontane.types import (
     Batch,
@@ -28,7 +28,6 @@ from tramontane.types import (
     Problem,
     Request,
     SamplingParams,
-    Verdict,
 )
 
 
@@ -53,25 +52,6 @@ class Observer(Protocol):
     async def trained(self, update: Update) -> None: ...
 
     async def ended(self) -> None: ...
-
-
-@dataclass
-class OpenGroup:
-    """A problem handed out, until its group is trained on or filtered.
-
-    `deadline` is the last version at which it may be trained (see `staleness`).
-    """
-
-    id: int
-    problem: Problem
-    deadline: int
-    requests: list[Request]
-    completions: dict[int, Completion] = field(default_factory=dict)
-    verdicts: list[Verdict] = field(default_factory=list)
-
-    def group(self) -> Group:
-        ordered = [self.completions[i] for i in sorted(self.completions)]
-        return Group(self.id, self.problem, ordered, self.verdicts)
 
 
 @dataclass
@@ -192,8 +172,8 @@ class Pipeline:
             if self.stopping:
                 break
             batch = self.batches.get_nowait()
-            seconds = self.timeouts.training
-            metrics = await call(self.trainer, "step", batch, timeout=seconds, key="training")
+            limit = Limit.of(self.timeouts, "training")
+            metrics = await call(self.trainer, "step", batch, limit=limit)
             self.trained_version += 1
             pause = await self._send_weights()
             for group in batch.groups:
@@ -210,16 +190,10 @@ class Pipeline:
 
     async def _send_weights(self) -> float:
         """Trainer → generator, between two decode steps; returns the pause in seconds."""
-        seconds = self.timeouts.weight_update
-        weights = await call(self.trainer, "weights", timeout=seconds, key="weight_update")
-        pause = await call(
-            self.generator,
-            "update_weights",
-            self.trained_version,
-            weights,
-            timeout=seconds,
-            key="weight_update",
-        )
+        limit = Limit.of(self.timeouts, "weight_update")
+        weights = await call(self.trainer, "weights", limit=limit)
+        version = self.trained_version
+        pause = await call(self.generator, "update_weights", version, weights, limit=limit)
         return float(pause)
 
     async def _resume(self) -> None:
@@ -244,7 +218,7 @@ class Pipeline:
             return {
                 "version": self.trained_version,
                 "next_group": self.next_group,
-                "groups": [_pack(group, partial) for group in groups],
+                "groups": [pack(group, partial) for group in groups],
             }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -253,7 +227,7 @@ class Pipeline:
         self.trained_version = self.generator_version = self.next_version = version
         self.next_group = state["next_group"]
         for row in state["groups"]:
-            group = _unpack(row)
+            group = unpack(row)
             self.outstanding[group.id] = group
             self.in_flight += len(group.requests)
             if group.verdicts:
@@ -343,8 +317,8 @@ class Pipeline:
         return None if chosen is None else [ids[i] for i in chosen]
 
     async def _generate(self, method: str, *args: Any) -> Any:
-        seconds = self.timeouts.generation
-        return await call(self.generator, method, *args, timeout=seconds, key="generation")
+        limit = Limit.of(self.timeouts, "generation")
+        return await call(self.generator, method, *args, limit=limit)
 
     async def _until(self, condition: Callable[[], Any], name: str) -> None:
         """Wait until `condition()` is true; it is looked at whenever something changed."""
@@ -371,22 +345,3 @@ class Pipeline:
 def _seed(run: int, group: int, index: int) -> int:
     """A request's seed depends on nothing but its place in the run."""
     return (run * 1_000_003 + group) * 65_537 + index
-
-
-def _pack(group: OpenGroup, partial: dict[tuple[int, int], Request]) -> dict[str, Any]:
-    row = asdict(group)
-    row["requests"] = [asdict(partial[group.id, r.index]) for r in group.requests]
-    row["completions"] = [asdict(c) for c in group.completions.values()]
-    return row
-
-
-def _unpack(row: dict[str, Any]) -> OpenGroup:
-    requests = [Request(**r | {"sampling": SamplingParams(**r["sampling"])}) for r in row["requests"]]
-    return OpenGroup(
-        id=row["id"],
-        problem=Problem(**row["problem"]),
-        deadline=row["deadline"],
-        requests=requests,
-        completions={c["index"]: Completion(**c) for c in row["completions"]},
-        verdicts=[Verdict(**v) for v in row["verdicts"]],
-    )

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import Config
 from tramontane.evaluation.evaluate import thinking_text
-from tramontane.placement.handle import Handle, call
+from tramontane.placement import Handle, Limit, call
 from tramontane.run import RunFolder
 from tramontane.types import Completion, Group, Outcome
 
@@ -93,9 +93,9 @@ class Recorder:
         """Weights, trainer state and everything pending, complete or absent."""
         version = self.pipeline.trained_version
         partial = self.folder.checkpoint_dir(version)
-        limit = {"timeout": self.config.timeouts.training, "key": "training"}
-        await call(self.trainer, "save_weights", partial / "weights", **limit)
-        await call(self.trainer, "save_state", partial / "trainer", **limit)
+        limit = Limit.of(self.config.timeouts, "training")
+        await call(self.trainer, "save_weights", partial / "weights", limit=limit)
+        await call(self.trainer, "save_state", partial / "trainer", limit=limit)
         self.tokenizer.save_pretrained(partial / "weights")
         state = await self.pipeline.snapshot()
         state |= {"problems": self.problems.state(), "seconds": self.seconds}
@@ -124,9 +124,9 @@ class Recorder:
 
     async def _throughput(self, update: Any) -> dict[str, float]:
         """Tokens a second and idle share of each worker since the last update."""
-        limit = {"timeout": self.config.timeouts.generation, "key": "generation"}
-        generator = await call(self.generator, "stats", **limit)
-        trainer = await call(self.trainer, "stats", **limit)
+        limit = Limit.of(self.config.timeouts, "generation")
+        generator = await call(self.generator, "stats", limit=limit)
+        trainer = await call(self.trainer, "stats", limit=limit)
         pool = self.pool.stats()
         now = time.monotonic()
         then, before = self._last
@@ -177,7 +177,7 @@ class Recorder:
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
-            self._pieces[token] = self.tokenizer.decode([token])
+            self._pieces[token] = str(self.tokenizer.decode([token]))
         return self._pieces[token]
 
 

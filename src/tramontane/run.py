@@ -1,10 +1,10 @@
 """A run is a folder: config, metrics, rollouts, checkpoints, report; nothing else is the run.
 
-    config.yaml              resolved
-    metrics.jsonl            a line per update
-    rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
-    checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
-    summary.json report.html at the end
+config.yaml              resolved
+metrics.jsonl            a line per update
+rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
+checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
+summary.json report.html at the end
 """
 
 from __future__ import annotations

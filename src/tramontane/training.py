@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,8 +27,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.pipeline import Pipeline
-from tramontane.placement import Handle, ProcessRanks, ThreadHandle
-from tramontane.placement.handle import call
+from tramontane.placement import Handle, Limit, ProcessRanks, ThreadHandle, call
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
 from tramontane.studies.report import write_report
@@ -138,7 +139,7 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     sizes = config.pipeline
     with VerifierPool(config.verifier, sizes.l_max, sizes.l_cache) as pool:
         before = _measure("before", config.model, prepared, pool, folder, screen)
-        ended = asyncio.run(_run(prepared, pool, folder, screen, checkpoint, state))
+        ended = _complete(_run(prepared, pool, folder, screen, checkpoint, state))
         summary: dict[str, Any] = {"updates": ended}
         if ended == sizes.updates:
             weights = folder.checkpoints / f"step_{ended}" / "weights"
@@ -152,6 +153,21 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     if finished:
         screen.summary(summary, report)
     return summary | {"finished": finished, "run_dir": str(folder.path), "report": str(report)}
+
+
+def _complete(coroutine: Coroutine[Any, Any, int]) -> int:
+    """Run to the end, in a thread where a loop runs already (a notebook)."""
+    with ThreadPoolExecutor(1) as thread:
+        run = asyncio.run
+        return thread.submit(run, coroutine).result() if _in_a_loop() else run(coroutine)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _run(
@@ -178,7 +194,7 @@ async def _run(
         sizes.updates,
         config.seed,
     )
-    trainer: Any
+    trainer: Handle
     if config.trainer.ranks == 1:
         trainer = ThreadHandle("trainer", make)
     else:
@@ -186,8 +202,7 @@ async def _run(
         trainer = ProcessRanks("trainer", make, config.trainer.ranks, backend)
     try:
         for worker in (generator, trainer):
-            started = asyncio.wrap_future(worker.started)  # type: ignore[attr-defined]
-            await asyncio.wait_for(started, config.timeouts.start)
+            await asyncio.wait_for(asyncio.wrap_future(worker.started), config.timeouts.start)
         gate = partial(_parity_gate, prepared, generator, trainer)
         recorder = Recorder(
             config,
@@ -206,10 +221,10 @@ async def _run(
         )
         recorder.pipeline = pipeline
         if checkpoint and state:
-            limit = {"timeout": config.timeouts.start, "key": "start"}
-            await call(trainer, "load_state", checkpoint / "trainer", **limit)
-            current = await call(trainer, "weights", **limit)
-            await call(generator, "update_weights", state["version"], current, **limit)
+            limit = Limit.of(config.timeouts, "start")
+            await call(trainer, "load_state", checkpoint / "trainer", limit=limit)
+            current = await call(trainer, "weights", limit=limit)
+            await call(generator, "update_weights", state["version"], current, limit=limit)
             pipeline.restore(state)
             prepared.problems.load_state(state["problems"])
         await gate()
@@ -229,14 +244,14 @@ class _interrupts:
         self.loop, self.stop = loop, stop
 
     def __enter__(self) -> None:
-        # Only the main thread may set signal handlers; a notebook's loop may run elsewhere.
-        try:
+        # Only the main thread may set signal handlers; in a notebook the loop runs elsewhere.
+        self.handles = threading.current_thread() is threading.main_thread()
+        if self.handles:
             self.loop.add_signal_handler(signal.SIGINT, self._first)
-        except (ValueError, RuntimeError, NotImplementedError):
-            pass
 
     def __exit__(self, *_: object) -> None:
-        self.loop.remove_signal_handler(signal.SIGINT)
+        if self.handles:
+            self.loop.remove_signal_handler(signal.SIGINT)
 
     def _first(self) -> None:
         self.loop.remove_signal_handler(signal.SIGINT)
@@ -246,7 +261,7 @@ class _interrupts:
 async def _parity_gate(prepared: Prepared, generator: Handle, trainer: Handle) -> None:
     """Refuse to run when trainer and generator disagree about the same tokens."""
     config = prepared.config
-    limit = {"timeout": config.timeouts.start, "key": "start"}
+    limit = Limit.of(config.timeouts, "start")
     probes = ProblemStream(config.data, config.seed)
     prompts = [prepared.encode(probes.next()) for _ in range(PROBE_PROMPTS)]
     completions = await call(
@@ -256,16 +271,18 @@ async def _parity_gate(prepared: Prepared, generator: Handle, trainer: Handle) -
         min(PROBE_TOKENS, config.pipeline.l_max),
         config.seed,
         config.generator.temperature,
-        **limit,
+        limit=limit,
     )
-    logprobs = await call(trainer, "logprobs", completions, **limit)
+    logprobs = await call(trainer, "logprobs", completions, limit=limit)
     mismatch = parity.compare(completions, logprobs)
     tolerance = parity.tolerance(config.trainer, config.generator)
     if mismatch.mean <= tolerance:
         return
     ids = completions[0].prompt_ids + completions[0].token_ids
-    weights = [await call(worker, "weights", **limit) for worker in (generator, trainer)]
-    hidden = [await call(worker, "hidden_states", ids, **limit) for worker in (generator, trainer)]
+    weights = [await call(worker, "weights", limit=limit) for worker in (generator, trainer)]
+    hidden = [
+        await call(worker, "hidden_states", ids, limit=limit) for worker in (generator, trainer)
+    ]
     parity.check(
         mismatch,
         tolerance,
@@ -293,9 +310,7 @@ def _measure(
         rows = [json.loads(line) for line in rows_file.read_text(encoding="utf-8").splitlines()]
         if len(rows) == len(prepared.held_out) * config.evaluation.samples:
             return summarize(rows)
-    generator = Generator.load(
-        model, config.generator, config.pipeline.n_async, prepared.max_len
-    )
+    generator = Generator.load(model, config.generator, config.pipeline.n_async, prepared.max_len)
     settings = config.evaluation
     return evaluate(
         generator,
@@ -330,9 +345,7 @@ def _summary(
     metrics = folder.metrics()
     pauses = [m["weight_update_pause_ms"] for m in metrics]
     tokens = sum(sum(m["staleness_histogram"].values()) for m in metrics)
-    ages = [
-        (int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()
-    ]
+    ages = [(int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()]
 
     def mean(key: str) -> float:
         return float(np.mean([m[key] for m in metrics]))

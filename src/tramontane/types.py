@@ -22,7 +22,8 @@ class Problem:
         domain: chooses the verifier for correctness.
         problem: the statement that the model reads.
         answer: the reference answer (maths), LaTeX or plain text without `$`.
-        tests: the tests (code): `{"type": "stdio", "cases": [{"input", "output"}], "checker": ...}`.
+        tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
+            "checker": "tokens"}`.
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
         difficulty: a level, larger is harder, when known.
         source: where the problem comes from.

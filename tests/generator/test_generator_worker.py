@@ -15,7 +15,18 @@ from slot_models import (
     reference_logprobs,
     twin,
 )
-from transformers import BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+)
 
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
@@ -181,10 +192,64 @@ def test_eos_outside_the_vocabulary_is_refused(eos):
         SlotEngine(make_model(), 2, 60, eos_ids=[eos])
 
 
+def test_other_architectures():
+    """Learned positions, and keys and values of different sizes."""
+    torch.manual_seed(0)
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.25
+        )
+    )
+    deepseek = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            moe_intermediate_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=6,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+            initializer_range=0.25,
+        )
+    )
+    for model in (gpt2, deepseek):
+        plain = twin(model).eval().requires_grad_(False)
+        engine = SlotEngine(model, slots=3, max_len=40)
+        engine.submit(make_requests(3, 2, seed=1, lengths=(1, 20), tokens=(10, 20)))
+        for c in finish(engine).values():
+            reference = reference_logprobs(plain, c.prompt_ids, c.token_ids)
+            torch.testing.assert_close(
+                torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0
+            )
+
+
 def test_models_that_cannot_be_run_are_refused_at_once():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(InputError, match="attention interface"):
         SlotEngine(bloom, 2, 60)
+    hybrid = Lfm2ForCausalLM(
+        Lfm2Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            layer_types=["conv", "full_attention"],
+        )
+    )
+    with pytest.raises(InputError, match="layers of kind conv"):
+        SlotEngine(hybrid, 2, 60)
     softcapped = Gemma2ForCausalLM(
         Gemma2Config(
             vocab_size=VOCAB,

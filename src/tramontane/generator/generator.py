@@ -146,7 +146,9 @@ class Generator:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the weights on the CPU, for the diagnosis of a parity mismatch."""
-        return {name: t.detach().to("cpu", copy=True) for name, t in self.model.state_dict().items()}
+        return {
+            name: t.detach().to("cpu", copy=True) for name, t in self.model.state_dict().items()
+        }
 
     @torch.inference_mode()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:

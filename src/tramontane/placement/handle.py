@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from tramontane.config import TimeoutsConfig
 
 
 class WorkerStalled(RuntimeError):
     """A wait lasted longer than its timeout; the message names both."""
 
 
+class Limit(NamedTuple):
+    """How long a wait may last, and the config key that says so."""
+
+    seconds: float
+    key: str
+
+    @classmethod
+    def of(cls, timeouts: TimeoutsConfig, key: str) -> Limit:
+        return cls(getattr(timeouts, key), f"timeouts.{key}")
+
+
 class Handle(Protocol):
-    """A worker somewhere, called by method name; calls run in order, one at a time."""
+    """A worker somewhere, called by method name; calls run in order, one at a time.
+
+    `started` is done when the worker is ready to be called.
+    """
 
     name: str
+    started: Future[None]
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call of the worker's `method`."""
@@ -23,15 +40,16 @@ class Handle(Protocol):
         """Let the worker go; calls under way are abandoned."""
 
 
-async def call(handle: Handle, method: str, *args: Any, timeout: float, key: str) -> Any:
+async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
     """Await one call.
 
     Raises:
-        WorkerStalled: it took longer than `timeout` seconds; `key` is the config's name for that.
+        WorkerStalled: it took longer than `limit`.
     """
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(handle.submit(method, *args)), timeout)
+        future = asyncio.wrap_future(handle.submit(method, *args))
+        return await asyncio.wait_for(future, limit.seconds)
     except asyncio.TimeoutError:
         raise WorkerStalled(
-            f"{handle.name}.{method} did not return within {timeout:g} s (timeouts.{key})"
+            f"{handle.name}.{method} did not return within {limit.seconds:g} s ({limit.key})"
         ) from None

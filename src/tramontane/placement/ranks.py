@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import socket
-import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,7 +47,6 @@ class ProcessRanks:
             self._processes.append(process)
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.started: Future[None] = self._mailbox.submit(self._collect)
-        self._lock = threading.Lock()
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         return self._mailbox.submit(self._broadcast, method, args)
@@ -66,13 +64,14 @@ class ProcessRanks:
     def _collect(self) -> Any:
         """Rank 0's answer, once all have answered; a rank that fails fails the call at once,
         since its peers would wait for it in a collective."""
-        waiting = dict(zip(self._pipes, range(len(self._pipes)), strict=True))
+        waiting = set(range(len(self._pipes)))
         result = None
         while waiting:
-            for pipe in wait_for_any(list(waiting)):
-                rank = waiting.pop(pipe)  # type: ignore[arg-type]
+            answered = wait_for_any([self._pipes[rank] for rank in waiting])
+            for rank in [r for r in waiting if self._pipes[r] in answered]:
+                waiting.remove(rank)
                 try:
-                    ok, value = pipe.recv()  # type: ignore[union-attr]
+                    ok, value = self._pipes[rank].recv()
                 except EOFError:
                     self._processes[rank].join()
                     code = self._processes[rank].exitcode

@@ -41,8 +41,11 @@ def chain(
     """A chain of the given level.
 
     Args:
+        rng: what decides it.
+        level: from 1 to 8.
         low: the least value that any result may take (stories need plurals).
-        factors, divisors: what may be multiplied or divided by; 2 up to the level's if empty.
+        factors: what may be multiplied by; 2 up to the level's if empty.
+        divisors: what may be divided by, likewise.
     """
     top, ceiling = OPERAND[level - 1], CEILING[level - 1]
     small = tuple(range(2, FACTOR[level - 1] + 1))
@@ -61,7 +64,7 @@ def chain(
             b = pick(rng, choices)
         else:
             room, taken = min(top, ceiling - value), min(top, value - low)
-            if op == "-" and taken >= 2 or room < 2:
+            if (op == "-" and taken >= 2) or room < 2:
                 op, limit = "-", taken
             else:
                 op, limit = "+", room
