@@ -1,7 +1,7 @@
 """The slot engine against transformers' `generate`: tokens a second of one thread.
 
     python benchmarks/generation.py [--slots 32 128] [--dtype float32] [--kv-heads 5]
-                                    [--repeats 5] [--rounds 3]
+                                    [--repeats 3] [--rounds 3]
 
 A random Llama of 1.5 M parameters (hidden 160, 4 layers, 5 heads, vocabulary 1500), prompts of 50
 to 70 tokens in groups of 16, sampling at temperature 1. Per round, both generate three times as

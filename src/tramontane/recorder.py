@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -40,18 +42,24 @@ class Recorder:
         problems: Any,
         screen: Screen,
         gate: Callable[[], Awaitable[None]] | None,
+        measure: Callable[[str, Path], Any],
         seconds_before: float = 0.0,
     ) -> None:
         self.config, self.folder, self.screen = config, folder, screen
         self.generator, self.trainer, self.pool = generator, trainer, pool
         self.tokenizer, self.problems = tokenizer, problems
         self.gate = gate  # run once, after the session's first update
+        self.measure = measure  # (name, weights) → evaluation
         self.pipeline: Any = None  # set by whoever joins the two
         self._pieces: dict[int, str] = {}
         self._started = time.monotonic() - seconds_before
         self._last = (time.monotonic(), {"generated": 0, "generating": 0.0, "training": 0.0})
         self._verified = (0, 0.0)
         self._saved_at = -1
+
+    @property
+    def updates(self) -> int:
+        return self.config.pipeline.updates
 
     @property
     def seconds(self) -> float:
@@ -82,8 +90,13 @@ class Recorder:
         if self.gate is not None:
             await self.gate()
             self.gate = None
-        if update.number % self.config.checkpoint.every == 0:
+        every = self.config.evaluation.every
+        measured = every and update.number % every == 0 and update.number < self.updates
+        if measured or update.number % self.config.checkpoint.every == 0:
             await self.checkpoint()
+        if measured:
+            weights = self.folder.checkpoints / f"step_{update.number}" / "weights"
+            await asyncio.to_thread(self.measure, f"update_{update.number}", weights)
 
     async def ended(self) -> None:
         if self._saved_at != self.pipeline.trained_version:

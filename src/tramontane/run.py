@@ -31,6 +31,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.metrics_file = self.path / "metrics.jsonl"
+        self.evaluations_file = self.path / "evaluations.jsonl"
         self.rollouts = self.path / "rollouts"
         self.checkpoints = self.path / "checkpoints"
 
@@ -75,6 +76,10 @@ class RunFolder:
     def log(self, metrics: dict[str, Any]) -> None:
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
+
+    def log_evaluation(self, figures: dict[str, Any]) -> None:
+        with self.evaluations_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(figures) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.is_file():
@@ -126,6 +131,11 @@ class RunFolder:
             lines = self.metrics_file.read_text(encoding="utf-8").splitlines()[:update]
             text = "".join(line + "\n" for line in lines)
             self.metrics_file.write_text(text, encoding="utf-8")
+        if self.evaluations_file.is_file():
+            lines = self.evaluations_file.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if _update_of(json.loads(line)["when"]) <= update]
+            text = "".join(line + "\n" for line in kept)
+            self.evaluations_file.write_text(text, encoding="utf-8")
         for file in self.rollouts.glob("update_*.jsonl"):
             if int(file.stem.removeprefix("update_")) > update:
                 file.unlink()
@@ -133,3 +143,8 @@ class RunFolder:
     def _committed(self) -> list[Path]:
         found = [p for p in self.checkpoints.glob("step_*") if p.suffix != ".partial"]
         return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+
+
+def _update_of(when: str) -> int:
+    """Of `update_N`, N; `before` counts as 0 (and `after` comes when there is nothing to undo)."""
+    return int(when.removeprefix("update_")) if when.startswith("update_") else 0

@@ -64,6 +64,7 @@ def prepare(config: Config) -> Prepared:
         InputError: whatever is wrong with model, data or sizes.
     """
     data, sizes = config.data, config.pipeline
+    _check_devices(config)
     tokenizer = models.load_tokenizer(config.model)
     context = models.context_length(models.load_config(config.model))
     problems = ProblemStream(data, config.seed)
@@ -100,6 +101,16 @@ def prepare(config: Config) -> Prepared:
             f"pipeline.l_max or data.max_prompt_tokens"
         )
     return Prepared(config, tokenizer, problems, held_out, longest)
+
+
+def _check_devices(config: Config) -> None:
+    for section in ("generator", "trainer"):
+        device = torch.device(getattr(config, section).device)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(
+                f"{section}.device is {str(device)!r}, but torch sees no GPU; "
+                f"set generator.device=cpu trainer.device=cpu, or install a CUDA build of torch"
+            )
 
 
 def resolved(prepared: Prepared) -> dict[str, str]:
@@ -214,6 +225,7 @@ async def _run(
             prepared.problems,
             screen,
             gate,
+            lambda name, weights: _measure(name, str(weights), prepared, pool, folder, screen),
             state["seconds"] if state else 0.0,
         )
         pipeline = Pipeline(
@@ -312,7 +324,7 @@ def _measure(
             return summarize(rows)
     generator = Generator.load(model, config.generator, config.pipeline.n_async, prepared.max_len)
     settings = config.evaluation
-    return evaluate(
+    result = evaluate(
         generator,
         pool,
         prepared.held_out,
@@ -325,6 +337,8 @@ def _measure(
         on_progress=partial(screen.phase, f"evaluation {when}"),
         timeout_s=config.timeouts.verification,
     )
+    folder.log_evaluation({"when": when} | result.to_dict())
+    return result
 
 
 def _load_pipeline_state(checkpoint: Path) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     Lfm2Config,
@@ -193,36 +195,28 @@ def test_eos_outside_the_vocabulary_is_refused(eos):
 
 
 def test_other_architectures():
-    """Learned positions, and keys and values of different sizes."""
+    """Learned positions (GPT-2); layers with and without a window, one key-value head (Gemma 3)."""
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, initializer_range=0.25
         )
     )
-    deepseek = DeepseekV3ForCausalLM(
-        DeepseekV3Config(
+    gemma3 = Gemma3ForCausalLM(
+        Gemma3TextConfig(
             vocab_size=VOCAB,
             hidden_size=32,
             intermediate_size=48,
-            moe_intermediate_size=16,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            q_lora_rank=8,
-            kv_lora_rank=8,
-            qk_rope_head_dim=4,
-            qk_nope_head_dim=4,
-            v_head_dim=6,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=1,
-            topk_group=1,
-            first_k_dense_replace=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            sliding_window=9,
+            layer_types=["sliding_attention", "full_attention"],
             initializer_range=0.25,
         )
     )
-    for model in (gpt2, deepseek):
+    for model in (gpt2, gemma3):
         plain = twin(model).eval().requires_grad_(False)
         engine = SlotEngine(model, slots=3, max_len=40)
         engine.submit(make_requests(3, 2, seed=1, lengths=(1, 20), tokens=(10, 20)))
@@ -263,3 +257,21 @@ def test_models_that_cannot_be_run_are_refused_at_once():
     )
     with pytest.raises(InputError, match="softcap"):
         SlotEngine(softcapped, 2, 60)
+    latent = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=4,
+            v_head_dim=8,
+            first_k_dense_replace=1,
+        )
+    )
+    with pytest.raises(InputError, match="does not attend to the keys"):
+        SlotEngine(latent, 2, 60)

@@ -48,7 +48,8 @@ def slot_attention(
         [B, 1, Hq, dv].
 
     Raises:
-        InputError: attention that is not computed here: soft-capped scores, attention sinks.
+        InputError: attention that is not computed here: soft-capped scores, attention sinks, or
+            keys that are cached in another form (multi-head latent attention).
     """
     for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
@@ -59,6 +60,11 @@ def slot_attention(
     if decode is None:
         return packed_attention(
             module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
+        )
+    if not decode.holds(key, value):
+        raise InputError(
+            f"{type(module).__name__} does not attend to the keys and values that it caches; the "
+            f"embedded generator cannot run it; generate with vLLM"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     out = []

@@ -183,10 +183,12 @@ class Step:
         self.reads = 0
         self._layout = layout
         self._layer = 0
+        self._written = (0, 0)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer = layer
+        self._written = (key.data_ptr(), value.data_ptr())
         for segment in self.segments:
             for which, new in enumerate((key, value)):
                 plane = self._plane(segment, which)
@@ -196,6 +198,11 @@ class Step:
                     segment.rows(plane.shape[1]),
                     new[segment.first : segment.last].reshape(-1, plane.shape[-1]),
                 )
+
+    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether these are the tensors last written: some models cache one thing and attend to
+        another made from it, e.g. compressed latents."""
+        return (key.data_ptr(), value.data_ptr()) == self._written
 
     def read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
         """A segment's keys and values, [B, heads, capacity, d] each: views, contiguous."""
