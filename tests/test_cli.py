@@ -64,8 +64,8 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
     result = runner.invoke(app, ["train", str(config), "pipeline.n_async=64", "--dry-run"])
     assert result.exit_code == 0
     assert "about 2.0 (n_async / n_batch)" in result.stdout
-    # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB a token; 64 slots of 256 + 96 tokens.
-    assert "KV cache: 110 MiB at most (5.0 KiB a token)" in result.stdout
+    # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB a token; 64 slots of 256 + 96 tokens, in lanes.
+    assert "KV cache: 330 MiB at most (5.0 KiB a token)" in result.stdout
 
 
 def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> None:

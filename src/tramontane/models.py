@@ -207,6 +207,20 @@ def pack(sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu")
     return Packed(ids[None], positions[None], lengths)
 
 
+def refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> None:
+    """Attention that is not computed here must not be computed wrongly.
+
+    Raises:
+        InputError: soft-capped scores, or attention sinks.
+    """
+    for unsupported in ("softcap", "s_aux"):
+        if options.get(unsupported) is not None:
+            raise InputError(
+                f"{type(module).__name__} uses {unsupported!r} in its attention, which is not "
+                f"computed here; choose another model"
+            )
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -224,7 +238,11 @@ def packed_attention(
     Padding sits behind a row's last token, where causal attention never looks, so no mask is
     needed. Takes query [1, Hq, N, d], key and value [1, Hkv, N, d]; returns [1, N, Hq, d]. Without
     `packing`, the batch is an ordinary rectangle without padding.
+
+    Raises:
+        InputError: as `refuse_unsupported`.
     """
+    refuse_unsupported(module, kwargs)
     if packing is None:
         out = _causal_attention(query, key, value, scaling, dropout, sliding_window)
         return out.transpose(1, 2), None

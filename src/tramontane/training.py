@@ -121,7 +121,8 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     item = torch.finfo(getattr(torch, config.generator.dtype)).bits // 8
     per_token = 2 * model.num_hidden_layers * heads * width * item
-    total = per_token * prepared.max_len * config.pipeline.n_async
+    # Lanes (see generator/cache.py) take up to three times the full length of every slot.
+    total = 3 * per_token * prepared.max_len * config.pipeline.n_async
     return config.resolved_arithmetic() | {
         "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
         "KV cache": f"{total / 2**20:,.0f} MiB at most ({per_token / 1024:.1f} KiB a token)",

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from tramontane.errors import InputError
 from tramontane.generator.cache import Step
-from tramontane.models import packed_attention
+from tramontane.models import packed_attention, refuse_unsupported
 
 
 def slot_attention(
@@ -51,12 +51,7 @@ def slot_attention(
         InputError: attention that is not computed here: soft-capped scores, attention sinks, or
             keys that are cached in another form (multi-head latent attention).
     """
-    for unsupported in ("softcap", "s_aux"):
-        if kwargs.get(unsupported) is not None:
-            raise InputError(
-                f"{type(module).__name__} uses {unsupported!r} in its attention, which the "
-                f"embedded generator does not compute; generate with vLLM"
-            )
+    refuse_unsupported(module, kwargs)
     if decode is None:
         return packed_attention(
             module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
