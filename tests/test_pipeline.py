@@ -40,7 +40,7 @@ def pending(folder: Path) -> set[int]:
     checkpoint = RunFolder(folder).latest_checkpoint()
     assert checkpoint is not None
     state = json.loads((checkpoint / "pipeline.json").read_text())
-    return {g["id"] for g in state["groups"]}
+    return {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
 
 
 def check_ledger(folder: Path, config: Config) -> None:

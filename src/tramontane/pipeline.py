@@ -28,6 +28,7 @@ from tramontane.types import (
     Problem,
     Request,
     SamplingParams,
+    Verdict,
 )
 
 
@@ -98,7 +99,7 @@ class Pipeline:
         self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
         self.ready: list[int] = []  # of those, graded and kept, in order of completion
         self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
-        self.filtered: list[tuple[Group, str]] = []  # since the last update
+        self.filtered: list[tuple[OpenGroup, str]] = []  # since the last update, with the reason
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
@@ -178,7 +179,7 @@ class Pipeline:
             pause = await self._send_weights()
             for group in batch.groups:
                 del self.batched[group.id]
-            filtered, self.filtered = self.filtered, []
+            filtered, self.filtered = [(g.group(), why) for g, why in self.filtered], []
             await self.observer.trained(
                 Update(self.trained_version, batch, filtered, metrics, pause)
             )
@@ -219,6 +220,7 @@ class Pipeline:
                 "version": self.trained_version,
                 "next_group": self.next_group,
                 "groups": [pack(group, partial) for group in groups],
+                "filtered": [[pack(group, partial), why] for group, why in self.filtered],
             }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -226,6 +228,7 @@ class Pipeline:
         version = state["version"]
         self.trained_version = self.generator_version = self.next_version = version
         self.next_group = state["next_group"]
+        self.filtered = [(unpack(row), why) for row, why in state["filtered"]]
         for row in state["groups"]:
             group = unpack(row)
             self.outstanding[group.id] = group
@@ -274,8 +277,7 @@ class Pipeline:
 
     async def _grade(self, group: OpenGroup) -> None:
         """Grade a whole group; keep it if it can teach anything (paper: section 2.1, diversity)."""
-        whole = group.group()
-        responses = [(c.text, len(c.token_ids)) for c in whole.completions]
+        responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
         future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
         seconds = self.timeouts.verification
         try:
@@ -284,24 +286,23 @@ class Pipeline:
             raise WorkerStalled(
                 f"no verdict on group {group.id} within {seconds:g} s (timeouts.verification)"
             ) from None
-        whole = group.group()
-        reason = self._why_filtered(whole)
+        reason = self._why_filtered(group.verdicts)
         if reason is None:
             self.ready.append(group.id)
         else:
             del self.outstanding[group.id]
-            self.filtered.append((whole, reason))
+            self.filtered.append((group, reason))
         await self._notify()
 
-    def _why_filtered(self, group: Group) -> str | None:
-        if unscorable := [v.reason for v in group.verdicts if v.verdict == "unscorable"]:
+    def _why_filtered(self, verdicts: list[Verdict]) -> str | None:
+        if unscorable := [v.reason for v in verdicts if v.verdict == "unscorable"]:
             return f"unscorable: {unscorable[0]}"
         if self.sizes.diversity == "none":
             return None
         if self.sizes.diversity == "correctness":
-            values = {v.parts["correctness"] for v in group.verdicts}
+            values = {v.parts["correctness"] for v in verdicts}
         else:
-            values = {round(v.reward, 9) for v in group.verdicts}
+            values = {round(v.reward, 9) for v in verdicts}
         return "no diversity" if len(values) == 1 else None
 
     def _choice(self) -> list[int] | None:
