@@ -87,6 +87,7 @@ def test_asynchronous_run_keeps_its_invariants(
     assert 1 <= max(ages) <= 4
     # Long or short, what was generated was graded and recorded whole: none was cut but at l_max.
     for row in rows:
+        assert "".join(row["tokens"]).removesuffix("</s>") == row["text"]
         assert len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
         assert (row["finish_reason"] == "length") == (
             len(row["tokens"]) == config.pipeline.l_max and row["tokens"][-1] != "</s>"

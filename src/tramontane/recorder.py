@@ -176,7 +176,7 @@ class Recorder:
                 "language": problem.language,
                 "difficulty": problem.difficulty,
                 "text": completion.text,
-                "tokens": [self._piece(t) for t in completion.token_ids],
+                "tokens": self._texts(completion.token_ids),
                 "versions": completion.versions,
                 "logprobs": [round(x, 4) for x in completion.logprobs],
                 "finish_reason": completion.finish_reason,
@@ -187,6 +187,17 @@ class Recorder:
                 "advantage_kept": filtered is None,
                 "filtered": filtered,
             }
+
+    def _texts(self, token_ids: list[int]) -> list[str]:
+        """Each token's text; a character that several tokens spell belongs to the last of them."""
+        texts, held = [], []
+        for token in token_ids:
+            held.append(token)
+            text = self._piece(token) if len(held) == 1 else str(self.tokenizer.decode(held))
+            partial = text.endswith("\N{REPLACEMENT CHARACTER}") and len(held) < 4
+            texts.append("" if partial else text)
+            held = held if partial else []
+        return texts
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
