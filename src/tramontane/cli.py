@@ -31,7 +31,7 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False)
+        _complain(f"[bold red]error:[/] {_escape(str(error))}")
         sys.exit(2)
 
 
@@ -172,7 +172,7 @@ def score(
     table.add_row("mean reward", f"{summary.mean_reward:.3f}")
     console.print(table)
     for line in summary.bad_rows:
-        Console(stderr=True).print(_escape(line), highlight=False)
+        _complain(_escape(line))
     if summary.bad_rows:
         raise typer.Exit(1)
 
@@ -203,6 +203,11 @@ def _progress() -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
+
+
+def _complain(text: str) -> None:
+    # Unwrapped: a path or a key in a message must stay one piece.
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
 
 
 def _escape(text: str) -> str:

@@ -292,7 +292,12 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
     try:
         return cls.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(cls, e["loc"], e["type"], e["msg"]) for e in error.errors()]
+        lines = [
+            f"{'.'.join(map(str, e['loc']))}: not given; set it in the file, or as key=value"
+            if e["input"] is None and e["type"] != "extra_forbidden"
+            else _explain(cls, e["loc"], e["type"], e["msg"])
+            for e in error.errors()
+        ]
         raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
