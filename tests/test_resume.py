@@ -16,8 +16,10 @@ from tests.runs import NoScreen, small_config
 from tests.test_pipeline import check_ledger, rollouts, weights
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.generator import Generator
 from tramontane.run import RunFolder
 from tramontane.training import open_run, train
+from tramontane.types import Request
 
 
 def start(config: Config, tmp_path: Path) -> subprocess.Popen[str]:
@@ -94,21 +96,59 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group(tmp_path: Path) -> N
     assert max(m["staleness_max"] for m in folder.metrics()) <= 3
 
 
-def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:
-    config = small_config(tmp_path / "run", pipeline={"updates": 50, "n_batch": 16})
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks: int) -> None:
+    sizes = {"updates": 6, "n_batch": 16}
+    config = small_config(tmp_path / "run", pipeline=sizes, trainer={"ranks": ranks})
     process = start(config, tmp_path)
     wait_for_updates(tmp_path / "run", 1, process)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 0, output
     assert "Traceback" not in output
     assert "--resume" in output
-    done = len(RunFolder(tmp_path / "run").metrics())
-    assert 1 <= done < 50
-    checkpoint = RunFolder(tmp_path / "run").latest_checkpoint()
+    folder, resumed = open_run(tmp_path / "run")
+    done = len(folder.metrics())
+    assert 1 <= done < 6
+    checkpoint = folder.latest_checkpoint()
     assert checkpoint is not None
     assert checkpoint.name == f"step_{done}"
     assert (tmp_path / "run/report.html").is_file()
+    train(resumed, NoScreen(), folder)
+    check_ledger(tmp_path / "run", config)
+
+
+def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
+    sizes = {"updates": 3, "n_batch": 32, "n_async": 16, "max_staleness": 0}
+    train(small_config(tmp_path / "whole", pipeline=sizes), NoScreen())
+
+    process = start(small_config(tmp_path / "cut", pipeline=sizes), tmp_path)
+    wait_for_updates(tmp_path / "cut", 1, process)
+    time.sleep(0.3)  # into a round of the next update
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=120) == 0
+    folder, config = open_run(tmp_path / "cut")
+    train(config, NoScreen(), folder)
+
+    a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_checkpoints_while_groups_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow snapshot: verdicts arrive, groups are filtered and new ones opened beside it."""
+    pending = Generator.pending
+
+    def slow(self: Generator) -> list[Request]:
+        time.sleep(0.1)
+        return pending(self)
+
+    monkeypatch.setattr(Generator, "pending", slow)
+    sizes = {"updates": 8, "n_batch": 8, "n_async": 64, "group_size": 4, "max_staleness": 7}
+    config = small_config(tmp_path, pipeline=sizes, checkpoint={"every": 1})
+    train(config, NoScreen())
+    check_ledger(tmp_path, config)
 
 
 @pytest.mark.parametrize(

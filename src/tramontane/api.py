@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, DataConfig, GeneratorConfig, VerifierConfig, load_config
 from tramontane.config import load_section as _load_section
+from tramontane.errors import InputError
 
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
+    from tramontane.run import RunFolder
     from tramontane.evaluation import EvaluationResult
     from tramontane.verifier.score import ScoreSummary
 
@@ -34,23 +36,47 @@ def train(
         InputError: before any work is done.
     """
     from tramontane.display import LiveDisplay
-    from tramontane.errors import InputError
-    from tramontane.training import open_run
     from tramontane.training import train as run
 
-    if (config is None) == (resume is None):
-        raise InputError("give a config to start a run, or resume=RUN to continue one, not both")
-    folder = None
-    if resume is not None:
-        folder, config = open_run(resume)
-    elif not isinstance(config, Config):
-        config = load_config(str(config), overrides)
-    assert isinstance(config, Config)
+    folder, settings = _open(config, overrides, resume)
     screen = screen or LiveDisplay()
     try:
-        return run(config, screen, folder)
+        return run(settings, screen, folder)
     finally:
         screen.close()
+
+
+def dry_run(
+    config: Config | str | Path | None = None,
+    overrides: list[str] | None = None,
+    *,
+    resume: str | Path | None = None,
+) -> dict[str, str]:
+    """Check all that `train` would check, and return the run's sizes, by name.
+
+    Raises:
+        InputError: as `train`.
+    """
+    from tramontane.training import prepare, resolved
+
+    return resolved(prepare(_open(config, overrides, resume)[1]))
+
+
+def _open(
+    config: Config | str | Path | None, overrides: list[str] | None, resume: str | Path | None
+) -> tuple[RunFolder | None, Config]:
+    if resume is None:
+        if config is None:
+            raise InputError("give a config to start a run, or --resume RUN to continue one")
+        return None, config if isinstance(config, Config) else load_config(config, overrides)
+    if config is not None or overrides:
+        raise InputError(
+            f"a resumed run keeps its config: give --resume {resume} alone, without a config or "
+            f"key=value; to change anything, start a new run"
+        )
+    from tramontane.training import open_run
+
+    return open_run(resume)
 
 
 def sft(
@@ -66,6 +92,7 @@ def sft(
 
     if not isinstance(config, SFTConfig):
         config = _load_section(SFTConfig, config, overrides)
+    _check_device(config.device)
     return run(config, resume, on_log)
 
 
@@ -77,6 +104,7 @@ def evaluate(
     samples: int = 4,
     temperature: float = 0.7,
     top_p: float = 1.0,
+    top_k: int = 0,
     max_tokens: int = 512,
     slots: int = 128,
     seed: int = 0,
@@ -94,6 +122,7 @@ def evaluate(
         samples: completions of each problem.
         temperature: of sampling; 0.7 is the paper's.
         top_p: of sampling; 1.0 is the paper's for maths, 0.95 for code.
+        top_k: of sampling; 0 is off.
         max_tokens: the longest completion.
         slots: completions generated at once.
         seed: of sampling and of generated sources.
@@ -103,7 +132,7 @@ def evaluate(
         on_progress: called with (completions graded, completions in all).
 
     Raises:
-        InputError: no such model or data, or a prompt that does not fit.
+        InputError: no such model or data, a prompt that does not fit, or a size below 1.
     """
     from tramontane import models
     from tramontane.data.load import load_problems
@@ -113,6 +142,13 @@ def evaluate(
     from tramontane.types import SamplingParams
     from tramontane.verifier import VerifierPool
 
+    _check_sizes(problems=problems, samples=samples, max_tokens=max_tokens, slots=slots)
+    if write_to is not None and not Path(write_to).parent.is_dir():
+        raise InputError(f"{write_to}: there is no folder {Path(write_to).parent}; make it first")
+    if write_to is not None and Path(write_to).is_dir():
+        raise InputError(f"{write_to}: a folder; name a file")
+    generator = generator or GeneratorConfig()
+    _check_device(generator.device)
     config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
     source = config.eval or config.train
     endless = source.startswith(("playground:", "reasoning_gym:"))
@@ -136,7 +172,7 @@ def evaluate(
     )
     worker = Generator.load(
         model,
-        generator or GeneratorConfig(),
+        generator,
         min(slots, len(found) * samples),
         longest + max_tokens,
     )
@@ -147,7 +183,7 @@ def evaluate(
             found,
             tokenizer=tokenizer,
             samples=samples,
-            sampling=SamplingParams(max_tokens, temperature, top_p),
+            sampling=SamplingParams(max_tokens, temperature, top_p, top_k),
             seed=seed,
             system_prompt=config.system_prompt,
             write_to=write_to,
@@ -171,15 +207,18 @@ def generate(
     """Completions of a problem statement under the model's chat template.
 
     Raises:
-        InputError: no such model, or a prompt that does not fit its context.
+        InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
     from tramontane import models
     from tramontane.data.prompts import encode_prompt
     from tramontane.generator import Generator
     from tramontane.types import Completion, Request, SamplingParams
 
+    config = config or GeneratorConfig()
+    _check_sizes(n=n, max_tokens=max_tokens)
+    _check_device(config.device)
     ids = encode_prompt(models.load_tokenizer(model), prompt, system_prompt)
-    worker = Generator.load(model, config or GeneratorConfig(), n, len(ids) + max_tokens)
+    worker = Generator.load(model, config, n, len(ids) + max_tokens)
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
     worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
     done: list[Completion] = []
@@ -199,3 +238,18 @@ def score(
     from tramontane.verifier.score import score_file
 
     return score_file(path, out, config, progress=progress)
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise InputError(f"{name} is {size}; it must be at least 1")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InputError(f"device {device!r}: torch sees no GPU; take cpu, or install a CUDA build")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device 'mps': torch sees none on this machine; take cpu")

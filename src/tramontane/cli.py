@@ -41,15 +41,14 @@ def train(
         str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")
     ] = None,
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(help="Continue this run folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue this run folder, by the config it has.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, print the sizes, stop.")] = False,
 ) -> None:
     """Train with reinforcement learning."""
-    if dry_run and config is not None:
-        from tramontane.config import load_config
-        from tramontane.training import prepare, resolved
-
-        for name, value in resolved(prepare(load_config(config, overrides))).items():
+    if dry_run:
+        for name, value in api.dry_run(config, overrides, resume=resume).items():
             console.print(f"{name}: {value}")
         return
     result = api.train(config, overrides, resume=resume)
@@ -90,22 +89,33 @@ def sft(
 def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
-    problems: Annotated[int | None, typer.Option(help="At most so many.")] = None,
-    samples: Annotated[int, typer.Option(help="Completions of each problem.")] = 4,
+    problems: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Completions of each problem.")] = 4,
     temperature: float = 0.7,
     top_p: float = 1.0,
-    max_tokens: int = 512,
-    slots: Annotated[int, typer.Option(help="Completions at once.")] = 128,
+    top_k: int = 0,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    slots: Annotated[int, typer.Option(min=1, help="Completions at once.")] = 128,
     seed: int = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or mps")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 1,
     out: Annotated[Path, typer.Option(help="Every completion, as JSONL.")] = Path("eval.jsonl"),
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
     ] = None,
 ) -> None:
     """Measure pass@1, pass@k and maj@k with 95 % intervals."""
-    from tramontane.config import DataConfig, parse_settings
+    from tramontane.config import (
+        DataConfig,
+        GeneratorConfig,
+        VerifierConfig,
+        parse,
+        parse_settings,
+    )
 
     config = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
+    generator = parse(GeneratorConfig, {"device": device, "dtype": dtype}, "eval")
     with _progress() as progress:
         bar = progress.add_task("evaluating", total=None)
         result = api.evaluate(
@@ -115,9 +125,12 @@ def evaluate(
             samples=samples,
             temperature=temperature,
             top_p=top_p,
+            top_k=top_k,
             max_tokens=max_tokens,
             slots=slots,
             seed=seed,
+            generator=generator,
+            verifier=VerifierConfig(workers=workers),
             write_to=out,
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
@@ -129,11 +142,11 @@ def evaluate(
 def generate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     prompt: Annotated[str, typer.Argument(help="The problem.")],
-    n: Annotated[int, typer.Option("-n", help="Completions.")] = 1,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions.")] = 1,
     temperature: float = 0.7,
     top_p: float = 1.0,
     top_k: int = 0,
-    max_tokens: int = 512,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
     seed: int = 0,
     system_prompt: str | None = None,
 ) -> None:
@@ -155,7 +168,13 @@ def generate(
 
 @app.command()
 def score(
-    path: Annotated[Path, typer.Argument(help="JSONL rows with problem, answer and response.")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="JSONL (also gzip) rows with id, domain (math or code), problem, response, and "
+            "answer (math) or tests (code)."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Where the verdicts go.")] = None,
 ) -> None:
     """Grade recorded responses; exit code 1 when rows could not be read."""

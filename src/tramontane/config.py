@@ -7,16 +7,36 @@
 from __future__ import annotations
 
 import difflib
+import pkgutil
+import re
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from tramontane.errors import InputError
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
+# A file here is an objective; listed without importing it, and so without torch.
+OBJECTIVES = Path(__file__).parent / "trainer" / "objectives"
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", name):
+        raise ValueError(f"{name!r} is no device; write cpu, cuda, cuda:N or mps")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 
 
 class Section(BaseModel):
@@ -126,7 +146,7 @@ class GeneratorConfig(Section):
     kv_cache: Literal["keep", "recompute"] = "keep"
     steps_per_call: int = Field(8, ge=1)
     prefill_tokens: int = Field(4096, ge=1)
-    device: str = "cpu"
+    device: Device = "cpu"
 
 
 class RewardConfig(Section):
@@ -190,7 +210,7 @@ class TrainerConfig(Section):
     microbatch_tokens: int = Field(8192, ge=1)
     gradient_checkpointing: bool = False
     ranks: int = Field(1, ge=1)
-    device: str = "cpu"
+    device: Device = "cpu"
     parity_tolerance: float | None = Field(None, gt=0)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
 
@@ -241,6 +261,28 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
 
+    @model_validator(mode="after")
+    def _between_sections(self) -> Config:
+        minibatch, group_size = self.pipeline.minibatch, self.pipeline.group_size
+        if minibatch % group_size:
+            raise ValueError(
+                f"pipeline: group_size {group_size} does not divide n_minibatch {minibatch}: a "
+                f"group's tokens are normalised together, so it cannot be split over optimizer "
+                f"steps; try n_minibatch {_nearest(minibatch, group_size)}, or leave it out"
+            )
+        if minibatch % self.trainer.ranks:
+            raise ValueError(
+                f"trainer: ranks {self.trainer.ranks} does not divide n_minibatch {minibatch}: "
+                f"every rank takes the same number of completions; change one of them"
+            )
+        name = self.trainer.objective.name
+        names = [module.name for module in pkgutil.iter_modules([str(OBJECTIVES)])]
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            raise ValueError(f"trainer.objective.name: no objective {name!r}; {hint}")
+        return self
+
     def resolved_arithmetic(self) -> dict[str, str]:
         """What the sizes come to, for people: printed at the start of a run."""
         p = self.pipeline
@@ -283,7 +325,7 @@ def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = N
 def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], where: str) -> S:
     """`cls` from a few values and `key.sub=value` overrides; `where` names them in errors."""
     for override in overrides:
-        _apply(raw, override)
+        _apply(cls, raw, override)
     return parse(cls, raw, where)
 
 
@@ -301,7 +343,7 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
         raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-def _apply(raw: dict[str, Any], override: str) -> None:
+def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
@@ -312,9 +354,28 @@ def _apply(raw: dict[str, Any], override: str) -> None:
             raise InputError(f"override {override!r}: {parent} is a value, not a section")
     # YAML 1.1 reads 1e-4 as a string; pydantic turns it into a float where one is wanted.
     try:
-        raw[last] = yaml.safe_load(value)
+        parsed = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    # To YAML, `playground:` is a mapping, 123 a number and off a boolean.
+    as_text = not isinstance(parsed, str | None) and _takes_text(cls, key.split("."))
+    raw[last] = value if as_text else parsed
+
+
+def _takes_text(cls: type[Section], keys: list[str]) -> bool:
+    """Whether the field that the keys lead to holds text and nothing else (or null)."""
+    annotation: Any = cls
+    for key in keys:
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields.get(key)
+            annotation = field.annotation if field else None
+        else:
+            return False
+    if get_origin(annotation) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(annotation))
+    return annotation is str or set(get_args(annotation)) == {str, type(None)}
 
 
 def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:

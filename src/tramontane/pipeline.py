@@ -31,11 +31,17 @@ from tramontane.types import (
     Verdict,
 )
 
+HOPELESS = 64  # groups in a row without a verdict, after which a run gives up
+
 
 class Problems(Protocol):
     """Where problems come from, without end."""
 
     def next(self) -> Problem: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
 
 
 class Verifiers(Protocol):
@@ -43,12 +49,17 @@ class Verifiers(Protocol):
 
     def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Any: ...
 
+    def stats(self) -> Any: ...
+
 
 class Observer(Protocol):
     """Who is told what happened; the run folder and the display hang on it.
 
-    `trained` after each update, `ended` once after the last; both may take a `snapshot`.
+    `graded` when a group is; `trained` after each update, `ended` once after the last: both may
+    take a `snapshot`.
     """
+
+    def graded(self, ready: int, filtered: list[str]) -> None: ...
 
     async def trained(self, update: Update) -> None: ...
 
@@ -103,7 +114,8 @@ class Pipeline:
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
-        self._stepping = asyncio.Lock()  # held while completions are on their way to `outstanding`
+        self._stepping = asyncio.Lock()  # held while requests and completions are on their way
+        self._round: dict[str, Any] = {}  # the state before a synchronous round
         self._tasks: set[asyncio.Task[None]] = set()  # the loops, and groups being graded
 
     async def run(self) -> None:
@@ -133,10 +145,13 @@ class Pipeline:
         """
         while True:
             await self._until(self._room, "feed: room to hand out a group")
-            opened = [self._open(self.problems.next()) for _ in range(self._room())]
-            requests = [request for group in opened for request in group.requests]
-            self.in_flight += len(requests)
-            await self._generate("submit", requests)
+            async with self._stepping:
+                if self.sizes.max_staleness == 0:
+                    self._round = self._state({})
+                opened = [self._open(self.problems.next()) for _ in range(self._room())]
+                requests = [request for group in opened for request in group.requests]
+                self.in_flight += len(requests)
+                await self._generate("submit", requests)
             await self._notify()
 
     async def collect(self) -> None:
@@ -155,7 +170,7 @@ class Pipeline:
         and through the staleness bound `feed`."""
         while self.next_version < self.sizes.updates:
             await self._until(self._choice, "batch: enough graded groups")
-            groups = [self.outstanding.pop(i) for i in sorted(self._choice() or [])]
+            groups = [self.outstanding.pop(i) for i in sorted(self._choice())]
             self.batched.update((g.id, g) for g in groups)
             self.ready = [i for i in self.ready if i not in self.batched]
             batch = Batch(self.next_version, [g.group() for g in groups])
@@ -211,23 +226,33 @@ class Pipeline:
         await self._notify()
 
     async def snapshot(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the workers' own states: JSON-able."""
+        """Everything that a resumed run needs besides the workers' own states: JSON-able.
+
+        Of a synchronous round under way, the state before it: begun again as a whole, it gives the
+        same bits, which completions continued from their last token would not.
+        """
         async with self._stepping:
+            if self.sizes.max_staleness == 0 and len(self.ready) < len(self.outstanding):
+                return self._round
             requests: list[Request] = await self._generate("pending")
-            partial = {(r.group, r.index): r for r in requests}
-            groups = [*self.batched.values(), *self.outstanding.values()]
-            return {
-                "version": self.trained_version,
-                "next_group": self.next_group,
-                "groups": [pack(group, partial) for group in groups],
-                "filtered": [[pack(group, partial), why] for group, why in self.filtered],
-            }
+            return self._state({(r.group, r.index): r for r in requests})
+
+    def _state(self, partial: dict[tuple[int, int], Request]) -> dict[str, Any]:
+        groups = [*self.batched.values(), *self.outstanding.values()]
+        return {
+            "version": self.trained_version,
+            "next_group": self.next_group,
+            "problems": self.problems.state(),
+            "groups": [pack(group, partial) for group in groups],
+            "filtered": [[pack(group, partial), why] for group, why in self.filtered],
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `snapshot`; completions begun go on from their last token."""
         version = state["version"]
         self.trained_version = self.generator_version = self.next_version = version
         self.next_group = state["next_group"]
+        self.problems.load_state(state["problems"])
         self.filtered = [(unpack(row), why) for row, why in state["filtered"]]
         for row in state["groups"]:
             group = unpack(row)
@@ -277,22 +302,33 @@ class Pipeline:
 
     async def _grade(self, group: OpenGroup) -> None:
         """Grade a whole group; keep it if it can teach anything (paper: section 2.1, diversity)."""
-        responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
-        future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
-        seconds = self.timeouts.verification
-        try:
-            group.verdicts = await asyncio.wait_for(future, seconds)
-        except asyncio.TimeoutError:
-            raise WorkerStalled(
-                f"no verdict on group {group.id} within {seconds:g} s (timeouts.verification)"
-            ) from None
+        group.verdicts = await self._verdicts(group)
         reason = self._why_filtered(group.verdicts)
         if reason is None:
             self.ready.append(group.id)
         else:
             del self.outstanding[group.id]
             self.filtered.append((group, reason))
+            self._check_verifiers()
+        self.observer.graded(len(self.ready), [why for _, why in self.filtered])
         await self._notify()
+
+    def _check_verifiers(self) -> None:
+        reasons = [why for _, why in self.filtered[-HOPELESS:]]
+        if len(reasons) == HOPELESS and all(why.startswith("unscorable") for why in reasons):
+            raise RuntimeError(f"the last {HOPELESS} groups were all {reasons[-1]}")
+
+    async def _verdicts(self, group: OpenGroup) -> list[Verdict]:
+        """Wait for a group's verdicts for as long as the verifiers give any at all."""
+        responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
+        future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
+        limit, seen = Limit.of(self.timeouts, "verification"), -1
+        while not future.done():
+            if (graded := self.verifiers.stats().verdicts) == seen:
+                raise WorkerStalled(f"no verdict within {limit.seconds:g} s ({limit.key})")
+            seen = graded
+            await asyncio.wait({future}, timeout=limit.seconds)
+        return future.result()
 
     def _why_filtered(self, verdicts: list[Verdict]) -> str | None:
         if unscorable := [v.reason for v in verdicts if v.verdict == "unscorable"]:
@@ -305,8 +341,8 @@ class Pipeline:
             values = {round(v.reward, 9) for v in verdicts}
         return "no diversity" if len(values) == 1 else None
 
-    def _choice(self) -> list[int] | None:
-        """The groups of the next batch, if it can be formed now."""
+    def _choice(self) -> list[int]:
+        """The groups of the next batch; none where it cannot be formed yet."""
         ids = list(self.outstanding)
         position = {group: i for i, group in enumerate(ids)}
         chosen = choose(
@@ -315,7 +351,7 @@ class Pipeline:
             self.next_version,
             self.sizes.groups_per_batch,
         )
-        return None if chosen is None else [ids[i] for i in chosen]
+        return [ids[i] for i in chosen or ()]
 
     async def _generate(self, method: str, *args: Any) -> Any:
         limit = Limit.of(self.timeouts, "generation")

@@ -23,6 +23,8 @@ PARTS = ("format", "correctness", "length", "language")
 class Screen(Protocol):
     """Where progress is shown; `display.LiveDisplay` is one."""
 
+    def status(self, values: dict[str, Any]) -> None: ...
+
     def update(self, metrics: dict[str, Any]) -> None: ...
 
     def sample(self, problem: str, text: str, verdict: Outcome) -> None: ...
@@ -39,23 +41,24 @@ class Recorder:
         trainer: Handle,
         pool: Any,
         tokenizer: PreTrainedTokenizerBase,
-        problems: Any,
         screen: Screen,
         gate: Callable[[], Awaitable[None]] | None,
         measure: Callable[[str, Path], Any],
-        seconds_before: float = 0.0,
+        began: float,
+        done: int,
     ) -> None:
         self.config, self.folder, self.screen = config, folder, screen
         self.generator, self.trainer, self.pool = generator, trainer, pool
-        self.tokenizer, self.problems = tokenizer, problems
+        self.tokenizer = tokenizer
         self.gate = gate  # run once, after the session's first update
         self.measure = measure  # (name, weights) → evaluation
         self.pipeline: Any = None  # set by whoever joins the two
         self._pieces: dict[int, str] = {}
-        self._started = time.monotonic() - seconds_before
+        self._began = began
         self._last = (time.monotonic(), {"generated": 0, "generating": 0.0, "training": 0.0})
-        self._verified = (0, 0.0)
-        self._saved_at = -1
+        verified = pool.stats()
+        self._verified = (verified.verdicts, verified.busy_seconds)
+        self._saved_at = done
 
     @property
     def updates(self) -> int:
@@ -63,15 +66,15 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run's training so far, over all its sessions."""
-        return time.monotonic() - self._started
+        """Wall time of the run so far, over all its sessions."""
+        return time.monotonic() - self._began
 
     async def trained(self, update: Any) -> None:
         """Write down one update; take a checkpoint where one is due."""
         seen = update.batch.groups + [group for group, _ in update.filtered]
         rows = [r for g in update.batch.groups for r in self._rows(update.number, g, None)]
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
-        self.folder.write_rollouts(update.number, rows)
+        await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
         metrics |= update.metrics | self._rewards(seen) | await self._throughput(update)
         metrics |= {
@@ -97,9 +100,16 @@ class Recorder:
         if measured:
             weights = self.folder.checkpoints / f"step_{update.number}" / "weights"
             await asyncio.to_thread(self.measure, f"update_{update.number}", weights)
+            await self._throughput(update)  # what the measurement took is nobody's throughput
+
+    def graded(self, ready: int, filtered: list[str]) -> None:
+        """Show what moves between updates."""
+        values = {"groups ready": ready, "groups filtered": len(filtered)}
+        self.screen.status(values | ({"the last": filtered[-1]} if filtered else {}))
 
     async def ended(self) -> None:
-        if self._saved_at != self.pipeline.trained_version:
+        # A run that was stopped has more pending than at its last update.
+        if self._saved_at != self.pipeline.trained_version or self.pipeline.stopping:
             await self.checkpoint()
 
     async def checkpoint(self) -> None:
@@ -110,10 +120,10 @@ class Recorder:
         await call(self.trainer, "save_weights", partial / "weights", limit=limit)
         await call(self.trainer, "save_state", partial / "trainer", limit=limit)
         self.tokenizer.save_pretrained(partial / "weights")
-        state = await self.pipeline.snapshot()
-        state |= {"problems": self.problems.state(), "seconds": self.seconds}
-        RunFolder(partial).write_json("pipeline.json", state)
-        self.folder.commit_checkpoint(partial, self.config.checkpoint.keep)
+        state = await self.pipeline.snapshot() | {"seconds": self.seconds}
+        await asyncio.to_thread(RunFolder(partial).write_json, "pipeline.json", state, None)
+        keep = self.config.checkpoint.keep
+        await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
         self._saved_at = version
 
     def _rewards(self, groups: list[Group]) -> dict[str, Any]:
@@ -128,7 +138,7 @@ class Recorder:
             "reward": sum(v.reward for v in verdicts) / n,
             **means,
             "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
-            "format_rate": sum(v.parts["format"] > 0 for v in verdicts) / n,
+            "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
             "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
             "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
             "completion_tokens": sum(len(c.token_ids) for c in completions) / n,

@@ -10,9 +10,10 @@ summary.json report.html at the end
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from tramontane.errors import InputError
 class RunFolder:
     """Paths and files of one run.
 
-    Every write is complete or absent: checkpoints are written beside their place and renamed.
+    Files and checkpoints are written beside their place and renamed: complete or absent. Only the
+    two logs grow line by line; `rewind` forgets a line that was cut short.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -44,6 +46,8 @@ class RunFolder:
         """
         if config.run_dir is not None:
             path = Path(config.run_dir)
+            if path.is_file():
+                raise InputError(f"run_dir {path}: a file; name a folder")
             if path.exists() and any(path.iterdir()):
                 raise InputError(
                     f"run_dir {path}: not empty; continue that run with --resume {path}, "
@@ -58,7 +62,7 @@ class RunFolder:
         folder.rollouts.mkdir(parents=True, exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        (path / "config.yaml").write_text(text, encoding="utf-8")
+        _write(path / "config.yaml", text)
         return folder
 
     @classmethod
@@ -88,13 +92,12 @@ class RunFolder:
         return [json.loads(line) for line in lines]
 
     def write_rollouts(self, update: int, rows: Iterable[dict[str, Any]]) -> None:
-        with (self.rollouts / f"update_{update:06d}.jsonl").open("w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        _write(self.rollouts / f"update_{update:06d}.jsonl", text)
 
-    def write_json(self, name: str, value: Any) -> Path:
+    def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
         path = self.path / name
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        _write(path, json.dumps(value, indent=indent) + "\n")
         return path
 
     def checkpoint_dir(self, update: int) -> Path:
@@ -111,9 +114,12 @@ class RunFolder:
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
         final = partial.with_suffix("")
+        old = partial.with_suffix(".old")
+        shutil.rmtree(old, ignore_errors=True)
         if final.exists():
-            shutil.rmtree(final)
+            final.rename(old)
         partial.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
         for old in self._committed()[:-keep]:
             shutil.rmtree(old)
         return final
@@ -127,24 +133,38 @@ class RunFolder:
 
         A last metrics line that a crash cut short goes too.
         """
-        if self.metrics_file.is_file():
-            lines = self.metrics_file.read_text(encoding="utf-8").splitlines()[:update]
-            text = "".join(line + "\n" for line in lines)
-            self.metrics_file.write_text(text, encoding="utf-8")
-        if self.evaluations_file.is_file():
-            lines = self.evaluations_file.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if _update_of(json.loads(line)["when"]) <= update]
-            text = "".join(line + "\n" for line in kept)
-            self.evaluations_file.write_text(text, encoding="utf-8")
+        for file, keep in (
+            (self.metrics_file, lambda row: row["update"] <= update),
+            (self.evaluations_file, lambda row: _update_of(row["when"]) <= update),
+        ):
+            if file.is_file():
+                rows = [row for row in _complete_rows(file) if keep(row)]
+                _write(file, "".join(json.dumps(row) + "\n" for row in rows))
         for file in self.rollouts.glob("update_*.jsonl"):
             if int(file.stem.removeprefix("update_")) > update:
                 file.unlink()
 
     def _committed(self) -> list[Path]:
-        found = [p for p in self.checkpoints.glob("step_*") if p.suffix != ".partial"]
+        found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]
         return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
 
 
-def _update_of(when: str) -> int:
-    """Of `update_N`, N; `before` counts as 0 (and `after` comes when there is nothing to undo)."""
-    return int(when.removeprefix("update_")) if when.startswith("update_") else 0
+def _update_of(when: str) -> float:
+    """Where in a run a measurement belongs: `before`, `update_N`, `after`."""
+    ends = {"before": 0.0, "after": math.inf}
+    return ends[when] if when in ends else int(when.removeprefix("update_"))
+
+
+def _complete_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log, up to one that a crash cut short."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

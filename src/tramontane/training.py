@@ -7,8 +7,9 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.pipeline import Pipeline
-from tramontane.placement import Handle, Limit, ProcessRanks, ThreadHandle, call
+from tramontane.placement import Handle, Limit, ProcessRanks, ThreadHandle, call, started
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
 from tramontane.studies.report import write_report
@@ -48,6 +49,7 @@ class Prepared:
     problems: ProblemStream
     held_out: list[Problem]
     max_prompt: int
+    probes: list[list[int]]
 
     @property
     def max_len(self) -> int:
@@ -80,8 +82,9 @@ def prepare(config: Config) -> Prepared:
             seed=config.seed,
         )
     endless = problems.problems is None
-    shown = ProblemStream(data, config.seed)  # of an endless source, a sample must do
-    train = [shown.next() for _ in range(SAMPLE)] if endless else problems.problems or []
+    start = problems.state()
+    train = problems.problems or [problems.next() for _ in range(SAMPLE)]
+    problems.load_state(start)
     longest = check_prompt_length(
         tokenizer,
         [*train, *held_out],
@@ -100,7 +103,10 @@ def prepare(config: Config) -> Prepared:
             f"(pipeline.l_max) exceed the context of {config.model!r}, {context} tokens; lower "
             f"pipeline.l_max or data.max_prompt_tokens"
         )
-    return Prepared(config, tokenizer, problems, held_out, longest)
+    probes = [
+        encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
+    ]
+    return Prepared(config, tokenizer, problems, held_out, longest, probes)
 
 
 def _check_devices(config: Config) -> None:
@@ -141,24 +147,28 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
         WorkerStalled: a wait outlasted its timeout.
     """
     began = time.monotonic()
-    torch.set_num_threads(1)
     prepared = prepare(config)
     folder = resume or RunFolder.create(config)
     checkpoint = folder.latest_checkpoint() if resume else None
     state = _load_pipeline_state(checkpoint) if checkpoint else None
     folder.rewind(state["version"] if state else 0)
     screen.start(f"{config.name} → {folder.path}", resolved(prepared), config.pipeline.updates)
+    began -= state["seconds"] if state else 0.0
     sizes = config.pipeline
-    with VerifierPool(config.verifier, sizes.l_max, sizes.l_cache) as pool:
+    with (
+        _one_thread(),
+        VerifierPool(config.verifier, sizes.l_max, sizes.l_cache) as pool,
+    ):
         before = _measure("before", config.model, prepared, pool, folder, screen)
-        ended = _complete(_run(prepared, pool, folder, screen, checkpoint, state))
+        interrupt = Interrupt()
+        run = _run(prepared, pool, folder, screen, checkpoint, state, began, interrupt)
+        ended = interrupt.complete(run)
         summary: dict[str, Any] = {"updates": ended}
         if ended == sizes.updates:
             weights = folder.checkpoints / f"step_{ended}" / "weights"
             after = _measure("after", str(weights), prepared, pool, folder, screen)
             summary = _summary(folder, before, after)
-            earlier = state["seconds"] if state else 0.0
-            summary["wall_seconds"] = round(earlier + time.monotonic() - began, 2)
+            summary["wall_seconds"] = round(time.monotonic() - began, 2)
             folder.write_json("summary.json", summary)
     report = write_report(folder.path)
     finished = ended == sizes.updates
@@ -167,19 +177,15 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     return summary | {"finished": finished, "run_dir": str(folder.path), "report": str(report)}
 
 
-def _complete(coroutine: Coroutine[Any, Any, int]) -> int:
-    """Run to the end, in a thread where a loop runs already (a notebook)."""
-    with ThreadPoolExecutor(1) as thread:
-        run = asyncio.run
-        return thread.submit(run, coroutine).result() if _in_a_loop() else run(coroutine)
-
-
-def _in_a_loop() -> bool:
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Each worker computes in one torch thread; whoever called gets theirs back."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 async def _run(
@@ -189,6 +195,8 @@ async def _run(
     screen: Any,
     checkpoint: Path | None,
     state: dict[str, Any] | None,
+    began: float,
+    interrupt: Interrupt,
 ) -> int:
     """Start the workers, run the pipeline, and return the number of updates done."""
     config, sizes = prepared.config, prepared.config.pipeline
@@ -214,7 +222,7 @@ async def _run(
         trainer = ProcessRanks("trainer", make, config.trainer.ranks, backend)
     try:
         for worker in (generator, trainer):
-            await asyncio.wait_for(asyncio.wrap_future(worker.started), config.timeouts.start)
+            await started(worker, Limit.of(config.timeouts, "start"))
         gate = partial(_parity_gate, prepared, generator, trainer)
         recorder = Recorder(
             config,
@@ -223,11 +231,11 @@ async def _run(
             trainer,
             pool,
             prepared.tokenizer,
-            prepared.problems,
             screen,
             gate,
             lambda name, weights: _measure(name, str(weights), prepared, pool, folder, screen),
-            state["seconds"] if state else 0.0,
+            began,
+            state["version"] if state else -1,
         )
         pipeline = Pipeline(
             config, generator, trainer, pool, prepared.problems, prepared.encode, recorder
@@ -239,10 +247,9 @@ async def _run(
             current = await call(trainer, "weights", limit=limit)
             await call(generator, "update_weights", state["version"], current, limit=limit)
             pipeline.restore(state)
-            prepared.problems.load_state(state["problems"])
         await gate()
         loop = asyncio.get_running_loop()
-        with _interrupts(loop, lambda: asyncio.ensure_future(pipeline.stop())):
+        with interrupt.stops(loop, pipeline):
             await pipeline.run()
         return pipeline.trained_version
     finally:
@@ -250,37 +257,68 @@ async def _run(
         trainer.close()
 
 
-class _interrupts:
-    """Within this block the first Ctrl-C calls `stop`; the second one is an ordinary one."""
+class Interrupt:
+    """The first Ctrl-C ends the pipeline after the update under way; the second is an ordinary one.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, stop: Callable[[], Any]) -> None:
-        self.loop, self.stop = loop, stop
+    In a notebook, where a loop runs already, the pipeline's loop has a thread of its own, and the
+    interrupt reaches the thread that waits for it.
+    """
 
-    def __enter__(self) -> None:
-        # Only the main thread may set signal handlers; in a notebook the loop runs elsewhere.
-        self.handles = threading.current_thread() is threading.main_thread()
-        if self.handles:
-            self.loop.add_signal_handler(signal.SIGINT, self._first)
+    def __init__(self) -> None:
+        self._stop: Callable[[], object] | None = None
 
-    def __exit__(self, *_: object) -> None:
-        if self.handles:
-            self.loop.remove_signal_handler(signal.SIGINT)
+    def complete(self, run: Coroutine[Any, Any, int]) -> int:
+        """Run to the end."""
+        if not _in_a_loop():
+            return asyncio.run(run)
+        future = ThreadPoolExecutor(1).submit(asyncio.run, run)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            if self._stop is None:
+                raise
+            self._stop()
+            return future.result()
 
-    def _first(self) -> None:
-        self.loop.remove_signal_handler(signal.SIGINT)
-        self.stop()
+    @contextmanager
+    def stops(self, loop: asyncio.AbstractEventLoop, pipeline: Pipeline) -> Iterator[None]:
+        """Within this block, an interrupt stops the pipeline."""
+        # Only the main thread may set signal handlers.
+        handles = threading.current_thread() is threading.main_thread()
+
+        def first() -> None:
+            if handles:
+                loop.remove_signal_handler(signal.SIGINT)
+            stopping.append(loop.create_task(pipeline.stop()))
+
+        stopping: list[asyncio.Task[None]] = []  # asyncio itself holds tasks only weakly
+        self._stop = partial(loop.call_soon_threadsafe, first)
+        if handles:
+            loop.add_signal_handler(signal.SIGINT, first)
+        try:
+            yield
+        finally:
+            self._stop = None
+            if handles:
+                loop.remove_signal_handler(signal.SIGINT)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def _parity_gate(prepared: Prepared, generator: Handle, trainer: Handle) -> None:
     """Refuse to run when trainer and generator disagree about the same tokens."""
     config = prepared.config
     limit = Limit.of(config.timeouts, "start")
-    probes = ProblemStream(config.data, config.seed)
-    prompts = [prepared.encode(probes.next()) for _ in range(PROBE_PROMPTS)]
     completions = await call(
         generator,
         "probe",
-        prompts,
+        prepared.probes,
         min(PROBE_TOKENS, config.pipeline.l_max),
         config.seed,
         config.generator.temperature,
@@ -319,10 +357,10 @@ def _measure(
         return None
     config = prepared.config
     rows_file = folder.path / f"evaluation_{when}.jsonl"
+    unfinished = rows_file.with_suffix(".partial")
     if when == "before" and rows_file.is_file():  # a resumed run has it already
-        rows = [json.loads(line) for line in rows_file.read_text(encoding="utf-8").splitlines()]
-        if len(rows) == len(prepared.held_out) * config.evaluation.samples:
-            return summarize(rows)
+        lines = rows_file.read_text(encoding="utf-8").splitlines()
+        return summarize([json.loads(line) for line in lines])
     generator = Generator.load(model, config.generator, config.pipeline.n_async, prepared.max_len)
     settings = config.evaluation
     result = evaluate(
@@ -334,10 +372,11 @@ def _measure(
         sampling=SamplingParams(config.pipeline.l_max, settings.temperature, settings.top_p),
         seed=config.seed,
         system_prompt=config.data.system_prompt,
-        write_to=rows_file,
+        write_to=unfinished,
         on_progress=partial(screen.phase, f"evaluation {when}"),
         timeout_s=config.timeouts.verification,
     )
+    unfinished.replace(rows_file)
     folder.log_evaluation({"when": when} | result.to_dict())
     return result
 
@@ -362,8 +401,12 @@ def _summary(
     tokens = sum(sum(m["staleness_histogram"].values()) for m in metrics)
     ages = [(int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()]
 
+    walls = np.diff([0.0, *(m["wall_seconds"] for m in metrics)])
+    walls[0] = walls[1:].mean() if len(walls) > 1 else walls[0]  # the first counts the start too
+
     def mean(key: str) -> float:
-        return float(np.mean([m[key] for m in metrics]))
+        """Over time: an update counts as long as it took."""
+        return float(np.average([m[key] for m in metrics], weights=walls))
 
     summary: dict[str, Any] = {}
     if before and after:
@@ -374,9 +417,9 @@ def _summary(
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
     return summary | {
         "updates": len(metrics),
-        "training_seconds": metrics[-1]["wall_seconds"],
+        "training_seconds": float(walls.sum()),
         "trained_completion_tokens": tokens,
-        "trained_tokens_per_second": tokens / metrics[-1]["wall_seconds"],
+        "trained_tokens_per_second": tokens / float(walls.sum()),
         "generator_idle_fraction": mean("generator_idle_fraction"),
         "trainer_idle_fraction": mean("trainer_idle_fraction"),
         "verifier_idle_fraction": mean("verifier_idle_fraction"),

@@ -40,9 +40,6 @@ class Problem:
     source: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -99,9 +96,6 @@ class Completion:
     finish_reason: FinishReason
     text: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -131,15 +125,6 @@ class Group:
     problem: Problem
     completions: list[Completion]
     verdicts: list[Verdict]
-
-    @property
-    def rewards(self) -> list[float]:
-        return [v.reward for v in self.verdicts]
-
-    @property
-    def oldest_version(self) -> int:
-        """The version of the oldest weights that sampled any token of this group."""
-        return min(min(c.versions) for c in self.completions)
 
 
 @dataclass

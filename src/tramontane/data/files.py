@@ -60,7 +60,7 @@ def shuffled(items: Sequence[T], seed: int) -> list[T]:
 
 
 def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in _lines(source, path):
+    for number, line in read_lines(source, path):
         where = f"{source}:{number}"
         try:
             row = json.loads(line)
@@ -76,8 +76,12 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def _lines(source: str, path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, numbered from 1."""
+def read_lines(source: str, path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file (also gzip) that are not blank, numbered from 1.
+
+    Raises:
+        InputError: the file is cut off, damaged, or not UTF-8.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:

@@ -58,6 +58,7 @@ def load_problems(
         InputError: no such source, a damaged one, a row without what it takes to grade it, an
             unknown name in `fields`, or too few different generated problems.
     """
+    check_fields(fields)
     scheme, name = generated(source)
     if scheme and limit is None:
         raise InputError(f"data {source!r} has no end: say how many problems (data.limit)")
@@ -80,6 +81,19 @@ def load_problems(
     if limit is not None and limit < len(problems):
         problems = [problems[i * len(problems) // limit] for i in range(limit)]
     return problems
+
+
+def check_fields(fields: dict[str, str]) -> None:
+    """Refuse a name in `data.fields` that no problem has.
+
+    Raises:
+        InputError: with the nearest name.
+    """
+    for field in fields:
+        if field not in FIELDS:
+            near = difflib.get_close_matches(field, FIELDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FIELDS)}"
+            raise InputError(f"data.fields.{field}: a problem has no such field; {hint}")
 
 
 def generated(source: str) -> tuple[str, str]:
@@ -159,18 +173,16 @@ def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:
 
 
 def _file_problems(source: str, fields: dict[str, str], split: str) -> list[Problem]:
-    for field in fields:
-        if field not in FIELDS:
-            near = difflib.get_close_matches(field, FIELDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FIELDS)}"
-            raise InputError(f"data.fields.{field}: a problem has no such field; {hint}")
-    stem = Path(source).name.partition(".")[0] if source.endswith(ENDINGS) else source
+    is_file = source.endswith(ENDINGS)
+    stem = Path(source).name.partition(".")[0] if is_file else source
+    # Of a dataset both splits may be read: their rows are different problems.
+    prefix = stem if is_file else f"{stem}-{split}"
     problems: dict[str, Problem] = {}
     names: set[str] = set()
     for where, row in read_rows(source, split):
         names.update(row)
         line = re.findall(r"\d+", where)[-1]
-        problem = _problem(row, where, fields, default_id=f"{stem}-{line}", source=stem)
+        problem = _problem(row, where, fields, default_id=f"{prefix}-{line}", source=stem)
         while problem.id in problems:
             # A run's records name problems by their id, so each needs its own.
             problem = replace(problem, id=f"{problem.id}-{line}")

@@ -82,21 +82,21 @@ def check_prompt_length(
     Raises:
         InputError: a prompt does not fit; the message names the longest one's problem.
     """
-    lengths = {p.id: len(encode_prompt(tokenizer, p.problem, system_prompt)) for p in problems}
+    # Not by id: problems of different sources may share one.
+    lengths = [(len(encode_prompt(tokenizer, p.problem, system_prompt)), p.id) for p in problems]
     if not lengths:
         return 0
-    longest = max(lengths, key=lengths.__getitem__)
-    tokens = lengths[longest]
+    tokens, longest = max(lengths)
     if context is not None and tokens + max_tokens > context:
-        count = sum(n + max_tokens > context for n in lengths.values())
+        count = sum(n + max_tokens > context for n, _ in lengths)
         raise InputError(
             f"problem {longest!r}: its prompt has {tokens} tokens, which with completions of "
             f"{max_tokens} makes {tokens + max_tokens}, but the model's context holds {context} "
             f"({count} of {len(lengths)} problems are too long): remove them, allow fewer tokens "
-            f"a completion (pipeline.l_max), or take a model with more context"
+            f"a completion, or take a model with more context"
         )
     if limit is not None and tokens > limit:
-        count = sum(n > limit for n in lengths.values())
+        count = sum(n > limit for n, _ in lengths)
         raise InputError(
             f"problem {longest!r}: its prompt has {tokens} tokens, but data.max_prompt_tokens "
             f"allows {limit} ({count} of {len(lengths)} problems are too long): raise it, or "

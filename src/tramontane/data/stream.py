@@ -11,7 +11,7 @@ from typing import Any
 from tramontane.config import DataConfig
 from tramontane.data import playground
 from tramontane.data.files import shuffled
-from tramontane.data.load import generated, gym_problems, load_problems
+from tramontane.data.load import check_fields, generated, gym_problems, load_problems
 from tramontane.errors import InputError
 from tramontane.types import Problem
 
@@ -38,6 +38,7 @@ class ProblemStream:
     """
 
     def __init__(self, config: DataConfig, seed: int) -> None:
+        check_fields(config.fields)
         self.config, self.seed = config, seed
         self._scheme, self._name = generated(config.train)
         self.problems: list[Problem] | None = None

@@ -4,8 +4,8 @@ A handle runs the calls made on it one after another, in the order made, and let
 each: so `update_weights` takes effect between two `step` calls, wherever the worker lives.
 """
 
-from tramontane.placement.handle import Handle, Limit, WorkerStalled, call
+from tramontane.placement.handle import Handle, Limit, WorkerStalled, call, started
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
 
-__all__ = ["Handle", "Limit", "ProcessRanks", "ThreadHandle", "WorkerStalled", "call"]
+__all__ = ["Handle", "Limit", "ProcessRanks", "ThreadHandle", "WorkerStalled", "call", "started"]

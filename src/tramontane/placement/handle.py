@@ -53,3 +53,17 @@ async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
         raise WorkerStalled(
             f"{handle.name}.{method} did not return within {limit.seconds:g} s ({limit.key})"
         ) from None
+
+
+async def started(handle: Handle, limit: Limit) -> None:
+    """Wait until a worker can be called.
+
+    Raises:
+        WorkerStalled: it took longer than `limit`.
+    """
+    try:
+        await asyncio.wait_for(asyncio.wrap_future(handle.started), limit.seconds)
+    except asyncio.TimeoutError:
+        raise WorkerStalled(
+            f"{handle.name} did not start within {limit.seconds:g} s ({limit.key})"
+        ) from None

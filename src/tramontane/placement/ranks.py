@@ -6,6 +6,7 @@ Every call goes to all ranks, as collectives want it; rank 0's result is the res
 from __future__ import annotations
 
 import multiprocessing as mp
+import signal
 import socket
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from tramontane.errors import InputError
 
 
 class RankFailed(RuntimeError):
@@ -57,9 +60,17 @@ class ProcessRanks:
         self._mailbox.shutdown(wait=False)
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
-        for pipe in self._pipes:
-            pipe.send((method, args))
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                pipe.send((method, args))
+            except OSError:
+                raise self._dead(rank) from None
         return self._collect()
+
+    def _dead(self, rank: int) -> RankFailed:
+        self._processes[rank].join()
+        code = self._processes[rank].exitcode
+        return RankFailed(f"{self.name} rank {rank} died (exit code {code})")
 
     def _collect(self) -> Any:
         """Rank 0's answer, once all have answered; a rank that fails fails the call at once,
@@ -72,10 +83,10 @@ class ProcessRanks:
                 waiting.remove(rank)
                 try:
                     ok, value = self._pipes[rank].recv()
-                except EOFError:
-                    self._processes[rank].join()
-                    code = self._processes[rank].exitcode
-                    raise RankFailed(f"{self.name} rank {rank} died (exit code {code})") from None
+                except (EOFError, OSError):
+                    raise self._dead(rank) from None
+                if isinstance(value, InputError):
+                    raise value
                 if not ok:
                     raise RankFailed(f"{self.name} rank {rank} failed:\n{value}")
                 if rank == 0:
@@ -87,6 +98,8 @@ def _rank_main(
     pipe: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int, backend: str
 ) -> None:
     torch.set_num_threads(1)
+    # A Ctrl-C in the terminal reaches every process; the controller decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         dist.init_process_group(
             backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
@@ -99,5 +112,7 @@ def _rank_main(
             pipe.send((True, value if rank == 0 else None))
     except EOFError:
         return
+    except InputError as error:
+        pipe.send((False, error))
     except BaseException:
         pipe.send((False, traceback.format_exc()))

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 
+CLOSE_SECONDS = 30.0
+
 
 class ThreadHandle:
     """Runs `make()` and then every call in one thread of its own, with one torch thread.
 
     Two such workers train and decode side by side on two cores: torch releases the interpreter
-    lock. The thread is a daemon, so a worker that hangs does not keep the process alive.
+    lock. The thread is a daemon, so a worker that hangs does not keep the process alive; `close`
+    waits a while for one that is at work, since torch must not be cut off in the middle.
     """
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
@@ -24,7 +27,9 @@ class ThreadHandle:
             queue.SimpleQueue()
         )
         self.started: Future[None] = Future()
-        threading.Thread(target=self._run, args=(make,), name=name, daemon=True).start()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, args=(make,), name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -32,10 +37,13 @@ class ThreadHandle:
         return future
 
     def close(self) -> None:
+        self._closing = True
         self._calls.put(None)
+        self._thread.join(CLOSE_SECONDS)
 
     def _run(self, make: Callable[[], Any]) -> None:
         torch.set_num_threads(1)
+        self.started.set_running_or_notify_cancel()
         try:
             worker = make()
         except BaseException as error:
@@ -44,7 +52,7 @@ class ThreadHandle:
         self.started.set_result(None)
         while (item := self._calls.get()) is not None:
             future, method, args = item
-            if not future.set_running_or_notify_cancel():
+            if self._closing or not future.set_running_or_notify_cancel():
                 continue
             # Not swallowed: the future carries the error to whoever awaits the call.
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,19 @@ import torch.nn.functional as F
 from pydantic import Field
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tramontane.config import PlaygroundConfig, Section
+from tramontane.config import Device, PlaygroundConfig, Section
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import encode_prompt
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models import load_model, load_tokenizer, pack
+from tramontane.models import context_length, load_model, load_tokenizer, pack
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Problem
 
 CHUNK = 4096
+
+Pair = tuple[list[int], list[int]]  # a prompt's tokens, a response's
 
 
 class NewModelConfig(Section):
@@ -87,7 +90,8 @@ class SFTConfig(Section):
     """A supervised run: `steps` optimizer steps of about `batch_tokens` tokens.
 
     `model` is a checkpoint to start from; null makes the one that `new_model` describes. The
-    result goes to `output` in the Hugging Face layout.
+    result goes to `output` in the Hugging Face layout. A prompt and its response have at most
+    `max_length` tokens together, and no more than the model's context; see `ExampleStream`.
     """
 
     name: str = "sft"
@@ -110,7 +114,7 @@ class SFTConfig(Section):
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     checkpoint_every: int = Field(200, ge=1)
     log_every: int = Field(20, ge=1)
-    device: str = "cpu"
+    device: Device = "cpu"
 
 
 @dataclass(frozen=True)
@@ -136,21 +140,21 @@ def sft(
     `output/resume.pt` holds what `resume` goes on from, until the run is done.
 
     Raises:
-        InputError: no model named, or both; rows without the fields; a damaged `resume.pt`.
+        InputError: no model named, or both; rows without the fields; a prompt that does not fit;
+            an `output` that holds a checkpoint already, or nothing to resume from.
     """
     output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
     state_file, log_file = output / "resume.pt", output / "sft_metrics.jsonl"
+    _check_output(output, state_file, resume)
     torch.manual_seed(config.seed)
     model, tokenizer = _start(config)
     optimizer = build_optimizer(
         model.parameters(), config.learning_rate, config.betas, config.weight_decay
     )
-    stream = ExampleStream(config, tokenizer)
+    stream = ExampleStream(config, tokenizer, context_length(model.config))
+    output.mkdir(parents=True, exist_ok=True)
     step, seconds = 0, 0.0
     if resume:
-        if not state_file.is_file():
-            raise InputError(f"{state_file}: nothing to resume from; start without --resume")
         state = _read_state(state_file)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -207,12 +211,34 @@ def sft(
     return output
 
 
+def _check_output(output: Path, state_file: Path, resume: bool) -> None:
+    for path in (output, *output.parents):
+        if path.is_file():
+            raise InputError(f"output {output}: {path} is a file; name a folder")
+    if resume and not state_file.is_file():
+        raise InputError(
+            f"{state_file}: nothing to resume from (a finished run leaves nothing); start without "
+            f"--resume"
+        )
+    if not resume and state_file.is_file():
+        raise InputError(
+            f"output {output}: holds an unfinished run; continue it with --resume, delete the "
+            f"folder, or name another one (output=FOLDER)"
+        )
+    if not resume and (output / "config.json").is_file():
+        raise InputError(
+            f"output {output}: holds a checkpoint already; delete the folder, or name another one "
+            f"(output=FOLDER)"
+        )
+
+
 def _read_state(file: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
         raise InputError(
-            f"{file}: damaged, nothing can be resumed from it ({error}); start without --resume"
+            f"{file}: damaged, nothing can be resumed from it ({error}); delete {file.parent} and "
+            f"start without --resume"
         ) from None
     return state
 
@@ -252,11 +278,9 @@ def _train_step(
     return loss_sum / targets_total, right / targets_total, float(norm), tokens
 
 
-def _microbatches(
-    batch: list[tuple[list[int], list[int]]], budget: int
-) -> Iterator[list[tuple[list[int], list[int]]]]:
+def _microbatches(batch: list[Pair], budget: int) -> Iterator[list[Pair]]:
     """In order of length: attention alone is padded, and so hardly at all."""
-    micro: list[tuple[list[int], list[int]]] = []
+    micro: list[Pair] = []
     used = 0
     for prompt, response in sorted(batch, key=lambda pair: len(pair[0]) + len(pair[1])):
         size = len(prompt) + len(response)
@@ -306,18 +330,36 @@ def _save(
 class ExampleStream:
     """Tokenized (prompt, response) pairs without end, in an order that the seed alone decides.
 
-    `position` is (chunk, index in it): all that a resumed run needs.
+    A response counts with its EOS. One that does not fit behind its prompt is left out, since cut
+    off it would teach never to end; a warning says how many are.
+
+    Args:
+        config: where pairs come from, and `max_length`.
+        tokenizer: the model's.
+        context: positions that the model has; None: not known, so no bound.
+
+    Attributes:
+        position: (chunk, index in it), all that a resumed run needs.
+
+    Raises:
+        InputError: rows without the fields; a prompt in a file that leaves no room for a token
+            of its response; nothing left that fits.
     """
 
-    def __init__(self, config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, config: SFTConfig, tokenizer: PreTrainedTokenizerBase, context: int | None = None
+    ) -> None:
         self.config, self.tokenizer = config, tokenizer
+        self.room = min(config.max_length, context or config.max_length)
         self.position: tuple[int, ...] = (0, 0)
-        self._chunk: tuple[int, list[tuple[list[int], list[int]]]] | None = None
-        self._rows = None if config.data.train == "playground:" else _rows(config.data)
+        self._chunk: tuple[int, list[Pair]] | None = None
+        self._rows: list[Pair] | None = None
+        if config.data.train != "playground:":
+            self._rows = self._fitting(_rows(config.data))
 
-    def take(self, tokens: int) -> list[tuple[list[int], list[int]]]:
+    def take(self, tokens: int) -> list[Pair]:
         """The next pairs, until they hold `tokens` tokens."""
-        taken: list[tuple[list[int], list[int]]] = []
+        taken: list[Pair] = []
         used = 0
         while used < tokens:
             number, index = self.position
@@ -330,21 +372,48 @@ class ExampleStream:
             self.position = (number, index + 1)
         return taken
 
-    def _tokenized(self, number: int) -> list[tuple[list[int], list[int]]]:
+    def _tokenized(self, number: int) -> list[Pair]:
         if self._chunk is None or self._chunk[0] != number:
             seed = self.config.seed + 1 + number
             if self._rows is None:
-                pairs = _generated(self.config.data, seed, CHUNK)
+                drawn = _generated(self.config.data, seed, CHUNK)
+                pairs = self._fitting([("playground:", p, r) for p, r in drawn])
             else:
                 pairs = shuffled(self._rows, seed)
-            self._chunk = (number, [self._tokenize(p, r) for p, r in pairs])
+            self._chunk = (number, pairs)
         return self._chunk[1]
 
-    def _tokenize(self, prompt: str, response: str) -> tuple[list[int], list[int]]:
-        ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
-        answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
-        answer = [*answer, self.tokenizer.eos_token_id]
-        return ids, answer[: max(1, self.config.max_length - len(ids))]
+    def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
+        """The tokens of (where, prompt, response) that fit."""
+        pairs = []
+        for where, prompt, response in rows:
+            ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
+            if len(ids) >= self.room:
+                raise InputError(
+                    f"{where}: its prompt has {len(ids)} tokens, which leaves none of "
+                    f"{self.room} to the response ({self._bound()}): remove it, or {self._remedy()}"
+                )
+            answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+            if len(ids) + len(answer) < self.room:
+                pairs.append((ids, [*answer, self.tokenizer.eos_token_id]))
+        source = self.config.data.train
+        said = (
+            f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
+            f"their prompts into {self.room} tokens ({self._bound()})"
+        )
+        if not pairs:
+            raise InputError(f"{said}: nothing is left; {self._remedy()}")
+        if len(pairs) < len(rows):
+            warnings.warn(f"{said} and are left out", stacklevel=2)
+        return pairs
+
+    def _bound(self) -> str:
+        return "max_length" if self.room == self.config.max_length else "the model's context"
+
+    def _remedy(self) -> str:
+        if self.room == self.config.max_length:
+            return "raise max_length"
+        return "take a model with more context"
 
 
 def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
@@ -366,7 +435,8 @@ def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, st
     return shuffled(pairs, seed)
 
 
-def _rows(data: SFTDataConfig) -> list[tuple[str, str]]:
+def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
+    """(where, prompt, response) of every row."""
     if unknown := data.fields.keys() - {"prompt", "response"}:
         raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
     prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
@@ -378,5 +448,5 @@ def _rows(data: SFTDataConfig) -> list[tuple[str, str]]:
                     f"{where}: no text in field {name!r}; the row has {sorted(row)}; map the "
                     f"names with data.fields"
                 )
-        pairs.append((row[prompt], row[response]))
+        pairs.append((where, row[prompt], row[response]))
     return pairs

@@ -7,6 +7,7 @@ several ranks, each holds one trainer, all are called alike, and the result is o
 from __future__ import annotations
 
 import copy
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -248,12 +249,16 @@ class Trainer:
                 averages.maximum(f"mismatch_age_{name}", own.max())
 
     def _optimizer_step(self) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.max_grad_norm, error_if_nonfinite=True
-        )
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        value = float(sharding.whole(norm))
+        if not math.isfinite(value):
+            raise RuntimeError(
+                f"the gradient of update {self.version + 1} is not finite (norm {value}); lower "
+                f"trainer.learning_rate and resume from the last checkpoint"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(sharding.whole(norm))
+        return value
 
     def _forward(
         self, model: PreTrainedModel, row: Rows, entropy_grad: bool = False

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from tramontane.config import VerifierConfig
+from tramontane.data.files import read_lines
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import VerifierPool
@@ -60,14 +60,19 @@ def score_file(
         progress: called with (rows done, rows in all).
 
     A row that cannot be read is listed in `bad_rows` with its line, and does not stop the rest.
+
+    Raises:
+        InputError: no such file or folder, or a file that is cut off, damaged, or not UTF-8;
+            before anything is graded.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if out is not None and not Path(out).parent.is_dir():
         raise InputError(f"{out}: there is no folder {Path(out).parent}")
-    with _open(path) as lines:
-        total = sum(1 for line in lines if line.strip())
+    if out is not None and Path(out).resolve() == path.resolve():
+        raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
+    total = sum(1 for _ in read_lines(str(path), path))
     summary = ScoreSummary()
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
     with (
@@ -82,11 +87,11 @@ def score_file(
                 if progress:
                     progress(summary.scored + len(summary.bad_rows), total)
 
-        for where, row in _rows(path):
+        for number, line in read_lines(str(path), path):
             try:
-                problem, response, tokens = parse_row(row)
+                problem, response, tokens = parse_row(line)
             except InputError as error:
-                summary.bad_rows.append(f"{where}: {error}")
+                summary.bad_rows.append(f"{path}:{number}: {error}")
                 continue
             waiting.append((problem.id, pool.score(problem, [(response, tokens)])))
             finish(WINDOW)
@@ -125,19 +130,6 @@ def parse_row(text: str) -> tuple[Problem, str, int]:
         row["id"], domain, row["problem"], row.get("answer"), row.get("tests"), language=spoken
     )
     return problem, row["response"], tokens
-
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
-    with _open(path) as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path}:{number}", line
 
 
 def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) -> None:
