@@ -12,6 +12,7 @@ from tramontane.config import load_section as _load_section
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
     from tramontane.evaluation import EvaluationResult
+    from tramontane.verifier.audit import Audit
     from tramontane.verifier.score import ScoreSummary
 
 
@@ -199,3 +200,18 @@ def score(
     from tramontane.verifier.score import score_file
 
     return score_file(path, out, config, progress=progress)
+
+
+def audit(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    rows: str | Path | None = None,
+    sample: int = 1000,
+    config: VerifierConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Find what looks like reward hacking or verifier error; see `verifier.audit`."""
+    from tramontane.verifier.audit import audit as run
+
+    return run(path, out, rows=rows, sample=sample, config=config, progress=progress)
