@@ -270,7 +270,10 @@ _HEDGE_WORDS = re.compile(
     r"|\\lor\b|\\vee\b|\\pm\b|±|或|不是",
     re.IGNORECASE,
 )
-_SPLIT = re.compile(rf"[,;=，；{{}}()\[\]]|\\(?:approx|text|mathrm)\b|{_HEDGE_WORDS.pattern}", re.I)
+# Not at braces: what stands in those of \frac or \binom is no value of its own.
+_SPLIT = re.compile(
+    rf"[,;=<>，；]|\\+(?:approx|leq?|geq?|in|cup|cap)\b|\band\b|{_HEDGE_WORDS.pattern}", re.I
+)
 _NUMERAL = re.compile(
     r"\\[dt]?frac\{\d{1,30}\}\{\d{1,30}\}|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+"
 )
@@ -284,6 +287,9 @@ def hedges(box: str, reference: str) -> str:
     extra -= {w.lower() for w in _HEDGE_WORDS.findall(reference)}
     if extra:
         return f"says “{min(extra)}”"
+    decimal = to_number(box.strip().replace(",", "."))  # with a decimal comma, one value
+    if decimal is not None and decimal == to_number(reference.strip()):
+        return ""
     if (values := _values(box)) > max(_values(reference), 1):
         return f"{values} different numbers"
     return ""
@@ -292,8 +298,9 @@ def hedges(box: str, reference: str) -> str:
 def _values(text: str) -> int:
     """How many different plain numbers stand between separators."""
     text = re.sub(r"(?<=\d)(?:\{,\}|\\[,!;:]|,)(?=\d{3}(?!\d))", "", text)
-    text = re.sub(r"\\[dt]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
-    numbers = (to_number(part.strip(" \\")) for part in _SPLIT.split(text) if part)
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\\[cdt]?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
+    numbers = (to_number(part.strip(" \\()[]{}")) for part in _SPLIT.split(text) if part)
     return len({number for number in numbers if number is not None})
 
 
