@@ -12,8 +12,9 @@ from tramontane.errors import InputError
 
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
-    from tramontane.run import RunFolder
     from tramontane.evaluation import EvaluationResult
+    from tramontane.run import RunFolder
+    from tramontane.verifier.audit import Audit
     from tramontane.verifier.score import ScoreSummary
 
 
@@ -238,6 +239,21 @@ def score(
     from tramontane.verifier.score import score_file
 
     return score_file(path, out, config, progress=progress)
+
+
+def audit(
+    path: str | Path,
+    out: str | Path | None = None,
+    *,
+    rows: str | Path | None = None,
+    sample: int = 1000,
+    config: VerifierConfig | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Find what looks like reward hacking or verifier error; see `verifier.audit`."""
+    from tramontane.verifier.audit import audit as run
+
+    return run(path, out, rows=rows, sample=sample, config=config, progress=progress)
 
 
 def _check_sizes(**sizes: int | None) -> None:

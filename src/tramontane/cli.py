@@ -196,6 +196,32 @@ def score(
         raise typer.Exit(1)
 
 
+@app.command()
+def audit(
+    path: Annotated[Path, typer.Argument(help="A run folder, or a JSONL of rollouts.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.md and audit.jsonl.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="What `score` read to write PATH.")] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Answers that others look at.")] = 1000,
+) -> None:
+    """Find what looks like reward hacking or verifier error in recorded rollouts."""
+    with _progress() as progress:
+        bar = progress.add_task("asking other verifiers", total=None)
+        found = api.audit(
+            path,
+            out,
+            rows=rows,
+            sample=sample,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    table = Table("kind", "count", "share", "an example", show_lines=True)
+    for kind in found.totals:
+        examples = [f"{f.where}: {f.answer} for {f.reference} {f.detail}" for f in found.of(kind)]
+        example = _escape(examples[0][:200]) if examples else ""
+        table.add_row(kind, str(len(examples)), found.share(kind), example)
+    console.print(table)
+    console.print(f"{found.completions:,} completions; every finding: {found.report}")
+
+
 def _evaluation_table(result: Any) -> Table:
     table = Table("", "value", "95 % interval")
     estimates = {"pass@1": result.pass_at_1}

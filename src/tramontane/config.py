@@ -149,14 +149,35 @@ class GeneratorConfig(Section):
     device: Device = "cpu"
 
 
+class CustomReward(Section):
+    """A reward of the user's own; see docs/rewards.md. `function` is an import path, `weight` the
+    most that it adds (below 0: takes); 0 leaves it out."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    function: str = Field(pattern=r"^\w+(\.\w+)+$")
+    weight: float = Field(allow_inf_nan=False)
+
+
 class RewardConfig(Section):
     """The weights of the four reward axes (PAPERS: arXiv 2506.10910, section 2.2); 0 leaves one
-    out."""
+    out. `custom` adds rewards of the user's own."""
 
     format: float = Field(0.1, ge=0)
     correctness: float = Field(0.9, ge=0)
     length: float = Field(0.1, ge=0)
     language: float = Field(0.1, ge=0)
+    custom: tuple[CustomReward, ...] = ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of a verdict's parts."""
+        return ("format", "correctness", "length", "language", *(c.name for c in self.custom))
+
+    @model_validator(mode="after")
+    def _names(self) -> RewardConfig:
+        if twice := {name for name in self.parts if self.parts.count(name) > 1}:
+            raise ValueError(f"two rewards are named {min(twice)!r}; rename the custom one")
+        return self
 
 
 class VerifierConfig(Section):

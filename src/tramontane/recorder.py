@@ -17,8 +17,6 @@ from tramontane.placement import Handle, Limit, call
 from tramontane.run import RunFolder
 from tramontane.types import Completion, Group, Outcome
 
-PARTS = ("format", "correctness", "length", "language")
-
 
 class Screen(Protocol):
     """Where progress is shown; `display.LiveDisplay` is one."""
@@ -131,7 +129,8 @@ class Recorder:
         completions = [c for g in groups for c in g.completions]
         verdicts = [v for g in groups for v in g.verdicts]
         n = len(verdicts)
-        means = {f"reward_{p}": sum(v.parts[p] for v in verdicts) / n for p in PARTS}
+        parts = self.config.verifier.reward.parts
+        means = {f"reward_{p}": sum(v.parts[p] for v in verdicts) / n for p in parts}
         thoughts = [thinking_text(c.text) for c in completions]
         encoded = self.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
         return {

@@ -34,7 +34,7 @@ from tramontane.run import RunFolder
 from tramontane.studies.report import write_report
 from tramontane.trainer import Trainer, parity
 from tramontane.types import Problem, SamplingParams
-from tramontane.verifier import VerifierPool
+from tramontane.verifier import VerifierPool, custom
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
 SAMPLE, ENDLESS_PROMPT = 256, 256
@@ -67,6 +67,7 @@ def prepare(config: Config) -> Prepared:
     """
     data, sizes = config.data, config.pipeline
     _check_devices(config)
+    custom.check(config.verifier.reward.custom)
     tokenizer = models.load_tokenizer(config.model)
     context = models.context_length(models.load_config(config.model))
     problems = ProblemStream(data, config.seed)

@@ -101,7 +101,8 @@ class Completion:
 class Verdict:
     """What a verifier says of one completion.
 
-    `reward` is the sum of `parts` (format, correctness, length, language); `malformed` means that
+    `reward` is the sum of `parts` (format, correctness, length, language, and the names of custom
+    rewards); `malformed` means that
     the format failed and nothing else was graded; `unscorable` carries no judgement at all, its
     reward is 0 but must not be trained on as if it were earned. `answer` is the extracted answer.
     """

@@ -26,7 +26,7 @@ from tramontane.evaluation.metrics import (
 )
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.format import CLOSE, OPEN
-from tramontane.verifier.normalize import normalize, to_number
+from tramontane.verifier.normalize import vote
 
 Row = dict[str, Any]
 
@@ -302,15 +302,6 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
 def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:
     votes = [vote(row["answer"]) if row["verdict"] != "malformed" else None for row in group]
     return votes, [row["verdict"] == "right" for row in group]
-
-
-def vote(answer: str | None) -> str | None:
-    """An answer in the spelling that it votes under: `0.5` and `\\frac{1}{2}` are one vote."""
-    if answer is None:
-        return None
-    spelt = normalize(answer)
-    number = to_number(spelt)
-    return spelt if number is None else str(number)
 
 
 def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:

@@ -148,6 +148,14 @@ def line_plots(specs: Sequence[Lines], metrics: Sequence[Metrics]) -> list[Plot]
     ]
 
 
+def custom_rewards(metrics: Sequence[Metrics]) -> Lines:
+    """The parts of the reward that are not the paper's, as far as there are colours."""
+    known = next(s for s in LEARNING if "reward" in s.keys).keys
+    names = [k for k in metrics[0] if k.startswith("reward_") and k not in known] if metrics else []
+    keys = {key: key.removeprefix("reward_") for key in names[: len(SERIES)]}
+    return Lines("Custom rewards", "mean over a batch", keys)
+
+
 def pass_rate_plot(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> Plot | None:
     """Pass rate in training, with pass@1 before and after."""
     spec = next(s for s in LEARNING if "pass_rate" in s.keys)

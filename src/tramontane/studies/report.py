@@ -214,7 +214,7 @@ def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
 def _sections(
     metrics: list[Row], summary: Mapping[str, Any]
 ) -> list[tuple[str, list[dict[str, Any]]]]:
-    learning = plots.line_plots(plots.LEARNING, metrics)
+    learning = plots.line_plots([*plots.LEARNING, plots.custom_rewards(metrics)], metrics)
     passed = plots.pass_rate_plot(metrics, summary)
     learning = [passed if passed and p.title == passed.title else p for p in learning]
     sections: list[tuple[str, list[plots.Plot | None]]] = [

@@ -392,11 +392,11 @@ def too_large(text: str) -> str:
 
 def warm_up() -> None:
     """Import the parser and build its tables, so that the first verdict is as fast as others."""
-    _parse("x=1")
+    parse_latex("x=1")
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> list[Any]:
+def parse_latex(text: str) -> list[Any]:
     """Parse as a box, LaTeX only: the plain-expression parser of math-verify would pick a number
     out of any text, and calls `eval`. An empty list when it cannot be parsed."""
     from math_verify import parse
@@ -423,10 +423,10 @@ def _symbolic(gold: str, pred: str, gold_unit: str, pred_unit: str) -> bool:
         raise Unscorable(f"the reference cannot be judged: {why}")
     if why := too_large(pred):
         raise Refused(why)
-    gold_parsed = _parse(gold) or _parse(_split(gold, "=")[-1])  # a label may be anything
+    gold_parsed = parse_latex(gold) or parse_latex(_split(gold, "=")[-1])  # a label may be anything
     if not gold_parsed:
         raise Unscorable(f"the reference cannot be parsed: {gold[:80]}")
-    pred_parsed = _parse(pred) or _parse(_split(pred, "=")[-1])
+    pred_parsed = parse_latex(pred) or parse_latex(_split(pred, "=")[-1])
     if not pred_parsed:
         raise Refused("the answer cannot be parsed")
     if verify(
@@ -439,6 +439,10 @@ def _symbolic(gold: str, pred: str, gold_unit: str, pred_unit: str) -> bool:
         return True
     if (gold_unit == "%") != (pred_unit == "%"):
         percent = f"{gold}\\%" if gold_unit else f"{pred}\\%"
-        pair = (_parse(percent), pred_parsed) if gold_unit else (gold_parsed, _parse(percent))
+        pair = (
+            (parse_latex(percent), pred_parsed)
+            if gold_unit
+            else (gold_parsed, parse_latex(percent))
+        )
         return bool(verify(*pair, timeout_seconds=None, raise_on_error=True))
     return False

@@ -168,6 +168,15 @@ def to_number(text: str) -> Fraction | None:
     return sign * value
 
 
+def vote(answer: str | None) -> str | None:
+    """An answer in the spelling that it votes under: `0.5` and `\\frac{1}{2}` are one vote."""
+    if answer is None:
+        return None
+    spelt = normalize(answer)
+    number = to_number(spelt)
+    return spelt if number is None else str(number)
+
+
 # ------------------------------------------------------------------------------------ units
 
 # One unit a line, first the name that all its others become; a plural s is understood.

@@ -31,7 +31,7 @@ from types import TracebackType
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem, Verdict
-from tramontane.verifier import code
+from tramontane.verifier import code, custom
 from tramontane.verifier.reward import unscorable
 
 START_SECONDS = 120.0
@@ -77,9 +77,13 @@ class VerifierPool:
         config: workers, limits and reward weights.
         l_max: the length penalty's upper end, in tokens.
         l_cache: how far below `l_max` the penalty starts.
+
+    Raises:
+        InputError: a custom reward cannot be imported.
     """
 
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
+        custom.check(config.reward.custom)
         self.config = config
         self._setup = (config, l_max, l_cache)
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
@@ -198,6 +202,7 @@ class _Worker:
 
     def _run(self, task: _Task) -> None:
         """Get a verdict on each of the task's completions, through however many processes."""
+        parts = self.pool.config.reward.parts
         while task.indices:
             if self.pool._closing:
                 raise RuntimeError("the verifier pool was closed")
@@ -210,7 +215,7 @@ class _Worker:
                         self._stop()
                         self.pool._count(timeouts=1, restarts=1)
                         reason = f"timed out after {task.limit_s:g} s"
-                        self.pool._done(task, unscorable(reason, task.limit_s))
+                        self.pool._done(task, unscorable(reason, task.limit_s, parts))
                         break
                     self.pool._done(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
@@ -219,7 +224,8 @@ class _Worker:
                     continue
                 self.pool._count(restarts=1)
                 if task.indices[0] in task.retried:
-                    self.pool._done(task, unscorable(f"the worker died ({how})", 0.0))
+                    reason = f"the worker died ({how})"
+                    self.pool._done(task, unscorable(reason, 0.0, parts))
                 else:
                     task.retried.add(task.indices[0])
 

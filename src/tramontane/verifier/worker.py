@@ -14,7 +14,7 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
-from tramontane.verifier import code, language, math
+from tramontane.verifier import code, custom, language, math
 from tramontane.verifier.reward import grade
 
 
@@ -30,6 +30,7 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     math.warm_up()
     language.warm_up()
+    custom.check(config.reward.custom)
     connection.send("ready")
     while True:
         problem, responses = connection.recv()

@@ -1,0 +1,149 @@
+"""Rewards of the user's own, through the real pool: named parts, and no silent zero."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs import NoScreen, small_config
+from tramontane import api
+from tramontane.config import CustomReward, RewardConfig, VerifierConfig, parse_settings
+from tramontane.errors import InputError
+from tramontane.run import RunFolder
+from tramontane.types import Problem
+from tramontane.verifier import VerifierPool
+
+SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
+MODULE = """
+import os, time
+print("a library may print")
+
+def brevity(problem, text, n_tokens):
+    assert problem.id and problem.answer
+    return 1.0 if len(text) < 60 and n_tokens < 50 else 0.0
+
+def picky(problem, text, n_tokens):
+    if "raise" in text:
+        raise KeyError("no such thing")
+    if "hang" in text:
+        time.sleep(60)
+    if "exit" in text:
+        os._exit(3)
+    if "memory" in text:
+        bytearray(8 << 30)
+    return {"two": 2.0, "nan": float("nan"), "none": None}.get(text.split()[-1], 0.5)
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "my_rewards.py").write_text(MODULE)
+    (folder / "my_broken.py").write_text("1 / 0\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield folder
+
+
+def rewards(**functions):
+    custom = [
+        CustomReward(name=name, function=f"my_rewards.{name}", weight=weight)
+        for name, weight in functions.items()
+    ]
+    return VerifierConfig(timeout_s=1.0, reward=RewardConfig(custom=tuple(custom)))
+
+
+def response(words, answer=5):
+    return f"<think>I add them.</think>So \\boxed{{{answer}}} {words}"
+
+
+@pytest.fixture(scope="module")
+def pool(folder):
+    with VerifierPool(rewards(brevity=0.2, picky=-0.4), 256, 32) as pool:
+        yield pool
+
+
+def test_each_part_is_recorded_under_its_name_and_added(pool):
+    texts = [(response("ok"), 10), (response("ok"), 60), (response("ok", 6), 10), ("5", 1)]
+    right, long, wrong, malformed = pool.score(SUM, texts).result(timeout=60)
+    assert right.parts == {
+        "format": 0.1, "correctness": 0.9, "length": 0.0, "language": 0.1,
+        "brevity": 0.2, "picky": -0.2,
+    }  # fmt: skip
+    assert right.reward == pytest.approx(1.1)
+    assert long.reward == pytest.approx(0.9)
+    assert (wrong.verdict, wrong.reward) == ("wrong", pytest.approx(0.2))
+    assert (malformed.verdict, malformed.reward) == ("malformed", 0.0)
+    assert set(malformed.parts) == set(right.parts)
+
+
+def test_what_goes_wrong_is_unscorable_and_its_siblings_are_not(pool):
+    words = ["ok", "raise", "hang", "two", "nan", "none", "exit", "memory", "ok"]
+    verdicts = pool.score(SUM, [(response(w), 10) for w in words]).result(timeout=120)
+    assert [v.verdict for v in verdicts] == ["right", *["unscorable"] * 7, "right"]
+    assert {v.reward for v in verdicts[1:-1]} == {0.0}
+    assert all(set(v.parts) == set(verdicts[0].parts) for v in verdicts)
+    assert [v.reason for v in verdicts[1:5]] == [
+        "RewardFailed: picky: KeyError: 'no such thing'",
+        "timed out after 1 s",
+        "RewardFailed: picky: 2 is not between 0 and 1",
+        "RewardFailed: picky: nan is not between 0 and 1",
+    ]
+    assert "picky: TypeError" in verdicts[5].reason
+    assert verdicts[6].reason == "the worker died (exit code 3)"
+    assert "picky: MemoryError" in verdicts[7].reason
+
+
+def test_a_weight_of_0_leaves_it_out(folder):
+    with VerifierPool(rewards(picky=0.0), 256, 32) as pool:
+        [verdict] = pool.score(SUM, [(response("raise"), 10)]).result(timeout=60)
+    assert (verdict.verdict, verdict.parts["picky"]) == ("right", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("my_rewards.brevety", "AttributeError.*brevety"),
+        ("no_such_module.f", "ModuleNotFoundError"),
+        ("my_broken.f", "ZeroDivisionError"),
+        ("my_rewards.number", "is a int, not a function"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_before_a_run_starts(folder, tmp_path, function, message):
+    own = {"name": "own", "function": function, "weight": 1}
+    config = small_config(tmp_path / "run", verifier={"reward": {"custom": [own]}})
+    with pytest.raises(InputError, match=f"custom: own: function '{function}'.*{message}"):
+        api.train(config, screen=NoScreen())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("custom", "message"),
+    [
+        ("[{name: length, function: a.b, weight: 1}]", "two rewards are named 'length'"),
+        ("[{name: x, function: b, weight: 1}]", "function: String should match"),
+        ("[{name: x, function: a.b, weight: .inf}]", "weight: Input should be a finite number"),
+        ("[{name: x, function: a.b, wieght: 1}]", "did you mean 'weight'"),
+    ],
+)
+def test_a_config_that_cannot_be_meant(custom, message):
+    with pytest.raises(InputError, match=message):
+        parse_settings(VerifierConfig, {}, [f"reward.custom={custom}"], "test")
+
+
+def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
+    own = {"name": "brevity", "function": "my_rewards.brevity", "weight": 0.2}
+    run = tmp_path / "run"
+    config = small_config(
+        run, verifier={"reward": {"custom": [own]}}, pipeline={"updates": 1, "diversity": "none"}
+    )
+    result = api.train(config, screen=NoScreen())
+    folder, again = RunFolder.open(run)
+    [metrics] = folder.metrics()
+    assert again.verifier.reward.custom == config.verifier.reward.custom
+    assert 0 <= metrics["reward_brevity"] <= 0.2
+    parts = [f"reward_{p}" for p in again.verifier.reward.parts]
+    assert sum(metrics[p] for p in parts) == pytest.approx(metrics["reward"])
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    assert 'aria-label="Custom rewards"' in page
