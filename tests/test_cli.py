@@ -4,14 +4,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 import tramontane
-from tests.runs import SMALL
+from tests.runs import SMALL, small_config
+from tramontane import InputError
 from tramontane.cli import app
+from tramontane.config import DataConfig
+from tramontane.run import RunFolder
 
 runner = CliRunner()
 
@@ -40,6 +44,9 @@ def config(tmp_path: Path) -> Path:
         (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 32"),
         (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 32"),
         (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
+        (["pipeline.n_minibatch=4"], "group_size 8 does not divide n_minibatch 4"),
+        (["trainer.ranks=3"], "ranks 3 does not divide n_minibatch 32"),
+        (["data.fields.problme=x"], "data.fields.problme: a problem has no such field; did you"),
         (["model=null"], "model: not given; set it in the file, or as key=value"),
         (["model=./nowhere"], "model './nowhere': no checkpoint"),
         (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
@@ -69,6 +76,18 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
     assert "KV cache: 330 MiB at most (5.0 KiB a token)" in result.stdout
 
 
+def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_path: Path) -> None:
+    run_dir = RunFolder.create(small_config(tmp_path / "run", pipeline={"n_async": 64})).path
+    before = sorted(tmp_path.rglob("*"))
+    result = runner.invoke(app, ["train", "--resume", str(run_dir), "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 2.0 (n_async / n_batch)" in result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    for args in ([str(config)], ["pipeline.updates=3"]):
+        result = runner.invoke(app, ["train", *args, "--resume", str(run_dir), "--dry-run"])
+        assert "a resumed run keeps its config" in str(result.exception)
+
+
 def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> None:
     result = runner.invoke(app, ["generate", "tiny", "What is 3 + 4 + 2?", "--temperature", "0"])
     assert result.exit_code == 0
@@ -80,6 +99,7 @@ def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> Non
 def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     out = tmp_path / "eval.jsonl"
     args = ["eval", "tiny", "playground:", "--problems", "12", "--samples", "2", "--out", str(out)]
+    args += ["--device", "cpu", "--dtype", "bfloat16", "--top-k", "20", "--workers", "2"]
     result = runner.invoke(app, [*args, "--set", "playground.levels=[1, 2]"])
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -104,3 +124,54 @@ def test_score_grades_rows_and_reports_bad_lines(tmp_path: Path) -> None:
     verdicts = [json.loads(line)["verdict"] for line in out.read_text().splitlines()]
     assert verdicts == ["right", "wrong"]
     assert "in.jsonl:2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["eval", "tiny", "playground:", "--slots", "0"],
+        ["eval", "tiny", "playground:", "--samples", "0"],
+        ["eval", "tiny", "playground:", "--problems", "0"],
+        ["eval", "tiny", "playground:", "--workers", "0"],
+        ["generate", "tiny", "1 + 1", "-n", "0"],
+    ],
+)
+def test_sizes_start_at_one(args: list[str]) -> None:
+    result = runner.invoke(app, args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert not isinstance(result.exception, InputError)  # typer names the option
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots is 0; it must be at least 1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"problems": 0}, "problems is 0"),
+        ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
+        ({"write_to": "."}, "a folder; name a file"),
+        ({"data": DataConfig(fields={"problme": "x"})}, "no such field; did you mean 'problem'"),
+        ({"max_tokens": 2000}, "allow fewer tokens a completion, or"),
+    ],
+)
+def test_what_an_evaluation_refuses(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tramontane.evaluate("tiny", **options)
+
+
+def test_generate_refuses_no_completions() -> None:
+    with pytest.raises(InputError, match="n is 0; it must be at least 1"):
+        tramontane.generate("tiny", "1 + 1", n=0)
+
+
+def test_eval_checks_device_and_dtype() -> None:
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "--device", "gpu"])
+    assert "eval: device: 'gpu' is no device" in str(result.exception)
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "--dtype", "float16"])
+    assert "eval: dtype: Input should be 'float32' or 'bfloat16'" in str(result.exception)
+
+
+def test_score_help_names_the_fields() -> None:
+    text = " ".join(runner.invoke(app, ["score", "--help"]).stdout.replace("│", " ").split())
+    assert "id, domain (math or code), problem, response, and answer (math) or tests" in text

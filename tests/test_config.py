@@ -76,6 +76,43 @@ def test_wrong_files(load, text, message):
         load(text)
 
 
+def test_text_keys_keep_what_yaml_would_read_otherwise(load):
+    config = load(
+        "",
+        "data.train=playground:",
+        "name=123",
+        "data.fields.problem=7",
+        "trainer.objective.importance_correction=off",
+        "data.system_prompt='quoted: text'",
+        "data.eval=null",
+    )
+    assert (config.data.train, config.name, config.data.eval) == ("playground:", "123", None)
+    assert config.data.fields == {"problem": "7"}
+    assert config.trainer.objective.importance_correction == "off"
+    assert config.data.system_prompt == "quoted: text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pipeline: {n_batch: 64, n_minibatch: 8}", "pipeline: group_size 16 .* n_minibatch 8: "),
+        ("trainer: {ranks: 3}", "trainer: ranks 3 does not divide n_minibatch 256"),
+        ("trainer: {objective: {name: magistrl}}", r"no objective 'magistrl'; .* 'magistral'\?"),
+        ("trainer: {objective: {name: xyz}}", "no objective 'xyz'; there are: magistral"),
+        ("generator: {device: gpu}", r"generator\.device: 'gpu' is no device; write cpu, cuda"),
+        ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
+    ],
+)
+def test_what_no_run_could_start_with(load, text, message):
+    with pytest.raises(InputError, match=r"run\.yaml: " + message):
+        load(text)
+
+
+def test_devices(load):
+    for device in ("cpu", "mps", "cuda", "cuda:1"):
+        assert load("", f"trainer.device={device}").trainer.device == device
+
+
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [

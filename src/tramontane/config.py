@@ -311,6 +311,8 @@ class Config(Section):
             "prompts a batch": f"{p.groups_per_batch} × {p.group_size} completions",
             "optimizer steps an update": f"{p.n_batch // p.minibatch}",
             "policies a sequence spans": f"about {p.n_async / p.n_batch:.1f} (n_async / n_batch)",
+            "in flight at most": f"{min(p.n_async, p.n_batch * (p.max_staleness + 1))} completions"
+            + (" (by max_staleness)" if p.n_async > p.n_batch * (p.max_staleness + 1) else ""),
             "staleness at most": f"{p.max_staleness} versions"
             + (" (synchronous)" if p.max_staleness == 0 else ""),
         }
@@ -402,7 +404,8 @@ def _takes_text(cls: type[Section], keys: list[str]) -> bool:
 def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
     key = ".".join(str(part) for part in loc)
     if kind != "extra_forbidden":
-        return f"{key}: {message.removeprefix('Value error, ')}" if key else message
+        message = message.removeprefix("Value error, ")
+        return f"{key}: {message}" if key else message
     parent: Any = cls
     for part in loc[:-1]:
         if isinstance(part, int):  # an item of a list, whose sections are all alike

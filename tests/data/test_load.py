@@ -1,14 +1,17 @@
 import gzip
 import json
 import sys
+from dataclasses import asdict
 from datetime import date
 
+import datasets
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tramontane.config import PlaygroundConfig
+from tramontane.config import DataConfig, PlaygroundConfig
 from tramontane.data.load import load_problems
+from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
 
 STDIO = {"type": "stdio", "cases": [{"input": "1\n", "output": "2\n"}], "checker": "tokens"}
@@ -107,6 +110,16 @@ def test_ids_default_to_file_and_line_and_are_made_unique(write):
     assert [p.problem for p in found] == list("01234")
 
 
+def test_ids_of_a_dataset_carry_the_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    copy = tmp_path / "sums"
+    copy.mkdir()
+    for split in ("train", "test"):
+        (copy / f"{split}.jsonl").write_text(json.dumps({"problem": split, "answer": "1"}))
+    ids = [load(copy, split=split)[0].id for split in ("train", "test")]
+    assert ids == [f"{copy}-train-0", f"{copy}-test-0"]
+
+
 def test_parquet_fills_with_nulls_and_holds_what_json_cannot(tmp_path):
     rows = [
         {"problem": "a", "answer": "1", "tests": None, "on": date(2025, 6, 12)},
@@ -120,7 +133,7 @@ def test_parquet_fills_with_nulls_and_holds_what_json_cannot(tmp_path):
     assert first.domain == second.domain == "code"
     assert first.answer is None
     assert first.tests == second.tests == STDIO
-    json.dumps([p.to_dict() for p in (maths, first, second)])
+    json.dumps([asdict(p) for p in (maths, first, second)])
 
 
 def test_tests_may_be_json_text(write):
@@ -179,6 +192,11 @@ def test_mappings_that_fit_nothing(write):
         load(file, anwser="answer")
     with pytest.raises(InputError, match=r"maps 'difficulty' to 'lvl', but no row has that"):
         load(file, difficulty="lvl")
+    for source in ("playground:", "reasoning_gym:chain_sum"):
+        with pytest.raises(InputError, match=r"data\.fields\.anwser: .* did you mean 'answer'"):
+            load(source, limit=2, anwser="answer")
+        with pytest.raises(InputError, match=r"data\.fields\.anwser: .* did you mean 'answer'"):
+            ProblemStream(DataConfig(train=source, fields={"anwser": "answer"}), seed=0)
 
 
 def test_a_truncated_file_is_an_input_error_here_too(tmp_path):

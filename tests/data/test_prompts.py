@@ -120,3 +120,11 @@ def test_prompt_lengths(tokenizer):
         InputError, match=rf"'sum-90': .* {tokens} tokens, but data\.max_prompt_tokens"
     ):
         check(tokenizer, [short, long], limit=tokens - 1)
+
+
+def test_an_equal_id_hides_no_long_prompt(tokenizer):
+    long, short = (Problem("same", "math", "1 + " * n + "1?", "0") for n in (90, 2))
+    tokens = len(encode_prompt(tokenizer, long.problem))
+    assert check(tokenizer, [long, short]) == tokens
+    with pytest.raises(InputError, match=r"'same': .*\(1 of 2 .*fewer tokens a completion, or"):
+        check(tokenizer, [long, short], context=tokens)

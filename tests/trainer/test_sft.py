@@ -277,3 +277,49 @@ def test_one_model_is_named_and_only_one(base, data, tmp_path):
     for changes in ({"model": None}, {"new_model": {}}):
         with pytest.raises(InputError, match="exactly one of `model`"):
             sft(config_of(base, data, tmp_path / "out", **changes))
+
+
+def test_a_prompt_that_does_not_fit_is_named(base, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    rows = [PAIRS[0], {"prompt": "1 + " * 200 + "1?", "response": "201"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "out"
+    for changes, bound in (({"max_length": 200}, "max_length"), ({}, "the model's context")):
+        config = config_of(base, str(file), output, **changes)
+        with pytest.raises(InputError, match=rf"pairs\.jsonl:2: its prompt has .*{bound}"):
+            ExampleStream(config, load_tokenizer(base), 300)
+    with pytest.raises(InputError, match=r"pairs\.jsonl:2: its prompt"):
+        sft(config_of(base, str(file), output, max_length=200))
+    assert not output.exists()
+
+
+def test_responses_that_do_not_fit_are_left_out_and_counted(base, tmp_path):
+    file, tokenizer = tmp_path / "pairs.jsonl", load_tokenizer(base)
+    rows = [{"prompt": "1 + 1?", "response": "2" * n} for n in (1, 10, 11, 300)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    room = len(encode_prompt(tokenizer, "1 + 1?")) + 11  # ten digits and EOS
+    config = config_of(base, str(file), tmp_path / "out", max_length=room)
+    with pytest.warns(UserWarning, match=rf"of 4 responses .*, 2 do not fit .* {room} tokens"):
+        stream = ExampleStream(config, tokenizer)
+    pairs = [stream.take(1)[0] for _ in range(2)]
+    assert sorted(len(response) for _, response in pairs) == [2, 11]
+    assert all(response[-1] == tokenizer.eos_token_id for _, response in pairs)
+    file.write_text(json.dumps(rows[-1]))
+    with pytest.raises(InputError, match="nothing is left; raise max_length"):
+        ExampleStream(config, tokenizer)
+
+
+def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path):
+    config = config_of(base, data, tmp_path / "out", steps=1, warmup_steps=0)
+    sft(config)
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="holds a checkpoint already; delete the folder, or name"):
+        sft(config)
+    (tmp_path / "out" / "resume.pt").write_bytes(b"")
+    with pytest.raises(InputError, match="unfinished run; continue it with --resume"):
+        sft(config)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    (tmp_path / "file").write_text("")
+    for output in ("file", "file/below"):
+        with pytest.raises(InputError, match="file is a file; name a folder"):
+            sft(config_of(base, data, tmp_path / output))

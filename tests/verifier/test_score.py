@@ -67,3 +67,20 @@ def test_missing_file(tmp_path):
     (tmp_path / "in.jsonl").write_text("")
     with pytest.raises(InputError, match="no folder"):
         score_file(tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
+
+
+def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
+    whole = gzip.compress("".join(json.dumps(GOOD | {"id": i}) + "\n" for i in range(999)).encode())
+    source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    source.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"in\.jsonl\.gz: the gzip file is cut off after line \d"):
+        score_file(source, out)
+    assert not out.exists()
+
+
+def test_the_rows_are_not_overwritten(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(GOOD))
+    with pytest.raises(InputError, match="would overwrite the rows"):
+        score_file(source, source)
+    assert json.loads(source.read_text()) == GOOD
