@@ -97,8 +97,14 @@ def test_text_keys_keep_what_yaml_would_read_otherwise(load):
     [
         ("pipeline: {n_batch: 64, n_minibatch: 8}", "pipeline: group_size 16 .* n_minibatch 8: "),
         ("trainer: {ranks: 3}", "trainer: ranks 3 does not divide n_minibatch 256"),
-        ("trainer: {objective: {name: magistrl}}", r"no objective 'magistrl'; .* 'magistral'\?"),
-        ("trainer: {objective: {name: xyz}}", "no objective 'xyz'; there are: magistral"),
+        (
+            "trainer: {objective: {name: magistrl}}",
+            r"trainer.objective.name: no objective 'magistrl'; .* 'magistral'\?",
+        ),
+        (
+            "trainer: {objective: {name: xyz}}",
+            "trainer.objective.name: no objective 'xyz'; there are: magistral",
+        ),
         ("generator: {device: gpu}", r"generator\.device: 'gpu' is no device; write cpu, cuda"),
         ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
     ],
