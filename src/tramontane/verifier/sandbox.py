@@ -323,7 +323,7 @@ def _unshare(shown: list[tuple[str, str]], uid: int, command: list[str]) -> list
         lines.append(f"mount --rbind {_quote(outside)} {target}")
         if not outside.startswith("/dev/"):
             lines.append(f"mount -o remount,bind,ro {target}")
-    lines.append("mount -o remount,ro,size=1m $root")
+    lines.append("mount -o remount,bind,ro $root")
     # `setpriv` has no capability left to leave the new root with.
     user = f"--reuid {uid} --regid {uid} --clear-groups " if uid else ""
     run = " ".join(_quote(part) for part in command)
