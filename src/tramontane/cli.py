@@ -222,6 +222,25 @@ def audit(
     console.print(f"{found.completions:,} completions; every finding: {found.report}")
 
 
+@app.command()
+def doctor() -> None:
+    """Say what works on this machine, and how to mend what does not; exit code 1 if it matters."""
+    from tramontane.doctor import examine
+
+    marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
+    findings = examine()
+    table = Table("", "", "found")
+    for finding in findings:
+        table.add_row(finding.name, marks[finding.state], _escape(finding.found))
+    console.print(table)
+    for finding in findings:
+        if finding.mend:
+            text = f"[bold]{finding.name}[/]: {_escape(finding.mend)}"
+            console.print(text, highlight=False, soft_wrap=True)
+    if any(finding.state == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
 def _evaluation_table(result: Any) -> Table:
     table = Table("", "value", "95 % interval")
     estimates = {"pass@1": result.pass_at_1}

@@ -182,7 +182,8 @@ class RewardConfig(Section):
 
 class VerifierConfig(Section):
     """How completions are graded. `timeout_s` and `memory_mb` bound one maths verdict;
-    `code_timeout_s` and `code_memory_mb` one test of a program, of which `code_tests` are drawn."""
+    `code_timeout_s` and `code_memory_mb` one test of a program, of which `code_tests` are drawn.
+    `allow_unsandboxed`: where no sandbox works, run programs under rlimits alone."""
 
     workers: int = Field(1, ge=1)
     timeout_s: float = Field(5.0, gt=0)
@@ -190,6 +191,7 @@ class VerifierConfig(Section):
     code_timeout_s: float = Field(4.0, gt=0)
     code_memory_mb: int = Field(300, ge=16)
     code_tests: int = Field(20, ge=1)
+    allow_unsandboxed: bool = False
     reward: RewardConfig = Field(default_factory=RewardConfig)
 
 

@@ -1,45 +1,28 @@
 """Does the first fenced block of the answer part pass its tests? (arXiv 2506.10910, section 2.2.)
 
-A program runs in its own session and private temporary directory, with a cleared environment and
-rlimits on processor time, memory, file size, open files and processes; its whole process group is
-killed afterwards. That bounds accidents. It is *not* a sandbox: a hostile program can read what
-its user can read and reach the network (docs/rewards.md).
+Programs run in the best sandbox that works here (`sandbox`), all tests of a program in one, and
+are told their inputs only: what they print is compared out here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
-import os
 import random
-import resource
 import secrets
-import select
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Outcome, Problem
+from tramontane.verifier import sandbox
 from tramontane.verifier.format import fences
 
-COMPILE_SECONDS = 10.0
-COMPILE_MB = 2048
-OUTPUT_BYTES = 16 * 1024 * 1024
-# The system counts all of a user's threads, ours included: only a fork bomb should meet this.
-PROCESSES = 4096
+CPP_FLAGS = ("-std=c++20", "-O2")
+NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 _PYTHON = {"python", "python3", "py"}
 _CPP = {"cpp", "c++", "cc", "cxx", "cpp20", "c++20"}
-# The interpreter beneath a virtual environment: programs see no packages of ours, and start faster.
-_INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 
 
 class Judgement(NamedTuple):
@@ -48,13 +31,6 @@ class Judgement(NamedTuple):
     outcome: Outcome
     reason: str
     answer: str | None
-
-
-class Finished(NamedTuple):
-    """How one execution ended: its output, or in `failure` why it does not count."""
-
-    output: bytes
-    failure: str
 
 
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgement:
@@ -76,6 +52,8 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
         return Judgement("wrong", f"the tests are for another language than {tag}", program)
     if language == "cpp" and shutil.which("g++") is None:
         return Judgement("unscorable", "no C++ compiler (g++) here", program)
+    if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
+        return Judgement("unscorable", NO_SANDBOX, program)
     with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
         outcome, reason = _run_tests(program, language, problem, config, Path(folder))
     return Judgement(outcome, reason, program)
@@ -84,7 +62,11 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
     """The longest that all of a problem's tests can take, compiler included."""
     cases = (problem.tests or {}).get("cases") or [None]
-    return min(len(cases), config.code_tests) * (config.code_timeout_s + 0.5) + COMPILE_SECONDS + 5
+    return (
+        min(len(cases), config.code_tests) * (config.code_timeout_s + 0.5)
+        + sandbox.COMPILE_SECONDS
+        + 10
+    )
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
@@ -106,44 +88,55 @@ def _run_tests(
         program = f"{program}\n\n{tests['code']}\n\nprint({nonce!r})\n"
     elif tests["type"] == "cpp_assert":
         program = f"{program}\n\n{tests['code']}\n"
-    command, failure = _prepare(program, language, folder)
-    if failure:
-        return "wrong", failure
-    cases = [(1, {"input": ""})]
+    cases: list[tuple[int, dict[str, Any]]] = [(1, {"input": ""})]
     if tests["type"] == "stdio":
         cases = draw_tests(problem, config.code_tests)
     if not cases:
         return "unscorable", "the problem has no tests"
-    for number, case in cases:
-        ran = execute(
-            command,
-            folder,
-            case["input"].encode(),
-            seconds=config.code_timeout_s,
-            memory_mb=config.code_memory_mb,
-        )
-        failure = ran.failure
-        if not failure and tests["type"] == "stdio":
-            failure = "" if same_output(ran.output, case["output"], tests) else "wrong output"
-        elif not failure and nonce and not ran.output.rstrip().endswith(nonce.encode()):
-            failure = "ended before its tests"
-        if failure:
-            total = len(tests.get("cases", cases))
-            return "wrong", f"test {number} of {total}: {failure}" if total > 1 else failure
+    total = len(tests.get("cases", cases))
+    with sandbox.Execution(_job(program, language, cases, config, folder), sandbox.probe()) as runs:
+        if language == "cpp" and (failure := next(runs).failure):
+            return "wrong", f"does not compile: {failure}"
+        for number, case in cases:
+            ran = next(runs)
+            failure = ran.failure
+            if not failure and tests["type"] == "stdio":
+                failure = "" if same_output(ran.output, case["output"], tests) else "wrong output"
+            elif not failure and nonce and not ran.output.rstrip().endswith(nonce.encode()):
+                failure = "ended before its tests"
+            if failure:
+                return "wrong", f"test {number} of {total}: {failure}" if total > 1 else failure
     return "right", ""
 
 
-def _prepare(program: str, language: str, folder: Path) -> tuple[list[str], str]:
-    """Write, and for C++ compile, the program: (command, "") or ([], why not)."""
+def _job(
+    program: str,
+    language: str,
+    cases: list[tuple[int, dict[str, Any]]],
+    config: VerifierConfig,
+    folder: Path,
+) -> sandbox.Job:
+    """The program, written to its folder, and its inputs."""
+    inputs = [case["input"].encode() for _, case in cases]
+    job = sandbox.Job(folder, inputs, config.code_timeout_s, config.code_memory_mb)
+    source = "main.py" if language == "python" else "main.cpp"
+    (folder / source).write_text(program, encoding="utf-8", errors="replace")
     if language == "python":
-        source = folder / "main.py"
-        source.write_text(program, encoding="utf-8", errors="replace")
-        return [_INTERPRETER, "-I", "-B", str(source)], ""
-    source = folder / "main.cpp"
-    source.write_text(program, encoding="utf-8", errors="replace")
-    compiler = ["g++", "-std=c++20", "-O2", "-pipe", "-o", str(folder / "main"), str(source)]
-    ran = execute(compiler, folder, b"", seconds=COMPILE_SECONDS, memory_mb=COMPILE_MB)
-    return [str(folder / "main")], f"does not compile: {ran.failure}" if ran.failure else ""
+        job.source = source
+        return job
+    job.headers = sandbox.precompiled(CPP_FLAGS)
+    headers = ["-I", "{headers}"] if job.headers else []
+    compiler = shutil.which("g++") or "g++"
+    job.compiler = [
+        compiler,
+        *CPP_FLAGS,
+        *headers,
+        "-pipe",
+        "-o",
+        "{box}/main",
+        "{folder}/main.cpp",
+    ]
+    return job
 
 
 def same_output(output: bytes, expected: str, tests: dict[str, Any]) -> bool:
@@ -163,93 +156,3 @@ def _close(a: str, b: str, tolerance: float) -> bool:
     except ValueError:  # words among the numbers must be equal as they stand
         return False
     return math.isfinite(x) and abs(x - y) <= tolerance * max(1.0, abs(y))
-
-
-# -------------------------------------------------------------------------------- one process
-
-
-def execute(
-    command: list[str], folder: Path, stdin: bytes, *, seconds: float, memory_mb: int
-) -> Finished:
-    """Run one command under limits, in a directory of its own, and kill all that it started."""
-    home = Path(tempfile.mkdtemp(dir=folder))
-    inputs, outputs, errors = folder / "stdin", folder / "stdout", folder / "stderr"
-    inputs.write_bytes(stdin)
-    # Output goes to files: a limit on file size holds where a pipe would fill our memory.
-    with inputs.open("rb") as i, outputs.open("wb") as o, errors.open("wb") as e:
-        process = subprocess.Popen(
-            command,
-            stdin=i,
-            stdout=o,
-            stderr=e,
-            cwd=home,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "TMPDIR": str(home)}
-            | {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-            preexec_fn=_limits(seconds, memory_mb),
-        )
-        in_time = _wait(process, seconds)
-        killpg_quietly(process.pid)
-        code = process.wait()
-    shutil.rmtree(home, ignore_errors=True)
-    if not in_time:
-        return Finished(b"", f"timed out after {seconds:g} s")
-    if code == 0:
-        return Finished(outputs.read_bytes(), "")
-    if code == -signal.SIGXFSZ:
-        return Finished(b"", f"printed more than {OUTPUT_BYTES >> 20} MB")
-    said = errors.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()
-    line = next((x for x in said if "error:" in x), said[-1] if said else "")
-    if "MemoryError" in line or "bad_alloc" in line:
-        return Finished(b"", f"needed more than {memory_mb} MB")
-    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return Finished(b"", f"{ended}: {line[:200]}" if line else ended)
-
-
-def _limits(seconds: float, memory_mb: int) -> Callable[[], None]:
-    """What the child does to itself between fork and exec."""
-    cpu = math.ceil(seconds) + 1
-    limits = [
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_AS, memory_mb << 20),
-        (resource.RLIMIT_FSIZE, OUTPUT_BYTES),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, PROCESSES),
-        (resource.RLIMIT_CORE, 0),
-    ]
-
-    def apply() -> None:
-        for which, amount in limits:
-            hard = resource.getrlimit(which)[1]
-            amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-            resource.setrlimit(which, (amount, amount))
-        die_with_parent()  # a worker that is killed takes its program along
-
-    return apply
-
-
-def die_with_parent() -> None:
-    """Ask the system to kill this process when its parent ends, however that ends (Linux only)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait without polling where the system can (Popen.wait looks only every 50 ms)."""
-    if not hasattr(os, "pidfd_open"):
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        return bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)
-
-
-def killpg_quietly(group: int) -> None:
-    """Kill what is left of a process group, if anything."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)

@@ -14,13 +14,13 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
-from tramontane.verifier import code, custom, language, math
+from tramontane.verifier import custom, language, math, sandbox
 from tramontane.verifier.reward import grade
 
 
 def main(descriptor: int) -> None:
     """Serve until the other end closes, which it does also by dying."""
-    code.die_with_parent()
+    sandbox.die_with_parent()
     connection = Connection(descriptor)
     config: VerifierConfig
     config, l_max, l_cache, folder = connection.recv()

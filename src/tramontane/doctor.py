@@ -1,0 +1,90 @@
+"""What of this machine tramontane can use, and how to mend what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import warnings
+from typing import Literal, NamedTuple
+
+State = Literal["ok", "missing", "optional"]
+
+
+class Finding(NamedTuple):
+    """One line of the report; `optional`: absent, and nothing breaks without it."""
+
+    name: str
+    state: State
+    found: str
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything once; nothing is changed but the sandbox's small trial program run."""
+    return [
+        Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
+        *_devices(),
+        *_sandbox(),
+        _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
+        _package("ray", "workers on several machines: pip install ray"),
+        _package("vllm", "the scale-out generator: pip install vllm"),
+        _package(
+            "reasoning-gym", "more training problems: pip install 'tramontane[reasoning-gym]'"
+        ),
+    ]
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    found = [Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")]
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        found.append(
+            Finding(f"cuda:{number}", "ok", f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
+        )
+    if not torch.cuda.is_available():
+        mend = "training runs on the CPU; with a GPU, install its driver and torch's CUDA build"
+        found.append(Finding("cuda", "optional", "no device", mend))
+    return found
+
+
+def _sandbox() -> list[Finding]:
+    from tramontane.verifier import sandbox
+
+    with warnings.catch_warnings():  # said below, at length
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rung = sandbox.probe()
+    bubblewrap = sandbox.why_not("bubblewrap")
+    namespaces = sandbox.why_not("namespaces") if rung == "rlimits" else ""
+    mend = (
+        "code problems are unscorable unless verifier.allow_unsandboxed=true. Install bubblewrap "
+        "(apt-get install bubblewrap) and allow user namespaces (sysctl "
+        "kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0); "
+        "in a container, start it with --security-opt seccomp=unconfined or --privileged. "
+        f"namespaces: {namespaces}"
+    )
+    return [
+        Finding("sandbox", "missing", "none: rlimits alone", mend)
+        if rung == "rlimits"
+        else Finding("sandbox", "ok", rung),
+        Finding("bubblewrap", "optional", bubblewrap, "the fastest sandbox: install bubblewrap")
+        if bubblewrap
+        else Finding("bubblewrap", "ok", "works"),
+    ]
+
+
+def _tool(name: str, mend: str) -> Finding:
+    if shutil.which(name) is None:
+        return Finding(name, "missing", "not found", mend)
+    said = subprocess.run([name, "--version"], capture_output=True, text=True).stdout
+    return Finding(name, "ok", said.splitlines()[0] if said else "works")
+
+
+def _package(name: str, mend: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "optional", "not installed", mend)

@@ -1,0 +1,288 @@
+"""What runs inside a sandbox: one program's tests, each forked from this warm interpreter.
+
+`sandbox` starts this file by its path, with a bare interpreter: standard library only, and little
+of it, since every import is paid for by every program. The job comes on stdin (see `sandbox.Job`);
+a record goes to stdout as each test ends. Expected outputs are never here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+RECORD = struct.Struct("!iII")  # wait status (LATE: killed for time), bytes of output, of errors
+LATE = -1
+ERROR_BYTES = 4000
+_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS, _SUBREAPER = 1, 4, 38, 36
+
+
+def main() -> None:
+    job, results = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    settings = marshal.loads(read_block(job))
+    confine(settings)
+    if settings["compile"] is not None:
+        command, limits = settings["compile"]
+        if send(results, Test(settings, limits, -1).run(b"", lambda: execute(command))) != 0:
+            return
+    command, source = settings["command"], settings["source"]
+    for number in range(settings["inputs"]):
+        test = Test(settings, settings["limits"], number)
+        # Python is compiled in each test: what its compiler says is about the program.
+        record = test.run(
+            read_block(job), lambda: execute(command) if command else run_python(source)
+        )
+        if send(results, record) != 0:
+            return
+
+
+def read_block(descriptor: int) -> bytes:
+    """Unbuffered: what a later test is given must not lie in the memory that this one inherits."""
+    size = int.from_bytes(os.read(descriptor, 8), "big")
+    parts = []
+    while size and (part := os.read(descriptor, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def send(results: int, record: tuple[int, bytes, bytes]) -> int:
+    """Write one record; its status."""
+    status, output, errors = record
+    data = RECORD.pack(status, len(output), len(errors)) + output + errors
+    while data:
+        data = data[os.write(results, data) :]
+    return status
+
+
+def confine(settings: dict[str, Any]) -> None:
+    """Become the sandbox's own user, out of reach of the programs, and die with the judge."""
+    if settings["uid"]:
+        os.setgroups([])
+        os.setresgid(*[settings["uid"]] * 3)
+        os.setresuid(*[settings["uid"]] * 3)
+    if sys.platform == "linux":
+        # After the change of user, which undoes the first two.
+        prctl(_PDEATHSIG, signal.SIGKILL)
+        prctl(_DUMPABLE, 0)
+        prctl(_NO_NEW_PRIVS, 1)
+        prctl(_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Test:
+    """One execution: its files, its limits, and the end of all that it started."""
+
+    def __init__(self, settings: dict[str, Any], limits: dict[str, float], number: int) -> None:
+        self.settings, self.limits = settings, limits
+        self.home = os.path.join(settings["box"], f"home{number}")
+
+    def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
+        os.mkdir(self.home)
+        files = [memory_file() for _ in range(3)]
+        write_all(files[0], stdin)
+        os.lseek(files[0], 0, os.SEEK_SET)
+        pid = os.fork()
+        if pid == 0:
+            self._child(files, action)
+        in_time, status = wait(pid, self.limits["seconds"])
+        kill_rest(pid, self.settings["namespaces"])
+        output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
+        for descriptor in files:
+            os.close(descriptor)
+        remove(self.home)
+        return status if in_time else LATE, output, errors[-ERROR_BYTES:]
+
+    def _child(self, files: list[int], action: Callable[[], int]) -> None:
+        code = 1
+        try:  # whatever happens, this process must not go on as a second runner
+            os.setsid()
+            for descriptor, file in enumerate(files):
+                os.dup2(file, descriptor)
+            os.closerange(3, 256)
+            if sys.platform == "linux":
+                prctl(_PDEATHSIG, signal.SIGKILL)
+            os.chdir(self.home)
+            os.environ["HOME"] = os.environ["TMPDIR"] = self.home
+            restrict(self.limits)
+            code = action()
+        finally:
+            os._exit(code)
+
+
+def memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("test")
+    import tempfile  # elsewhere than on Linux
+
+    return os.dup(tempfile.TemporaryFile().fileno())
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_file(descriptor: int, limit: int) -> bytes:
+    size = min(os.fstat(descriptor).st_size, limit)
+    return os.pread(descriptor, size, 0) if size else b""
+
+
+def restrict(limits: dict[str, float]) -> None:
+    wanted = [
+        (resource.RLIMIT_CPU, int(limits["seconds"]) + 2),
+        (resource.RLIMIT_AS, int(limits["memory_mb"]) << 20),
+        (resource.RLIMIT_FSIZE, int(limits["output_bytes"])),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_NPROC, int(limits["processes"])),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    for which, amount in wanted:
+        hard = resource.getrlimit(which)[1]
+        amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+        resource.setrlimit(which, (amount, amount))
+
+
+def wait(pid: int, seconds: float) -> tuple[bool, int]:
+    """Whether the child ended in time, and its wait status; a late one is killed."""
+    in_time = True
+    if hasattr(os, "pidfd_open"):
+        descriptor = os.pidfd_open(pid)
+        in_time = bool(select.select([descriptor], [], [], seconds)[0])
+        os.close(descriptor)
+    else:
+        import time
+
+        end = time.monotonic() + seconds
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() > end:
+                in_time = False
+                break
+            time.sleep(0.002)
+    if not in_time:
+        os.kill(pid, signal.SIGKILL)
+    return in_time, os.waitpid(pid, 0)[1]
+
+
+def kill_rest(group: int, namespaces: bool) -> None:
+    """Kill and reap all that a test left behind."""
+    if namespaces and os.getpid() == 1:  # "all" is then all of the sandbox
+        quietly(os.kill, -1)
+        while reap():
+            pass
+        return
+    quietly(os.killpg, group)
+    # Orphans come to us (see `confine`), generation after generation.
+    children = f"/proc/self/task/{os.getpid()}/children"
+    while os.path.exists(children):
+        with open(children) as file:
+            left = file.read().split()
+        if not left:
+            return
+        for child in left:
+            quietly(os.kill, int(child))
+            reap()
+
+
+def quietly(kill: Callable[[int, int], None], target: int) -> None:
+    try:  # noqa: SIM105 - contextlib would be one more import
+        kill(target, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def reap() -> bool:
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def remove(home: str) -> None:
+    try:
+        os.rmdir(home)
+    except OSError:  # not empty
+        import shutil
+
+        shutil.rmtree(home, ignore_errors=True)
+
+
+# ------------------------------------------------------------------------------ in the test
+
+
+def execute(command: list[str]) -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    os.execv(command[0], command)
+
+
+def run_python(path: str) -> int:
+    """Like `python path`, in a process that is up already; the exit code."""
+    with open(path, "rb") as file:
+        source = file.read()
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __file__=path)
+    sys.modules["__main__"] = module
+    sys.argv = [path]
+    if sys.platform == "linux":
+        prctl(_DUMPABLE, 1)  # as an ordinary process, which may look at itself
+    sys.setrecursionlimit(1010)  # ours are not the program's
+    code = 0
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except SystemExit as end:
+        code = exit_code(end.code)
+    except BaseException:
+        show()
+        code = 1
+    return code if leave() else code or 120
+
+
+def exit_code(code: object) -> int:
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def show() -> None:
+    kind, error, trace = sys.exc_info()
+    assert kind is not None
+    assert error is not None
+    sys.__excepthook__(kind, error, trace.tb_next if trace else None)
+
+
+def leave() -> bool:
+    """What the interpreter does at its end: threads, exit functions, buffers."""
+    import atexit
+
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        show()
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""Run a program on its inputs in the best sandbox that works here, found by trying once.
+
+The rungs, best first: `bubblewrap`; `namespaces`, the same by `unshare`, `mount` and `setpriv`;
+`rlimits`, which is no sandbox: it bounds accidents, and needs the user's consent. Behind the first
+two a program sees the system's programs and libraries (read only), its own source and a small
+private directory in memory; no network, no other process; it runs as a user that nobody else is,
+with no capability.
+
+One sandbox serves all tests of a program (`runner`). The judge outside is told what each printed
+and compares: expected outputs never enter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import marshal
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tramontane.verifier import runner
+
+Rung = Literal["bubblewrap", "namespaces", "rlimits"]
+OUTPUT_BYTES = 16 * 1024 * 1024
+BOX_MB = 64  # the private directory
+# Within namespaces only the program is counted; outside, the system counts all of a user's
+# threads, ours included, and only a fork bomb should meet the limit. So does Linux before 5.14.
+PROCESSES, PROCESSES_OUTSIDE = 64, 4096
+GRACE_SECONDS = 2.0  # for the sandbox itself, beyond a test's own limit
+COMPILE_SECONDS = 10.0
+COMPILE_MB = 2048
+# The interpreter beneath a virtual environment: programs see no packages of ours, and start faster.
+INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+_SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
+_SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Job:
+    """A program and what to feed it. `folder` holds its source, and is all of ours that it sees.
+
+    `source` is a Python file of the folder; or `compiler` makes the program `{box}/main` from the
+    folder's `main.cpp`, with `headers` in sight. Each input is one execution.
+    """
+
+    folder: Path
+    inputs: list[bytes]
+    seconds: float
+    memory_mb: int
+    source: str | None = None
+    compiler: list[str] = field(default_factory=list)
+    headers: Path | None = None
+
+
+class Ended(NamedTuple):
+    """How one execution ended: its output, or in `failure` why it does not count."""
+
+    output: bytes
+    failure: str
+
+
+@functools.cache
+def probe() -> Rung:
+    """The best rung on which a program runs here; tried once a process."""
+    rungs: list[Rung] = ["bubblewrap", "namespaces"]
+    for rung in rungs:
+        if sys.platform == "linux" and not why_not(rung):
+            return rung
+    warnings.warn(
+        "NO SANDBOX: neither bubblewrap nor namespaces work here. Programs that models write are "
+        "run only with verifier.allow_unsandboxed=true, under rlimits alone: they can then read "
+        "your files and use the network. `tramontane doctor` says how to mend it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return "rlimits"
+
+
+def why_not(rung: Rung) -> str:
+    """Try a rung on a small program; what went wrong, "" if nothing did."""
+    needs = {"bubblewrap": ["bwrap"], "namespaces": ["unshare", "mount", "chroot", "setpriv"]}
+    if missing := [
+        tool
+        for tool in needs.get(rung, [])
+        if shutil.which(tool, path=_ENVIRONMENT["PATH"]) is None
+    ]:
+        return f"{', '.join(missing)} not found"
+    with tempfile.TemporaryDirectory(prefix="tramontane-probe-") as name:
+        folder = Path(name)
+        (folder / "main.py").write_text(
+            "import os, threading, heapq\nthreading.Thread(target=int).start()\n"
+            "power = [x.split()[1] for x in open('/proc/self/status') if x.startswith('CapEff')]\n"
+            "print(input(), int(power[0], 16), sum(x.isdigit() for x in os.listdir('/proc')))\n"
+        )
+        job = Job(folder, [b"in\n"], 5.0, 300, source="main.py")
+        with Execution(job, rung) as execution:
+            ended = next(execution)
+        if not ended.failure and ended.output != b"in 0 2\n":
+            return f"gave {ended.output!r}"
+        return ended.failure and f"{ended.failure} {execution.complaint()}".strip()
+
+
+class Execution(Iterator[Ended]):
+    """A running sandbox, as an iterator: what each execution did, the compiler first if any.
+
+    A context manager: at its end nothing of the program is left. Iteration ends with the first
+    failure, since all tests must pass.
+    """
+
+    def __init__(self, job: Job, rung: Rung) -> None:
+        self.job, self.rung = job, rung
+        self.namespaces = rung != "rlimits"
+        self.box = Path("/tmp" if self.namespaces else tempfile.mkdtemp(dir=job.folder))
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._limits: list[tuple[float, int]] = [(job.seconds, job.memory_mb)] * len(job.inputs)
+        if job.compiler:
+            self._limits.insert(0, (COMPILE_SECONDS, COMPILE_MB))
+        self._process, self._results = self._start()
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        killpg_quietly(self._process.pid)
+        self._process.wait()
+        # The sandbox's first process dies a moment after its parent; the pipe closes with it.
+        end = time.monotonic() + GRACE_SECONDS
+        while self._readable(end) and os.read(self._results, 1 << 20):
+            pass
+        os.close(self._results)
+        self.errors.close()
+
+    def __next__(self) -> Ended:
+        if not self._limits:
+            raise StopIteration
+        seconds, memory_mb = self._limits.pop(0)
+        end = time.monotonic() + seconds + GRACE_SECONDS
+        head = self._read(runner.RECORD.size, end)
+        if head is None:
+            self._limits.clear()
+            late = time.monotonic() >= end
+            return Ended(b"", f"timed out after {seconds:g} s" if late else "killed the sandbox")
+        status, n_output, n_errors = runner.RECORD.unpack(head)
+        output = self._read(min(n_output, OUTPUT_BYTES), end)
+        errors = self._read(min(n_errors, runner.ERROR_BYTES), end)
+        if status == 0 and output is not None:
+            return Ended(output, "")
+        self._limits.clear()
+        n_output = min(n_output, OUTPUT_BYTES)
+        return Ended(b"", _failure(status, seconds, memory_mb, n_output, errors or b""))
+
+    def complaint(self) -> str:
+        """What the sandbox's own tools said, last line; only before the end."""
+        if self.errors.closed:
+            return ""
+        self.errors.seek(0)
+        return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        uid = 0x70000000 + os.getpid() if self.namespaces and os.geteuid() == 0 else 0
+        self.job.folder.chmod(0o755)  # that user must read it
+        with tempfile.TemporaryFile() as stdin:
+            for block in (self._settings(uid), *self.job.inputs):
+                stdin.write(len(block).to_bytes(8, "big") + block)
+            stdin.seek(0)
+            ours, theirs = os.pipe()
+            process = subprocess.Popen(
+                self._command(uid),
+                stdin=stdin,
+                stdout=theirs,
+                stderr=self.errors,
+                cwd="/" if self.namespaces else self.box,
+                env=_ENVIRONMENT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        os.close(theirs)
+        return process, ours
+
+    def _settings(self, uid: int) -> bytes:
+        folder = Path("/program") if self.namespaces else self.job.folder
+        compiler = [
+            part.format(
+                box=self.box,
+                folder=folder,
+                headers="/headers" if self.namespaces else self.job.headers,
+            )
+            for part in self.job.compiler
+        ]
+        settings = {
+            "uid": uid if self.rung == "bubblewrap" else 0,  # `setpriv` sees to it otherwise
+            "namespaces": self.namespaces,
+            "box": str(self.box),
+            "limits": self._limit(self.job.seconds, self.job.memory_mb),
+            "compile": (compiler, self._limit(COMPILE_SECONDS, COMPILE_MB)) if compiler else None,
+            "command": [str(self.box / "main")] if compiler else None,
+            "source": str(folder / self.job.source) if self.job.source else None,
+            "inputs": len(self.job.inputs),
+        }
+        return marshal.dumps(settings)
+
+    def _limit(self, seconds: float, memory_mb: int) -> dict[str, float]:
+        processes = PROCESSES if self.namespaces and _own_count() else PROCESSES_OUTSIDE
+        limits = {"seconds": seconds, "memory_mb": memory_mb, "output_bytes": OUTPUT_BYTES}
+        return limits | {"processes": processes}
+
+    def _command(self, uid: int) -> list[str]:
+        python = [INTERPRETER, "-I", "-B"]
+        if not self.namespaces:
+            return [*python, runner.__file__]
+        shown = [("/program", str(self.job.folder)), ("/runner.py", runner.__file__)]
+        if self.job.headers:
+            shown.append(("/headers", str(self.job.headers)))
+        make = _bubblewrap if self.rung == "bubblewrap" else _unshare
+        return make(shown, uid, [*python, "/runner.py"])
+
+    def _readable(self, end: float) -> bool:
+        left = max(0.0, end - time.monotonic())
+        return bool(select.select([self._results], [], [], left)[0])
+
+    def _read(self, size: int, end: float) -> bytes | None:
+        """So many bytes of the results, or None: late, or the sandbox is gone."""
+        data = b""
+        while len(data) < size:
+            if not self._readable(end):
+                return None
+            part = os.read(self._results, size - len(data))
+            if not part:
+                return None
+            data += part
+        return data
+
+
+def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors: bytes) -> str:
+    if status == runner.LATE:
+        return f"timed out after {seconds:g} s"
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
+        return f"printed more than {OUTPUT_BYTES >> 20} MB"
+    said = errors.decode(errors="replace").strip().splitlines()
+    line = next((x for x in said if "error:" in x), said[-1] if said else "")
+    if "MemoryError" in line or "bad_alloc" in line:
+        return f"needed more than {memory_mb} MB"
+    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{ended}: {line[:200]}" if line else ended
+
+
+# -------------------------------------------------------------------------------- the rungs
+
+
+def _readable_paths() -> list[str]:
+    """What every program may read: the system's programs, and the interpreter."""
+    prefix = sys.base_prefix
+    own = [] if prefix.startswith("/usr/") or prefix == "/usr" else [prefix]
+    return [path for path in (*_SYSTEM, *_SETTINGS, *own) if os.path.exists(path)]
+
+
+def _bubblewrap(shown: list[tuple[str, str]], uid: int, command: list[str]) -> list[str]:
+    if uid:
+        # As root the user that the runner becomes is a real one: limits on processes bind it.
+        apart = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+        apart += ["--unshare-cgroup-try", "--cap-drop", "ALL"]
+        apart += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]  # lost by using them
+    else:
+        apart = ["--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
+    line = ["bwrap", "--die-with-parent", "--as-pid-1", "--clearenv", *apart]
+    for name, value in _ENVIRONMENT.items():
+        line += ["--setenv", name, value]
+    # In this order: an interpreter may itself live under /tmp.
+    line += ["--perms", "0777", "--size", str(BOX_MB << 20), "--tmpfs", "/tmp"]
+    for path in _readable_paths():
+        if os.path.islink(path) and path in _SYSTEM:
+            line += ["--symlink", os.readlink(path), path]
+            continue
+        for parent in reversed(Path(path).parents[:-1]):  # by itself bwrap closes them to others
+            line += ["--perms", "0755", "--dir", str(parent)]
+        line += ["--ro-bind", path, path]
+    for inside, outside in shown:
+        line += ["--ro-bind", outside, inside]
+    line += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*line, "--chdir", "/", *command]
+
+
+def _unshare(shown: list[tuple[str, str]], uid: int, command: list[str]) -> list[str]:
+    """The same by hand: a root directory of bind mounts on a tmpfs, in namespaces of its own."""
+    lines = ["set -e", "root=/sys", "mount -t tmpfs -o size=1m,mode=755 tmpfs $root", "cd $root"]
+    lines += ["mkdir -p proc dev tmp", "ln -s /proc/self/fd dev/fd"]
+    lines += [f"ln -s fd/{n} dev/{name}" for n, name in enumerate(("stdin", "stdout", "stderr"))]
+    lines += [f"mount -t tmpfs -o size={BOX_MB}m,mode=777,nosuid,nodev tmpfs tmp"]
+    lines += ["mount -t proc -o nosuid,nodev,noexec proc proc"]
+    devices = [
+        (f"/dev/{name}", f"/dev/{name}") for name in ("null", "zero", "full", "urandom", "random")
+    ]
+    for inside, outside in [*((p, p) for p in _readable_paths()), *devices, *shown]:
+        target = _quote(inside.lstrip("/"))
+        if os.path.islink(outside) and outside in _SYSTEM:
+            lines.append(f"ln -s {_quote(os.readlink(outside))} {target}")
+            continue
+        folder = _quote(os.path.dirname(inside).lstrip("/") or ".")
+        lines.append(f"mkdir -p {folder}")
+        lines.append(f"mkdir -p {target}" if os.path.isdir(outside) else f": > {target}")
+        lines.append(f"mount --rbind {_quote(outside)} {target}")
+        if not outside.startswith("/dev/"):
+            lines.append(f"mount -o remount,bind,ro {target}")
+    lines.append("mount -o remount,bind,ro $root")
+    # `setpriv` has no capability left to leave the new root with.
+    user = f"--reuid {uid} --regid {uid} --clear-groups " if uid else ""
+    run = " ".join(_quote(part) for part in command)
+    lines.append(
+        f"exec chroot . setpriv {user}--no-new-privs --bounding-set=-all --inh-caps=-all {run}"
+    )
+    apart = ["--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child=KILL"]
+    if not uid:
+        apart += ["--user", "--map-root-user"]
+    return ["unshare", *apart, "sh", "-c", "\n".join(lines)]
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+@functools.cache
+def precompiled(flags: tuple[str, ...]) -> Path | None:
+    """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache."""
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
+    key = hashlib.sha256(repr((flags, version, os.uname().machine)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "tramontane" / f"headers-{key}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    (made / "bits").mkdir()
+    (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
+    target = str(made / "bits" / "stdc++.h.gch")
+    command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        shutil.rmtree(made)
+        return None  # a library without that header: programs that ask for it do not compile
+    made.chmod(0o755)
+    try:
+        made.rename(folder)  # whole, or not at all
+    except OSError:  # another worker was first
+        shutil.rmtree(made)
+    return folder
+
+
+@functools.cache
+def _own_count() -> bool:
+    """Whether limits on processes count by namespace and user, not by user alone (Linux 5.14)."""
+    if os.geteuid() == 0:
+        return True  # a user that nobody else is
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(c for c in minor if c.isdigit()))) >= (5, 14)
+
+
+def die_with_parent() -> None:
+    """Ask the system to kill this process when its parent ends, however that ends (Linux only)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def killpg_quietly(group: int) -> None:
+    """Kill what is left of a process group, if anything."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,21 @@
+"""The report on a machine."""
+
+from typer.testing import CliRunner
+
+from tramontane import doctor
+from tramontane.cli import app
+from tramontane.verifier import sandbox
+
+
+def test_it_reports_all():
+    names = {finding.name for finding in doctor.examine()}
+    assert {"torch", "sandbox", "bubblewrap", "g++", "ray", "vllm", "reasoning-gym"} <= names
+    assert all(finding.mend for finding in doctor.examine() if finding.state != "ok")
+
+
+def test_without_a_sandbox(monkeypatch):
+    monkeypatch.setattr(sandbox, "probe", lambda: "rlimits")
+    monkeypatch.setattr(sandbox, "why_not", lambda rung: "not allowed")
+    ran = CliRunner().invoke(app, ["doctor"])
+    assert ran.exit_code == 1
+    assert "allow_unsandboxed" in ran.output
