@@ -88,12 +88,13 @@ def sft(
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
     """Supervised fine-tuning; returns the folder of the result. See `trainer.sft`."""
+    from tramontane import models
     from tramontane.trainer.sft import SFTConfig
     from tramontane.trainer.sft import sft as run
 
     if not isinstance(config, SFTConfig):
         config = _load_section(SFTConfig, config, overrides)
-    _check_device(config.device)
+    models.check_device(config.device)
     return run(config, resume, on_log)
 
 
@@ -149,7 +150,7 @@ def evaluate(
     if write_to is not None and Path(write_to).is_dir():
         raise InputError(f"{write_to}: a folder; name a file")
     generator = generator or GeneratorConfig()
-    _check_device(generator.device)
+    models.check_device(generator.device)
     config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
     source = config.eval or config.train
     endless = source.startswith(("playground:", "reasoning_gym:"))
@@ -217,7 +218,7 @@ def generate(
 
     config = config or GeneratorConfig()
     _check_sizes(n=n, max_tokens=max_tokens)
-    _check_device(config.device)
+    models.check_device(config.device)
     ids = encode_prompt(models.load_tokenizer(model), prompt, system_prompt)
     worker = Generator.load(model, config, n, len(ids) + max_tokens)
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
@@ -260,12 +261,3 @@ def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise InputError(f"{name} is {size}; it must be at least 1")
-
-
-def _check_device(device: str) -> None:
-    import torch
-
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device!r}: torch sees no GPU; take cpu, or install a CUDA build")
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise InputError("device 'mps': torch sees none on this machine; take cpu")

@@ -98,6 +98,20 @@ def load_config(model: str) -> Any:
     return _from_pretrained(AutoConfig, model)
 
 
+def check_device(device: str, key: str = "device") -> None:
+    """See that torch has the device; `key` names it in the error.
+
+    Raises:
+        InputError: it has none such.
+    """
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not has.get(torch.device(device).type, True):
+        raise InputError(
+            f"{key} is {device!r}, but torch sees no GPU of that kind; take cpu, or install the "
+            f"build of torch that fits this machine"
+        )
+
+
 def context_length(model_config: Any) -> int | None:
     """Positions that the model was made for, or None where its config does not say."""
     return getattr(model_config, "max_position_embeddings", None)

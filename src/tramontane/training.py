@@ -66,7 +66,8 @@ def prepare(config: Config) -> Prepared:
         InputError: whatever is wrong with model, data or sizes.
     """
     data, sizes = config.data, config.pipeline
-    _check_devices(config)
+    models.check_device(config.generator.device, "generator.device")
+    models.check_device(config.trainer.device, "trainer.device")
     custom.check(config.verifier.reward.custom)
     tokenizer = models.load_tokenizer(config.model)
     context = models.context_length(models.load_config(config.model))
@@ -108,16 +109,6 @@ def prepare(config: Config) -> Prepared:
         encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
     ]
     return Prepared(config, tokenizer, problems, held_out, longest, probes)
-
-
-def _check_devices(config: Config) -> None:
-    for section in ("generator", "trainer"):
-        device = torch.device(getattr(config, section).device)
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                f"{section}.device is {str(device)!r}, but torch sees no GPU; "
-                f"set generator.device=cpu trainer.device=cpu, or install a CUDA build of torch"
-            )
 
 
 def resolved(prepared: Prepared) -> dict[str, str]:
