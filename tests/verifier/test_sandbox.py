@@ -62,7 +62,7 @@ def processes():
             line = entry.read_bytes()
         except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
             continue
-        if b"runner.py" in line or b"hostile-mark" in line:
+        if b"inside.runner" in line or b"hostile-mark" in line:
             found.add(entry.parent.name)
     return found
 

@@ -6,8 +6,8 @@ two a program sees the system's programs and libraries (read only), its own sour
 private directory in memory; no network, no other process; it runs as a user that nobody else is,
 with no capability.
 
-One sandbox serves all tests of a program (`runner`). The judge outside is told what each printed
-and compares: expected outputs never enter.
+One sandbox serves all tests of a program (`inside.runner`). The judge outside is told what each
+printed and compares: expected outputs never enter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tramontane.verifier import runner
+from tramontane.verifier.inside import runner
 
 Rung = Literal["bubblewrap", "namespaces", "rlimits"]
 OUTPUT_BYTES = 16 * 1024 * 1024
@@ -52,6 +52,10 @@ _ENVIRONMENT = {
 }
 _SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
+# What is beside the folder `inside` must not shadow the standard library for programs.
+_START = (
+    "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
+)
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -226,14 +230,16 @@ class Execution(Iterator[Ended]):
         return limits | {"processes": processes}
 
     def _command(self, uid: int) -> list[str]:
-        python = [INTERPRETER, "-I", "-B"]
+        inside = Path(runner.__file__).parent
+        start = _START.format(where="/" if self.namespaces else str(inside.parent))
+        command = [INTERPRETER, "-I", "-B", "-c", start]
         if not self.namespaces:
-            return [*python, runner.__file__]
-        shown = [("/program", str(self.job.folder)), ("/runner.py", runner.__file__)]
+            return command
+        shown = [("/program", str(self.job.folder)), ("/inside", str(inside))]
         if self.job.headers:
             shown.append(("/headers", str(self.job.headers)))
         make = _bubblewrap if self.rung == "bubblewrap" else _unshare
-        return make(shown, uid, [*python, "/runner.py"])
+        return make(shown, uid, command)
 
     def _readable(self, end: float) -> bool:
         left = max(0.0, end - time.monotonic())

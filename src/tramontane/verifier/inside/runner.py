@@ -1,7 +1,7 @@
-"""What runs inside a sandbox: one program's tests, each forked from this warm interpreter.
+"""One program's tests, each forked from this warm interpreter.
 
-`sandbox` starts this file by its path, with a bare interpreter: standard library only, and little
-of it, since every import is paid for by every program. The job comes on stdin (see `sandbox.Job`);
+`sandbox` starts it with a bare interpreter: standard library only, and little of it, since every
+import is paid for by every program. The job comes on stdin (see `sandbox.Job`);
 a record goes to stdout as each test ends. Expected outputs are never here.
 """
 
@@ -282,7 +282,3 @@ def leave() -> bool:
         show()
         return False
     return True
-
-
-if __name__ == "__main__":
-    main()
