@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -62,18 +63,28 @@ _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
 
 def strip(text: str) -> str:
     r"""Prose only: without fenced and inline code, LaTeX, boxes, commands, and links."""
-    for block in reversed(fences(text)):
-        text = text[: block.start] + "\n" + text[block.end :]
+    text = _without(text, ((block.start, block.end) for block in fences(text)), "\n")
+    text = _without(text, sorted((start, end) for start, _, end in boxes(text)), " ")
+    return _MATH.sub(" ", text)
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
+    """A text without these spans, the outermost of nested ones; in order of their starts."""
     kept, position = [], 0
-    for start, _, end in sorted(boxes(text)):
-        if start >= position:  # else within the box before it
+    for start, end in spans:
+        if start >= position:
             kept.append(text[position:start])
             position = end
-    return _MATH.sub(" ", " ".join((*kept, text[position:])))
+    return filling.join((*kept, text[position:]))
 
 
 def consistent(problem: str, thoughts: str, answer: str, language: str | None = None) -> bool:
-    """Thoughts and answer in the language of the problem (given, or else detected)."""
+    """Thoughts and answer in the language of the problem (given, or else detected).
+
+    Thoughts without a word are in no language; an answer may be a formula alone.
+    """
+    if _WORD.search(strip(thoughts)) is None:
+        return False
     target = language or detect(problem) or detect(f"{thoughts}\n{answer}")
     return target is None or all(
         on_target_share(t, target) >= THRESHOLD for t in (thoughts, answer)
