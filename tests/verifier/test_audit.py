@@ -37,7 +37,12 @@ def program(code):
 GOOD = [
     *[rollout(text(b), v, index=i) for i, (b, v) in enumerate([("5", "right"), ("6", "wrong")])],
     rollout(text(r"\pm 2", "so 2 or -2"), "right", "-2, 2", group=2),
-    rollout(text(r"(-\infty, 1) \cup (3, \infty)", "below 1, above 3"), "right", "x<1 or x>3", 3),
+    rollout(
+        text(r"(-\infty, 1) \cup (3, \infty)", "below 1, above 3"),
+        "right",
+        r"(-\infty,1)\cup(3,\infty)",
+        3,
+    ),
     rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=4),
     rollout(text(r"\frac{1}{2}", "that is 0.5"), "right", "0.5", group=5),
     rollout(program("import sys\nprint(sum(map(int, sys.stdin)))"), "right", None, group=6),
@@ -95,7 +100,7 @@ def test_each_planted_row_is_found_under_its_kinds(run):
         for line, (_, kinds) in enumerate(PLANTED, 1)
         for kind in kinds
     ]
-    assert sorted(found) == sorted(expected)
+    assert set(found) ^ set(expected) == set() and len(found) == len(expected)
     assert result.undecided == 1  # the one that had to be stopped
     assert result.completions == len(GOOD) + len(PLANTED)
     assert result.unscorable_rates == {"p6": (1, 2)}
