@@ -38,7 +38,7 @@ GOOD = [
     *[rollout(text(b), v, index=i) for i, (b, v) in enumerate([("5", "right"), ("6", "wrong")])],
     rollout(text(r"\pm 2", "so 2 or -2"), "right", "-2, 2", group=2),
     rollout(
-        text(r"(-\infty, 1) \cup (3, \infty)", "below 1, above 3"),
+        text(r"(-\infty, 1) \cup (3, \infty)", r"(-\infty, 1) or (3, \infty)"),
         "right",
         r"(-\infty,1)\cup(3,\infty)",
         3,
@@ -104,7 +104,7 @@ def test_each_planted_row_is_found_under_its_kinds(run):
     assert result.undecided == 1  # the one that had to be stopped
     assert result.completions == len(GOOD) + len(PLANTED)
     assert result.unscorable_rates == {"p6": (1, 2)}
-    assert result.share("majority") == "6.2 % of 16 groups"
+    assert result.share("majority") == "6.7 % of 15 groups"
     assert result.share("program") == "33.3 % of 3 right programs"
 
 

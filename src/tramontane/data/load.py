@@ -269,7 +269,9 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
         wrong = f"want a type, one of {', '.join(TEST_TYPES)}"
     elif value["type"] != "stdio":
         wrong = None if isinstance(value.get("code"), str) else "want code"
-    elif not value.get("cases") or not all(map(_is_case, value["cases"])):
+    elif not (
+        isinstance(cases := value.get("cases"), list) and cases and all(map(_is_case, cases))
+    ):
         wrong = "want cases, each with input and output as text"
     if wrong:
         raise InputError(f"{where}: the tests {wrong}; see docs/data.md")
