@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 
 MAX_LENGTH = 1000
-MAX_NESTING = 25
+MAX_NESTING = 12
 MAX_ITEMS = 64
 MAX_CELLS = 100
-MAX_DIGITS = 1000
+MAX_TOKENS = 300
 MAX_OPERATORS = 150
+MAX_CHAIN = 12  # of commands, and a third of it of exponents, in a row: brackets by another name
 
 _OPERATOR = re.compile(r"[-+*/^_=<>!|%]|\\[A-Za-z]+")
+_TOKEN = re.compile(r"\\[A-Za-z]+|\d+|\S")
+_CHAIN = re.compile(
+    rf"(?:\\[A-Za-z]+\s?){{{MAX_CHAIN}}}|(?:\^\s?\{{?\w+\}}?\s?){{{MAX_CHAIN // 3}}}"
+)
 _CHOOSE = re.compile(r"\\[dt]?binom|\\choose|\\brace|\\brack")
 
 
@@ -28,6 +33,10 @@ def too_large(text: str) -> str:
     is what costs while it is parsed, or is computed there."""
     if sum(1 for _ in _OPERATOR.finditer(text)) > MAX_OPERATORS:
         return f"more than {MAX_OPERATORS} operators"
+    if sum(1 for _ in _TOKEN.finditer(text)) > MAX_TOKENS:
+        return f"more than {MAX_TOKENS} symbols"
+    if _CHAIN.search(text):
+        return "a chain of functions or exponents"
     if text.count("&") > MAX_CELLS:
         return f"a matrix of more than {MAX_CELLS} cells"
     if _CHOOSE.search(text) and re.search(r"\d{4}|\^|!", text):

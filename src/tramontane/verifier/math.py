@@ -76,16 +76,25 @@ def judge_answer(prediction: str, reference: str) -> Judgement:
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 
+def _spelling(text: str) -> str:
+    return _SPACE.sub("", _unwrap_text(text)).rstrip(".")
+
+
 def _equal(gold: str, pred: str) -> bool:
     """The judge proper, on normalised strings. Each step either decides or passes on."""
-    if gold == pred or _SPACE.sub("", gold) == _SPACE.sub("", pred):
+    if gold == pred or _spelling(gold) == _spelling(pred):
         return True
     for rule in (_choice, _same_text):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
         raise Refused("a box within the box")
+    if _APPROXIMATELY.match(gold):
+        gold, pred = _APPROXIMATELY.sub("", gold), _APPROXIMATELY.sub("", pred)
     gold, pred = _before_approximation(gold), _before_approximation(pred)
+    for pattern, why in ((_LDOTS, "dots"), (_CLOSED_INFINITY, "infinity is not a number")):
+        if pattern.search(pred) and not pattern.search(gold):
+            raise Refused(why)
     for rule in (_same_congruence, _same_structure):
         if (decided := rule(gold, pred)) is not None:
             return decided
@@ -165,11 +174,9 @@ def _same_ratio(gold: str, pred: str) -> bool | None:
 
 def _same_base(gold: str, pred: str) -> bool | None:
     """`204_5` is a numeral in base 5: the same digits in another base are another number."""
-    gold_base, pred_base = (re.fullmatch(r"(\w+)_\{?(\d+)\}?", s) for s in (gold, pred))
-    if not gold_base or not gold_base[1].isalnum() or not gold_base[1][0].isdigit():
-        if pred_base and pred_base[1][0].isdigit():
-            return pred_base[1] == gold
-        return None
+    gold_base, pred_base = (re.fullmatch(r"(-?\d\w*)_\{?(\d+)\}?", s) for s in (gold, pred))
+    if not gold_base:
+        return False if pred_base and to_number(gold) is not None else None
     if pred_base:
         return gold_base.groups() == pred_base.groups()
     return gold_base[1] == pred
@@ -177,8 +184,8 @@ def _same_base(gold: str, pred: str) -> bool | None:
 
 # ------------------------------------------------------------------------------------- text
 
-_LETTER = re.compile(r"\(?([A-J])\)?")
-_LETTER_WITH_TEXT = re.compile(r"\(?([A-J])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
+_LETTER = re.compile(r"\(?([A-Z])\)?")
+_LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
 )
@@ -194,7 +201,7 @@ def _choice(gold: str, pred: str) -> bool | None:
     if g and p:
         return g[1] == p[1]
     if g and (long := _option(pred)):
-        return g[1] == long[0] and not re.search(r"\b[A-J]\b|\b(?:or|not)\b", long[1])
+        return g[1] == long[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", long[1])
     if p and (long := _option(gold)):
         return p[1] == long[0]
     return None
@@ -243,6 +250,7 @@ _SIGNS = {"\\pm": "+-", "\\mp": "-+"}
 
 def _same_structure(gold: str, pred: str) -> bool | None:
     """Item by item: lists and sets in any order, tuples and intervals in theirs."""
+    gold, pred = _bare(gold, pred)
     if None not in _numbers(gold, pred):
         return None  # 1,000 is a number, and so is 3,5 where 3.5 is asked for
     gold_kind, gold_items = _items(gold)
@@ -270,6 +278,16 @@ def _same_structure(gold: str, pred: str) -> bool | None:
     return True
 
 
+def _bare(gold: str, pred: str) -> tuple[str, str]:
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without the label, where the other side has none."""
+    g, p = structure.label(gold), structure.label(pred)
+    if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
+        return gold, pred
+    if any(pair and not pair[1].startswith(("(", "[", "{", "\\{")) for pair in (g, p)):
+        return gold, pred
+    return (g[1] if g else gold), (p[1] if p else pred)
+
+
 def _equal_or_refused(gold: str, pred: str) -> bool:
     """Against the wrong item of a list, a refusal is no more than a difference."""
     try:
@@ -283,10 +301,6 @@ def _items(text: str) -> tuple[str, list[str]]:
     kind, items = structure.structure(text)
     if kind != "list":
         return kind, items
-    if len(items) == 1 and (pair := structure.label(items[0])) and "," in pair[1]:
-        inner = structure.structure(pair[1])
-        if inner[0] == "list" and len(inner[1]) > 1 and pair[1].startswith("\\{"):
-            return inner  # A = \{1, 2\}
     out: list[str] = []
     for item in items:
         if not _PM.search(item) or len(items) > MAX_ITEMS:
@@ -321,6 +335,9 @@ def _by_labels(
 
 # ------------------------------------------------------------------------ what is refused
 
+_APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
+_LDOTS = re.compile(r"\\ldots(?![A-Za-z])")
+_CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
 
 
@@ -334,8 +351,16 @@ def _refuse_contradiction(pred: str) -> None:
         members = [m for m in split(statement, "=") if m]
         for member in members[:-1]:
             constant = re.sub(r"\\[A-Za-z]+|\{[a-z]?matrix\}", "", member)
-            if re.search(r"[^\W\d_]", constant) is None and not _equal(member, members[-1]):
+            if re.search(r"[^\W\d_]", constant) is None and not _holds(member, members[-1]):
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
+
+
+def _holds(left: str, right: str) -> bool:
+    """Both sides are the answer's: what cannot be judged here is the answer's fault."""
+    try:
+        return _equal(left, right)
+    except Unscorable as error:
+        raise Refused("the answer cannot be parsed") from error
 
 
 def _not_a_number(pred: str) -> str:
@@ -352,17 +377,18 @@ def _not_a_number(pred: str) -> str:
 
 
 _POLYNOMIAL = re.compile(r"[\dA-Za-z\s.+*/^{}()-]*")
+_NAME = re.compile(r"_(?:\{[^{}]*\}|\w)|[A-Za-z]+'*\s*\([^()]*\)")  # an index; f(x)
 
 
 def _refuse_unsolved(gold: str, pred: str) -> None:
-    """`2x = 5` and `x + 2 = 5` are not the answer 5; `x = 5` is, and so is `a + b = 5`."""
+    """`2x = 5` and `x = 5 - x` are not the answer 5; `x = 5` is, and so is `a + b = 5`."""
     pair = structure.label(pred)
     if pair is None or "=" in gold:
         return
-    side = re.sub(r"\\(?:frac|cdot|times|sqrt)(?![A-Za-z])", " ", pair[0])
-    letters = set(re.findall("[A-Za-z]", side))
-    call = re.fullmatch(r"[A-Za-z]+\s*\(.*\)", side)  # f(2) = 5
-    if len(letters) == 1 and not call and len(side) > 1 and _POLYNOMIAL.fullmatch(side):
+    side, value = (re.sub(r"\\[A-Za-z]+", " ", part) for part in pair)
+    letters = set(re.findall("[A-Za-z]", _NAME.sub("", side)))
+    unsolved = len(letters) == 1 and len(side.strip()) > 1 and _POLYNOMIAL.fullmatch(side)
+    if (unsolved and not _NAME.search(side)) or letters & set(re.findall("[A-Za-z]", value)):
         raise Refused(f"an equation that is not solved: {pred}")
 
 
@@ -419,7 +445,9 @@ def _symbolic(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
         except values.TooLarge as error:
             symbolic_gold = symbolic.bounded(gold_parsed)
             if not symbolic_gold:
-                raise Unscorable("the reference cannot be judged: its value is too large") from error
+                raise Unscorable(
+                    "the reference cannot be judged: its value is too large"
+                ) from error
             raise Refused("the value is too large") from error
     return values.rounded(gold_parsed, pred) if isinstance(gold_parsed, sympy.Expr) else False
 

@@ -11,7 +11,9 @@ _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 
 def split(text: str, *separators: str) -> list[str]:
     """Split at separators (tokens of LaTeX) that stand outside all brackets; no empty items."""
-    items, current, depth = [], [], 0
+    items: list[str] = []
+    current: list[str] = []
+    depth = 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING.values())
         if token.startswith(("\\begin", "\\end")):

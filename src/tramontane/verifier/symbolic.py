@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import mpmath
 import sympy
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Equality, Relational, Unequality
 
 from tramontane.verifier import values
@@ -68,6 +69,8 @@ def same(gold: Any, pred: Any) -> bool:
         )
     if gold == pred:
         return True
+    if isinstance(pred, sympy.FiniteSet) and len(pred.args) == 1 and isinstance(gold, sympy.Expr):
+        return same(gold, pred.args[0])
     if isinstance(gold, Equality) and isinstance(pred, Equality):
         return _same_equation(gold, pred)
     if (g := _region(gold)) is not None and (p := _region(pred)) is not None:
@@ -110,8 +113,8 @@ def _unwrap(gold: Any, pred: Any) -> tuple[Any, Any]:
 
 def _is_label(e: Any) -> bool:
     """A letter, a ratio of letters, `f(x)`, `|AB|`: what names the answer."""
-    return not e.has(sympy.Add) and not any(n not in (1, -1) for n in e.atoms(sympy.Number)) or (
-        isinstance(e, sympy.core.function.AppliedUndef)
+    return (not e.has(sympy.Add) and not any(n not in (1, -1) for n in e.atoms(sympy.Number))) or (
+        isinstance(e, AppliedUndef)
     )
 
 
@@ -225,18 +228,22 @@ def _region(e: Any) -> _Region | None:
 
 def _half_line(e: Any) -> _Region | None:
     less = isinstance(e, sympy.StrictLessThan | sympy.LessThan | Unequality)
-    if getattr(e.rhs, "is_Symbol", False) and not isinstance(e, Unequality):
+    if (e.rhs.is_Symbol or isinstance(e.rhs, AppliedUndef)) and not isinstance(e, Unequality):
         variable, bound, below = e.rhs, e.lhs, not less
     else:
         variable, bound, below = e.lhs, e.rhs, less
-    if not getattr(variable, "is_Symbol", False) or (value := values.number(bound)) is None:
+    if not (variable.is_Symbol or isinstance(variable, AppliedUndef)):
+        return None
+    if (value := values.number(bound)) is None:
         return None
     if isinstance(e, Unequality):
-        return _Region(_outside(_Region((_Piece(value, False, value, False),))).pieces, variable.name)
+        return _Region(
+            _outside(_Region((_Piece(value, False, value, False),))).pieces, str(variable)
+        )
     is_open = isinstance(e, sympy.StrictLessThan | sympy.StrictGreaterThan)
     if below:
-        return _Region((_Piece(-mpmath.inf, True, value, is_open),), variable.name)
-    return _Region((_Piece(value, is_open, mpmath.inf, True),), variable.name)
+        return _Region((_Piece(-mpmath.inf, True, value, is_open),), str(variable))
+    return _Region((_Piece(value, is_open, mpmath.inf, True),), str(variable))
 
 
 def _at(a: Any, b: Any) -> bool:
@@ -254,8 +261,10 @@ def _tidy(pieces: list[_Piece]) -> _Region:
         if _before(p.end, p.start) or (_at(p.start, p.end) and (p.start_open or p.end_open)):
             continue
         last = joined[-1] if joined else None
-        if last is None or _before(last.end, p.start) or (
-            _at(last.end, p.start) and last.end_open and p.start_open
+        if (
+            last is None
+            or _before(last.end, p.start)
+            or (_at(last.end, p.start) and last.end_open and p.start_open)
         ):
             joined.append(p)
             continue

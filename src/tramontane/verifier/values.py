@@ -35,15 +35,36 @@ class NoValue(Exception):
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: getattr(mpmath, function or name)
     for name, function in {
-        **dict.fromkeys("sin cos tan cot sec csc asin acos atan acot asec acsc".split()),
-        **dict.fromkeys("sinh cosh tanh coth sech csch asinh acosh atanh".split()),
-        **dict.fromkeys("exp floor re im arg sign binomial factorial gamma".split()),
+        **dict.fromkeys(
+            [
+                "sin",
+                "cos",
+                "tan",
+                "cot",
+                "sec",
+                "csc",
+                "asin",
+                "acos",
+                "atan",
+                "acot",
+                "asec",
+                "acsc",
+            ]
+        ),
+        **dict.fromkeys(
+            ["sinh", "cosh", "tanh", "coth", "sech", "csch", "asinh", "acosh", "atanh"]
+        ),
+        **dict.fromkeys(
+            ["exp", "floor", "re", "im", "arg", "sign", "binomial", "factorial", "gamma"]
+        ),
         "Abs": "fabs",
         "ceiling": "ceil",
         "conjugate": "conj",
     }.items()
 }
-_WHOLE = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.floor, sympy.ceiling)
+_WHOLE = (
+    sympy.factorial, sympy.binomial, sympy.Mod, sympy.floor, sympy.ceiling, sympy.Sum, sympy.Product
+)  # fmt: skip
 
 
 class _Evaluation:
@@ -240,12 +261,11 @@ def _try(run: _Evaluation, e: Any) -> Any:
 
 
 def close(first: Any, second: Any, tolerance: Any) -> bool:
-    """Equal up to the tolerance, relative to the larger of the two where that is above 1."""
     if mpmath.isnan(second):
         return False
     if mpmath.isinf(first) or mpmath.isinf(second):
         return bool(first == second)
-    return bool(abs(first - second) <= tolerance * max(1, abs(first), abs(second)))
+    return bool(abs(first - second) <= tolerance)
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -270,9 +290,10 @@ def proportional(a: Any, b: Any) -> int:
     # One point proves nothing of a constant ratio.
     if len(ratios) < 2 or any(abs(mpmath.im(r)) > t for r, t in ratios):
         return 0
-    if not all(close(ratios[0][0], ratio, tolerance * 10**5) for ratio, tolerance in ratios[1:]):
+    c = ratios[0][0]
+    if not all(close(c, r, tolerance * 10**5 * max(1, abs(c))) for r, tolerance in ratios[1:]):
         return 0
-    return 1 if mpmath.re(ratios[0][0]) > 0 else -1
+    return 1 if mpmath.re(c) > 0 else -1
 
 
 def number(e: Any) -> Any:
