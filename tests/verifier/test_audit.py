@@ -42,8 +42,8 @@ PLANTED = [
     ],
     (rollout("no tags", "malformed", group=8), set()),
     (rollout("<think>a</think>```python\n1\n```", "right", answer=None, group=9), set()),
-    # More than the caps, but not refused by them: the other verifier must be stopped from outside.
-    (rollout(text("(x+y+z+w)^{200}", "(x+y+z+w)^{200}"), "right", "x+1", group=10), set()),
+    # math-verify would expand it for minutes: it must be stopped from outside.
+    (rollout(text("(x+y+z+w)^{200}", "(x+y+z+w)^{200}"), "right", "x+1", group=10), {"disputed"}),
 ]
 
 

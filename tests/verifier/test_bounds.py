@@ -140,7 +140,7 @@ def test_hostile_references_through_the_pool(pool):
 
 
 def test_a_hang_and_the_restart_after_it_fit_the_bound(tmp_path, monkeypatch):
-    """What no cap foresaw is killed at `timeout_s`, and the next verdict comes from a new worker."""
+    """What no cap foresaw is killed at `timeout_s`, the next verdict is a new worker's."""
     (tmp_path / "asleep.py").write_text("import time\ndef asleep(p, t, n): time.sleep(60)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     reward = {"custom": [{"name": "asleep", "function": "asleep.asleep", "weight": 0.1}]}
@@ -186,7 +186,10 @@ def test_nothing_in_an_answer_is_run(tmp_path):
 
 PIECES = [
     *"xyi0123456789+-*/^_=<>!|,;:.()[]{}%'\"~& $",
-    *[r"\frac{", r"\sqrt{", r"\left(", r"\right)", r"\sin", r"\log_", r"\cdot", r"\pm", r"\le", r"\in", r"\cup", r"\infty", r"\pi", r"\\", r"\text{", r"\begin{pmatrix}", r"\end{pmatrix}", r"\sum_{k=1}^{9}", r"\binom{", r"\int_0^1", r"\circ", r"\boxed{", r"\%", r"\pmod", r"million", r"or", r"and", r"where", r"²", r"√", r"½", r"°"],
+    *[r"\frac{", r"\sqrt{", r"\left(", r"\right)", r"\sin", r"\log_", r"\cdot", r"\pm", r"\le"],
+    *[r"\in", r"\cup", r"\infty", r"\pi", r"\\", r"\text{", r"\begin{pmatrix}", r"\end{pmatrix}"],
+    *[r"\sum_{k=1}^{9}", r"\binom{", r"\int_0^1", r"\circ", r"\boxed{", r"\%", r"\pmod", "million"],
+    *["or", "and", "where", "²", "√", "½", "°"],
 ]  # fmt: skip
 
 

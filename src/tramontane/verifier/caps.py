@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_LENGTH = 1000
-MAX_NESTING = 12
+MAX_NESTING = 8  # the parser's time doubles and more with each level
 MAX_ITEMS = 64
 MAX_CELLS = 100
 MAX_TOKENS = 300

@@ -83,7 +83,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
         # `1/2 x` is half of x: from left to right, as programs read it.
-        (r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))", r"\\frac{\1}{\2}"),
+        (
+            r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))",
+            r"\\frac{\1}{\2}",
+        ),
         # Scientific notation, millions.
         (rf"(?<![A-Za-z\d])({_DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
         # Degrees, percent and text that only wraps a number or a letter.

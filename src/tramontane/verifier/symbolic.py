@@ -138,9 +138,9 @@ def _difference(e: Any) -> Any:
 def _same_equation(gold: Any, pred: Any) -> bool:
     """The same up to a constant factor; labels that are no numbers (`f(x) = …`) as written."""
     sides = (gold.lhs, gold.rhs, pred.lhs, pred.rhs)
-    if all(isinstance(side, sympy.Expr) for side in sides):
-        if values.proportional(_difference(gold), _difference(pred)):
-            return True
+    numeric = all(isinstance(side, sympy.Expr) for side in sides)
+    if numeric and values.proportional(_difference(gold), _difference(pred)):
+        return True
     return bool(gold.lhs == pred.lhs) and same(gold.rhs, pred.rhs)
 
 

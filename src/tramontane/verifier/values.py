@@ -1,4 +1,4 @@
-"""Numbers for expressions: two are equal when they agree, to many digits, wherever they are defined.
+"""Numbers for expressions: two are equal when they agree, to many digits, where both have values.
 
 SymPy's `simplify` may run for hours on what fits in a line, and fails on much that is true. Values
 at a few fixed points decide both ways, in time bounded by the size of the expression: identities of
