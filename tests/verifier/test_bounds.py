@@ -96,8 +96,8 @@ def hook(event, args):
     source = args[0] if args else None
     if event == "compile" and isinstance(source, bytes) and DIGITS.fullmatch(source.strip()):
         return
-    if event == "exec" and args[0].co_filename == "<string>":
-        return  # seen when it was compiled
+    if event == "exec" and args[0].co_filename != "<stdin>":
+        return  # a module imported late, or what was seen when it was compiled
     if event in ("exec", "compile", "os.system", "os.exec", "subprocess.Popen", "socket.connect"):
         seen.append((event, str(args)[:80]))
     if event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
