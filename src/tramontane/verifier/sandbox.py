@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import marshal
 import os
 import select
@@ -41,6 +42,7 @@ PROCESSES, PROCESSES_OUTSIDE = 64, 4096
 GRACE_SECONDS = 2.0  # for the sandbox itself, beyond a test's own limit
 COMPILE_SECONDS = 10.0
 COMPILE_MB = 2048
+CPP_FLAGS = ("-std=c++20", "-O2")
 # The interpreter beneath a virtual environment: programs see no packages of ours, and start faster.
 INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
 _ENVIRONMENT = {
@@ -56,6 +58,7 @@ _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 _START = (
     "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
 )
+_NEXT_USER = itertools.count()
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -65,7 +68,8 @@ class Job:
     """A program and what to feed it. `folder` holds its source, and is all of ours that it sees.
 
     `source` is a Python file of the folder; or `compiler` makes the program `{box}/main` from the
-    folder's `main.cpp`, with `headers` in sight. Each input is one execution.
+    folder's `main.cpp`, with `headers` in sight. Each input is one execution. With a `channel`, the
+    execution is one half of a function test: the program if there is a source, else its tests.
     """
 
     folder: Path
@@ -75,6 +79,14 @@ class Job:
     source: str | None = None
     compiler: list[str] = field(default_factory=list)
     headers: Path | None = None
+    channel: int | None = None  # a socket's descriptor, which the program gets as `runner.CHANNEL`
+
+    def compile(self, *flags: str) -> None:
+        """Make the program from `main.cpp`, under these flags of g++."""
+        self.headers = precompiled(flags)
+        headers = ["-I", "{headers}"] if self.headers else []
+        gpp = shutil.which("g++") or "g++"
+        self.compiler = [gpp, *flags, *headers, "-pipe", "-o", "{box}/main", "{folder}/main.cpp"]
 
 
 class Ended(NamedTuple):
@@ -82,6 +94,7 @@ class Ended(NamedTuple):
 
     output: bytes
     failure: str
+    code: int | None = None  # the exit code, negative for a signal
 
 
 @functools.cache
@@ -158,8 +171,12 @@ class Execution(Iterator[Ended]):
     def __next__(self) -> Ended:
         if not self._limits:
             raise StopIteration
+        return self.next(self._limits[0][0] + GRACE_SECONDS)
+
+    def next(self, patience: float) -> Ended:
+        """The next execution's end, if it comes within so many seconds."""
         seconds, memory_mb = self._limits.pop(0)
-        end = time.monotonic() + seconds + GRACE_SECONDS
+        end = time.monotonic() + patience
         head = self._read(runner.RECORD.size, end)
         if head is None:
             self._limits.clear()
@@ -169,10 +186,12 @@ class Execution(Iterator[Ended]):
         output = self._read(min(n_output, OUTPUT_BYTES), end)
         errors = self._read(min(n_errors, runner.ERROR_BYTES), end)
         if status == 0 and output is not None:
-            return Ended(output, "")
+            return Ended(output, "", 0)
         self._limits.clear()
         n_output = min(n_output, OUTPUT_BYTES)
-        return Ended(b"", _failure(status, seconds, memory_mb, n_output, errors or b""))
+        failure = _failure(status, seconds, memory_mb, n_output, errors or b"")
+        code = None if status == runner.LATE else os.waitstatus_to_exitcode(status)
+        return Ended(b"", failure, code)
 
     def complaint(self) -> str:
         """What the sandbox's own tools said, last line; only before the end."""
@@ -182,7 +201,10 @@ class Execution(Iterator[Ended]):
         return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        uid = 0x70000000 + os.getpid() if self.namespaces and os.geteuid() == 0 else 0
+        uid = 0
+        if self.namespaces and os.geteuid() == 0:
+            # A few users a worker: sandboxes that run at once must not share one.
+            uid = 0x70000000 + 8 * os.getpid() + next(_NEXT_USER) % 8
         self.job.folder.chmod(0o755)  # that user must read it
         with tempfile.TemporaryFile() as stdin:
             for block in (self._settings(uid), *self.job.inputs):
@@ -198,6 +220,7 @@ class Execution(Iterator[Ended]):
                 env=_ENVIRONMENT,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
+                pass_fds=[] if self.job.channel is None else [self.job.channel],
             )
         os.close(theirs)
         return process, ours
@@ -221,6 +244,7 @@ class Execution(Iterator[Ended]):
             "command": [str(self.box / "main")] if compiler else None,
             "source": str(folder / self.job.source) if self.job.source else None,
             "inputs": len(self.job.inputs),
+            "channel": self.job.channel,
         }
         return marshal.dumps(settings)
 

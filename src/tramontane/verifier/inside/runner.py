@@ -21,6 +21,7 @@ from typing import Any
 
 RECORD = struct.Struct("!iII")  # wait status (LATE: killed for time), bytes of output, of errors
 LATE = -1
+CHANNEL = 3  # where a function test finds its other half
 ERROR_BYTES = 4000
 _PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS, _SUBREAPER = 1, 4, 38, 36
 
@@ -41,7 +42,7 @@ def main() -> None:
         test = Test(settings, settings["limits"], number)
         # Python is compiled in each test: what its compiler says is about the program.
         record = test.run(
-            read_block(job), lambda: execute(command) if command else run_python(source)
+            read_block(job), lambda: execute(command) if command else python(source, settings)
         )
         if send(results, record) != 0:
             return
@@ -90,6 +91,7 @@ class Test:
     def __init__(self, settings: dict[str, Any], limits: dict[str, float], number: int) -> None:
         self.settings, self.limits = settings, limits
         self.home = os.path.join(settings["box"], f"home{number}")
+        self.channel = settings["channel"] if number >= 0 else None  # not the compiler's
 
     def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
         os.mkdir(self.home)
@@ -99,6 +101,8 @@ class Test:
         pid = os.fork()
         if pid == 0:
             self._child(files, action)
+        if self.channel is not None:
+            os.close(self.channel)  # so that the other end sees the program's end
         in_time, status = wait(pid, self.limits["seconds"])
         kill_rest(pid, self.settings["namespaces"])
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
@@ -113,7 +117,9 @@ class Test:
             os.setsid()
             for descriptor, file in enumerate(files):
                 os.dup2(file, descriptor)
-            os.closerange(3, 256)
+            if self.channel is not None:
+                os.dup2(self.channel, CHANNEL)
+            os.closerange(3 if self.channel is None else CHANNEL + 1, 256)
             if sys.platform == "linux":
                 prctl(_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.home)
@@ -232,13 +238,27 @@ def execute(command: list[str]) -> int:
     os.execv(command[0], command)
 
 
-def run_python(path: str) -> int:
-    """Like `python path`, in a process that is up already; the exit code."""
+def python(path: str, settings: dict[str, Any]) -> int:
+    """What a test in Python does."""
+    if settings["channel"] is None:
+        return run_python(path)
+    from . import remote
+
+    if path:
+        return run_python(path, remote.serve)
+    return remote.run_tests(marshal.loads(read_file(0, sys.maxsize)))
+
+
+def run_python(path: str, then: Callable[[ModuleType], None] | None = None) -> int:
+    """Like `python path`, in a process that is up already; the exit code.
+
+    With `then` as an import, and `then(module)` follows.
+    """
     with open(path, "rb") as file:
         source = file.read()
-    module = ModuleType("__main__")
+    module = ModuleType("solution" if then else "__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__=path)
-    sys.modules["__main__"] = module
+    sys.modules[module.__name__] = module
     sys.argv = [path]
     if sys.platform == "linux":
         prctl(_DUMPABLE, 1)  # as an ordinary process, which may look at itself
@@ -246,6 +266,8 @@ def run_python(path: str) -> int:
     code = 0
     try:
         exec(compile(source, path, "exec"), module.__dict__)
+        if then:
+            then(module)
     except SystemExit as end:
         code = exit_code(end.code)
     except BaseException:
