@@ -59,13 +59,11 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
-    """The longest that all of a problem's tests can take, compiler included."""
-    cases = (problem.tests or {}).get("cases") or [None]
-    return (
-        min(len(cases), config.code_tests) * (config.code_timeout_s + 0.5)
-        + sandbox.COMPILE_SECONDS
-        + 10
-    )
+    """The longest that all of a problem's tests can take, compilers included."""
+    tests = problem.tests or {}
+    count = min(len(tests.get("cases") or [None]), config.code_tests)
+    compilers = 2 if tests.get("type") == "cpp_assert" else 1  # the program's, the tests'
+    return count * (config.code_timeout_s + 0.5) + compilers * sandbox.COMPILE_SECONDS + 10
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:

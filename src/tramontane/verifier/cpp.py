@@ -30,12 +30,13 @@ _HEAD = re.compile(
 )
 _CALL = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 _EXPORTED = re.compile(r"tramontane::exported<(\d+), (.*)>\(.*\(\*\)\(")
-_WORDS = re.compile(r"[A-Za-z_]\w*|\d+u?l*|::|[<>,&]|\s+|char const\*")
-_TYPES = set(
+_WORDS = re.compile(r"char const\*|[A-Za-z_]\w*|\d+u?l*|::|[<>,&]|\s+")
+_TYPES = re.findall(
+    r"\w+",
     "bool char short int long float double signed unsigned wchar_t char8_t char16_t char32_t const"
     " void std __cxx11 basic_string basic_string_view char_traits allocator vector deque list array"
     " pair tuple optional complex set multiset unordered_set unordered_multiset map multimap"
-    " unordered_map unordered_multimap less greater hash equal_to".split()
+    " unordered_map unordered_multimap less greater hash equal_to",
 )
 
 
@@ -165,8 +166,9 @@ def signatures(printed: str, names: list[str]) -> dict[str, Signature | str]:
 
 def _checked(result: str, parameters: list[str]) -> Signature | str:
     for type_ in [result, *parameters]:
-        words = _WORDS.sub(lambda m: "" if not m[0][0].isalpha() or m[0] in _TYPES else "?", type_)
-        if words.replace("*", "", type_.count("char const*")) and type_ != "char const*":
+        words = _WORDS.findall(type_)
+        known = all(not word.isidentifier() or word in _TYPES for word in words)
+        if "".join(words) != type_ or not known:
             return f"takes or gives a {type_[:80]}, which is no plain value"
     if "char const*" in result or "string_view" in result:
         return "gives a string that it does not own"
@@ -202,4 +204,4 @@ def tests_source(code: str, found: dict[str, Signature | str], statement: str) -
     whole = helpers(statement)
     if wanted & whole.keys():
         lines += whole.values()
-    return f'{_prefix()}\n' + "\n".join(lines) + f'\n#line 1 "tests"\n{code}\n'
+    return f"{_prefix()}\n" + "\n".join(lines) + f'\n#line 1 "tests"\n{code}\n'

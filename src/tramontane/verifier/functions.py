@@ -8,6 +8,7 @@ see the tests nor end them as passed: the verdict is how their process ended.
 from __future__ import annotations
 
 import marshal
+import re
 import socket
 from pathlib import Path
 
@@ -30,27 +31,25 @@ def run_tests(
         return "unscorable", "the problem has no tests"
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        jobs = []
+        jobs: list[sandbox.Job] = []
         for name, end in (("program", theirs), ("tests", ours)):
             (folder / name).mkdir()
             job = sandbox.Job(folder / name, [b""], config.code_timeout_s, config.code_memory_mb)
             job.channel = end.fileno()
             jobs.append(job)
         jobs[0].seconds += LONGER
-        if language == "cpp":
-            return _cpp(program, problem, *jobs, theirs, ours)
-        return _python(program, problem, *jobs, theirs, ours)
+        run = _cpp if language == "cpp" else _python
+        return run(program, problem, jobs, (theirs, ours))
 
 
 def _python(
     program: str,
     problem: Problem,
-    job: sandbox.Job,
-    tests_job: sandbox.Job,
-    theirs: socket.socket,
-    ours: socket.socket,
+    jobs: list[sandbox.Job],
+    ends: tuple[socket.socket, socket.socket],
 ) -> tuple[Outcome, str]:
     tests = problem.tests or {}
+    job, tests_job = jobs
     job.source = "main.py"
     (job.folder / job.source).write_text(program, encoding="utf-8", errors="replace")
     settings = {
@@ -61,20 +60,19 @@ def _python(
     tests_job.inputs = [marshal.dumps(settings)]
     rung = sandbox.probe()
     with sandbox.Execution(job, rung) as running, sandbox.Execution(tests_job, rung) as testing:
-        theirs.close()
-        ours.close()
+        ends[0].close()  # the sandboxes have them now, and see each other's end
+        ends[1].close()
         return _verdict(running, testing)
 
 
 def _cpp(
     program: str,
     problem: Problem,
-    job: sandbox.Job,
-    tests_job: sandbox.Job,
-    theirs: socket.socket,
-    ours: socket.socket,
+    jobs: list[sandbox.Job],
+    ends: tuple[socket.socket, socket.socket],
 ) -> tuple[Outcome, str]:
     code = (problem.tests or {})["code"]
+    job, tests_job = jobs
     if "main" not in cpp.called(code):
         return "unscorable", "the tests have no main()"
     names = cpp.exported(program, code, problem.problem)
@@ -85,10 +83,11 @@ def _cpp(
     )
     job.compile(*sandbox.CPP_FLAGS)
     job.compiler = cpp.telling_signatures(job.compiler)
+    tests_job.compile(*cpp.TESTS_FLAGS)
     job.seconds += sandbox.COMPILE_SECONDS  # it waits for the tests' compiler
     rung = sandbox.probe()
     with sandbox.Execution(job, rung) as running:
-        theirs.close()
+        ends[0].close()
         compiled = next(running)
         if compiled.failure:
             return "wrong", f"does not compile: {compiled.failure}"
@@ -101,9 +100,8 @@ def _cpp(
                 return outcome, f"{name}: {signature}"
         source = cpp.tests_source(code, signatures, problem.problem)
         (tests_job.folder / "main.cpp").write_text(source, encoding="utf-8", errors="replace")
-        tests_job.compile(*cpp.TESTS_FLAGS)
         with sandbox.Execution(tests_job, rung) as testing:
-            ours.close()
+            ends[1].close()
             if failure := next(testing).failure:
                 return "wrong", f"the tests do not compile against the program: {failure}"
             return _verdict(running, testing)
@@ -120,4 +118,6 @@ def _verdict(running: sandbox.Execution, testing: sandbox.Execution) -> tuple[Ou
         if own.code:
             return "wrong", own.failure
         return "wrong", "ended before its tests" if own.code == 0 else "left its tests"
+    if line := re.search(r"tests:(\d+): .*Assertion", ended.failure):
+        return "wrong", f"assertion failed (line {line[1]} of the tests)"
     return "wrong", ended.failure.removeprefix("exit code 1: ")

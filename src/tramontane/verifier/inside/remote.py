@@ -22,7 +22,7 @@ from .runner import CHANNEL
 
 GONE, BROKEN = 97, 98  # how the tests' process says: the program is gone; the tests are broken
 _ONLY_AST = 0x400
-_MUTABLE = (list, dict, set, deque, bytearray)
+_WITH_PARTS: tuple[type[Any], ...] = (list, tuple, dict, set, deque, bytearray)
 _ERRORS = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -171,7 +171,7 @@ class Program(Peer):
         return result, changed
 
     def snapshot(self, value: Any) -> bytes | None:
-        if not isinstance(value, (tuple, *_MUTABLE)):
+        if not isinstance(value, _WITH_PARTS):
             return None
         try:
             return marshal.dumps(value, 2)
@@ -200,7 +200,7 @@ _ANSWERS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "name": Program.name,
     "call": Program.call,
     "get": lambda _, target, name: (getattr(target, name),),
-    "set": lambda _, target, name, value: (setattr(target, name, value),),
+    "set": lambda _, target, name, value: (target.__setattr__(name, value),),
     "item": lambda _, target, key: (target[key],),
     "set item": lambda _, target, key, value: (target.__setitem__(key, value),),
     "delete item": lambda _, target, key: (target.__delitem__(key),),
@@ -284,7 +284,7 @@ class Handle:
 
 def update(old: Any, new: Any) -> Any:
     """`old` made equal to `new` in place, its parts too where they can be."""
-    if type(old) is not type(new) or not isinstance(old, (tuple, *_MUTABLE)):
+    if type(old) is not type(new) or not isinstance(old, _WITH_PARTS):
         return new
     if isinstance(old, (list, deque, tuple)):
         parts = [update(a, b) for a, b in zip(old, new)]  # noqa: B905 - lengths may differ

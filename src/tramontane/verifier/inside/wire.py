@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 FRAME_BYTES = 16 * 1024 * 1024
@@ -22,7 +22,7 @@ _SIZE = struct.Struct("<I")
 _FLOAT = struct.Struct("<d")
 _COMPLEX = struct.Struct("<dd")
 _SINGLES: dict[int, Any] = {78: None, 84: True, 70: False}
-_SEQUENCES: dict[int, Callable[[Iterable[Any]], Any]] = {
+_SEQUENCES: dict[int, type[Any]] = {
     108: list,
     116: tuple,
     115: set,
