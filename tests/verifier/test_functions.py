@@ -41,6 +41,12 @@ def run(program, code, statement="", entry_point="f", tag="python", config=CONFI
     return judge(f"```{tag}\n{program}\n```", problem, config)[:2]
 
 
+def programs(file):
+    """The programs of a file, by the names above them."""
+    sections = (Path(__file__).parent / file).read_text().split("=== ")[1:]
+    return dict(section.split("\n", 1) for section in sections)
+
+
 # ------------------------------------------------------------------------------ what travels
 
 Point = namedtuple("Point", "x y")
@@ -158,42 +164,12 @@ def test_arguments_change_in_place():
 
 # ------------------------------------------------------------------------- honest programs
 
-HONEST = {
-    "plain": ("def f(x): return [x, {'a': (x, 1.5)}, {x}]", "assert f(1) == [1, {'a': (1, 1.5)}, {1}]"),
-    "in place": ("def f(a): a.sort(); a[0] = [7]", "a = [3, 1]\nassert f(a) is None\nassert a == [[7], 3]"),
-    "named": ("def f(a, *, b=2): b.append(a)", "b = []\nf(1, b=b)\nf(a=2, b=b)\nassert b == [1, 2]"),
-    "generator": ("def f(n):\n    for i in range(n): yield i", "assert list(f(3)) == [0, 1, 2]\nassert sum(f(4)) == 6"),
-    "iterator in": ("def f(it): return [next(it), *it]", "assert f(iter([1, 2, 3])) == [1, 2, 3]"),
-    "callback": ("def f(g, n): return g(n) + g(n + 1)", "assert f(lambda x: 10 * x, 2) == 50"),
-    "callback back": ("def f(g): return g", "g = lambda: 1\nassert f(g) is g"),
-    "nested callback": ("def f(g, n): return 0 if n == 0 else g(n)", "assert f(lambda n: 1 + f(h, n - 1), 1) == 1\ndef h(n): pass"),
-    "class": (
-        "class f:\n    def __init__(self, n): self.n = n\n    def add(self, k): self.n += k; return self\n"
-        "    def __len__(self): return self.n\n    def __str__(self): return f'<{self.n}>'",
-        "x = f(2)\nassert x.add(3) is x and x.n == 5 and len(x) == 5 and str(x) == '<5>' and x != f(5)\n"
-        "x.n = 0\nassert not x and isinstance(x, f) and not isinstance(3, f)",
-    ),
-    "raises": (
-        "class Bad(ValueError): pass\ndef f(x): raise Bad('no ' + x)",
-        "try: f('x')\nexcept ValueError as e: assert str(e) == 'no x'\nelse: assert False\n"
-        "try: f('y')\nexcept Bad: pass",
-    ),
-    "key error": ("def f(): return {}['k']", "try: f()\nexcept KeyError as e: assert e.args == ('k',)"),
-    "constant": ("LIMIT = 7\ndef f(): return LIMIT", "assert f() == LIMIT"),
-    "program's import": ("import math\ndef f(): return math.pi", "assert math.isclose(f(), 3.14159265, rel_tol=1e-6)"),
-    "a main block": ("def f(): return 1\nif __name__ == '__main__': print(f(int(input())))", "assert f() == 1"),
-    "prints": ("print('loading')\ndef f(): print('x' * 999); return 1", "assert f() == 1"),
-    "dataclass": ("from dataclasses import dataclass\n@dataclass\nclass f:\n    x: int", "assert f(3).x == 3"),
-    "types": ("def f(x): return type(x)", "assert f(2) is int and f('') == str"),
-    "tests' names": ("def helper(): return 1\ndef f(): return 2", "def helper(): return 3\nassert helper() == 3 and f() == 2"),
-    "exit in the tests": ("def f(): return 1", "import sys\nassert f() == 1\nsys.exit(0)"),
-    "large": ("def f(n): return list(range(n))", "assert f(10**6)[-1] == 10**6 - 1"),
-}  # fmt: skip
+HONEST = programs("functions_honest.txt")
 
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest(name):
-    assert run(*HONEST[name]) == ("right", "")
+    assert run(*HONEST[name].split("--- tests")) == ("right", "")
 
 
 def test_a_function_named_like_a_builtin(rung):
@@ -212,7 +188,8 @@ def test_a_function_named_like_a_builtin(rung):
 def test_helpers_come_from_the_statement():
     statement = (
         "Complete it; don't use loops.\n\nimport math\n\n\ndef poly(xs, x):\n    '''At x.'''\n"
-        "    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n\ndef f(xs):\n    '''A zero.'''\n"
+        "    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n\n"
+        "def f(xs):\n    '''A zero.'''\n"
     )
     code = "assert abs(poly([2, 1], f([2, 1]))) < 1e-9"
     assert run("def f(xs): return -xs[0] / xs[1]", code, statement) == ("right", "")
@@ -244,46 +221,7 @@ def test_verdicts_say_why(rung):
 
 # ------------------------------------------------------------------------ hostile programs
 
-_ALIKE = "def __eq__(self, o): return True\n    def __ne__(self, o): return False\n    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__\n    def __hash__(self): return 3"
-_ORDER = f"class A({{}}):\n    {_ALIKE}\ndef f(x): return A({{}})"
-HOSTILE = {
-    "equal object": _ORDER.format("", ""),
-    "equal int": _ORDER.format("int", "5"),
-    "equal float": _ORDER.format("float", "5"),
-    "equal str": _ORDER.format("str", "'5'"),
-    "equal list": _ORDER.format("list", "[5]"),
-    "equal dict": _ORDER.format("dict", "{5: 5}"),
-    "equal class": "class M(type):\n    " + _ALIKE + "\nclass A(metaclass=M): pass\ndef f(x): return A",
-    "builtins": "import builtins\nfor n in 'abs all any len sorted isinstance print type'.split(): setattr(builtins, n, lambda *a: True)\ndef f(x): return 5",
-    "standard library": "import math, sys\nmath.isclose = lambda *a, **k: True\nsys.modules['math'] = sys.modules['wire'] = None\ndef f(x): return 5",
-    "own judge": "import sys\nfor n, m in list(sys.modules.items()):\n    if n.startswith('inside'):\n        for k in list(vars(m)):\n            if not k.startswith('__'): setattr(m, k, lambda *a: 0)\ndef f(x): return 5",
-    "exits in the call": "import sys\ndef f(x): sys.exit(0)",
-    "exits hard in the call": "import os\ndef f(x): os._exit(0)",
-    "exits while loading": "raise SystemExit(0)",
-    "exits hard while loading": "import os\nos._exit(0)",
-    "at exit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise KeyboardInterrupt",
-    "kills itself": "import os\ndef f(x): os.kill(os.getpid(), 9)",
-    "kills the rest": "import os\ndef f(x):\n    try: os.kill(-1, 9)\n    except OSError: pass\n    try: os.kill(os.getppid(), 9)\n    except OSError: pass\n    return 5",
-    "closes the channel": "import os\nos.close(3)\nimport time; time.sleep(9)",
-    "forged frames": "import os\nos.write(3, b'\\x01\\0\\0\\0N' * 9)\ndef f(x): return 5",
-    "noise": "import os\nos.write(3, os.urandom(99999))\nimport time; time.sleep(9)",
-    "endless noise": "import os\nwhile True: os.write(3, bytes(99999))",
-    "huge frame": "import os\nos.write(3, b'\\xff' * 9)\ndef f(x): return 5",
-    "huge reply": "def f(x): return 'x' * (17 * 2**20)",
-    "deep reply": "def f(x):\n    y = x\n    for _ in range(10**5): y = [y]\n    return y",
-    "own reply": "def f(x):\n    y = [x]\n    y.append(y)\n    return y",
-    "endless reply": "def f(x):\n    while True: yield x",
-    "calls back": "import os\nfrom inside import wire\ndef f(x):\n    d = wire.encode(('call', 0, [], {}), None)\n    os.write(3, len(d).to_bytes(4, 'little') + d)\n    return 5",
-    "says garbage": "import os\nfrom inside import wire\ndef f(x):\n    for m in (('value',), ('error', [[]], [[]]), ('error', ['SystemExit', 'GeneratorExit'], [0])):\n        d = wire.encode(m, None)\n        os.write(3, len(d).to_bytes(4, 'little') + d)\n    return 5",
-    "a child holds the channel": "import os, time\nif os.fork(): os._exit(0)\ntime.sleep(9)",
-    "assertion": "def f(x): raise AssertionError('right')",
-    "system exit by name": "class SystemExit(Exception): pass\ndef f(x): raise SystemExit(0)",
-    "exits as the tests would": "import os\ndef f(x): os._exit(97)",
-    "says that the tests are broken": "import os\ndef f(x): os._exit(98)",
-    "replaces itself": "import os\ndef f(x): os.execv('/bin/true', ['true'])",
-    "frames": "import sys\ndef f(x):\n    g = sys._getframe()\n    while g:\n        for v in list(g.f_locals.values()) + list(g.f_globals.values()):\n            if isinstance(v, str) and 'assert' in v: os._exit(0)\n        g = g.f_back\n    return 5",
-    "deletes itself": "def f(x):\n    global f\n    del f\n    return 5",
-}  # fmt: skip
+HOSTILE = programs("functions_hostile_python.txt")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -316,38 +254,10 @@ def test_the_tests_are_nowhere_to_be_found(rung):
     """The program reads all of its memory, of its files, and of other processes where it can."""
     if rung == "rlimits":
         pytest.skip("rlimits alone do not promise this")
-    search = """
-import gc, os, sys
-def f(x):
-    needle = ("-41-" "plugh").encode()[::-1]
-    def has(data): return needle[::-1] in data
-    found = []
-    for pid in [p for p in os.listdir("/proc") if p.isdigit()]:
-        try:
-            maps = open(f"/proc/{pid}/maps").read().splitlines()
-            memory = open(f"/proc/{pid}/mem", "rb", 0)
-        except OSError:
-            continue
-        for line in maps:
-            start, end = (int(part, 16) for part in line.split()[0].split("-"))
-            try:
-                memory.seek(start)
-                data = memory.read(end - start)
-            except (OSError, ValueError, OverflowError):
-                continue
-            # Its own source says the two halves as one constant, once.
-            if b"xyzzy" + needle[::-1] in data: found.append(line)
-    for top in ("/program", "/tmp", "/inside", "/dev/shm", "/proc/self/fd", "/proc/1"):
-        for folder, _, names in os.walk(top):
-            for name in names:
-                path = os.path.join(folder, name)
-                if os.path.isfile(path) and has(open(path, "rb").read()) and name != "main.py":
-                    found.append(path)
-    if any(isinstance(o, str) and o.startswith("xyz") and len(o) > 9 for o in gc.get_objects()):
-        found.append("gc")
-    return found or len(maps)
-""".replace("open(path, \"rb\").read())", "read(path))").replace("import gc", "def read(path):\n    try: return open(path, 'rb').read(1 << 24)\n    except OSError: return b''\nimport gc", 1)  # fmt: skip
-    code = f"expected = {SECRET!r}\nx = f(3)\nassert type(x) is int and x > 5, x\nassert expected"
+    search = (Path(__file__).parent / "functions_search.txt").read_text()
+    code = (
+        f"expected = {SECRET!r}\nx = f(3)\nassert type(x) is int and x > 10**6, x\nassert expected"
+    )
     assert run(search, code) == ("right", "")
     # The search finds what there is to find.
     assert run(f"SEEN = {SECRET!r}\n" + search, code) == (
@@ -359,22 +269,7 @@ def f(x):
 # ------------------------------------------------------------------------------------- C++
 
 CPP_CODE = "#undef NDEBUG\n#include <assert.h>\nint main() {\n    assert(f(3) == 4);\n}\n"
-HOSTILE_CPP = {
-    "operator": "struct A {}; bool operator==(A, int) { return true; }\nA f(int) { return {}; }",
-    "conversion": "struct A { template <class T> operator T() const { return T(4); } };\nA f(int) { return {}; }",
-    "own assert": 'extern "C" void __assert_fail(const char*, const char*, unsigned, const char*) noexcept { _exit(0); }\n#define assert(x)\nint f(int) { return 5; }',
-    "macros": "#define return return 0 *\n#define if while\n#define tests\n#define throw\nint f(int) { return 5; }",
-    "swallows main": "#undef main\n#define main other\nint main() { return 0; }\nint f(int) { return 5; }",
-    "exits before main": "struct A { A() { exit(0); } } a;\nint f(int) { return 5; }",
-    "exits in the call": "int f(int) { _exit(0); }",
-    "at exit": "void g() { _exit(0); }\nint f(int) { atexit(g); abort(); }",
-    "signals": "#include <signal.h>\nvoid g(int) { _exit(0); }\nint f(int) { signal(SIGABRT, g); abort(); }",
-    "forges": "int f(int) { char x[99] = {}; ::send(3, x, 99, 0); return 5; }",
-    "specialises": "namespace tramontane { template <> void put<int>(bytes& out, const int&) { out += std::string(1 << 20, 'x'); } }\nint f(int) { return 5; }",
-    "closes": "int f(int) { close(3); while (true); }",
-    "throws": "int f(int) { throw 4; }",
-    "forges a signature": 'void g() asm("_ZN10tramontane8exportedILi0E4evilJiEEEbPFT0_DpT1_E");\nvoid g() {}\nint f(int) { g(); return 5; }',
-}  # fmt: skip
+HOSTILE_CPP = programs("functions_hostile_cpp.txt")
 
 
 @needs_gpp
@@ -409,13 +304,19 @@ map<string, vector<bool>> many(const vector<pair<int, double>>& a, string_view b
     for (auto [x, y] : a) out[string(b) + c + to_string(x)].push_back(y > 0);
     return out;
 }
-void change(vector<vector<int>>& grid, string& s, long long& n) { grid[0].push_back(7); s += "!"; ++n; }
+void change(vector<vector<int>>& grid, string& s, long long& n) {
+    grid[0].push_back(7);
+    s += "!";
+    ++n;
+}
 template <class T> T twice(T x) { return x + x; }
 int over(int x) { return 1; }
 int over(double x) { return 2; }
 tuple<int, array<char, 2>, optional<unordered_set<int>>> some() { return {1, {'a', 'b'}, {{3}}}; }
 const string& named() { static string s = "name"; return s; }
-deque<set<int, greater<int>>> sets(list<complex<double>> l) { return {{1, 2}, {(int)l.back().imag()}}; }
+deque<set<int, greater<int>>> sets(list<complex<double>> l) {
+    return {{1, 2}, {(int)l.back().imag()}};
+}
 int fails(int x) { vector<int> v; return v.at(x); }
 """
     statement = "double twice(double x);\n\nint over(double x) {\n"
