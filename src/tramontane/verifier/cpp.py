@@ -148,8 +148,21 @@ def program_source(program: str, names: list[str], statement: str) -> str:
 
 
 def telling_signatures(compiler: list[str]) -> list[str]:
-    """A command that compiles, and prints the signatures of what is exported."""
-    script = '"$@" && nm -C "$0" | grep "tramontane::exported<"'
+    """A command that compiles, and prints the signatures of what is exported.
+
+    All of the library stands before the program, since that is compiled already. A program in
+    which `count`, say, is then ambiguous may still be right: again with little of it.
+    """
+    script = """
+    if ! said=$("$@" 2>&1)
+    then
+        case $said in
+        *" is ambiguous"* | *" redeclared as "*) "$@" -DTRAMONTANE_LEAN || exit 1 ;;
+        *) echo "$said" >&2; exit 1 ;;
+        esac
+    fi
+    nm -C "$0" | grep "tramontane::exported<"
+    """
     return ["/bin/sh", "-c", script, "{box}/main", *compiler]
 
 

@@ -374,7 +374,9 @@ def _quote(text: str) -> str:
 def precompiled(flags: tuple[str, ...]) -> Path | None:
     """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
-    key = hashlib.sha256(repr((flags, version, os.uname().machine)).encode()).hexdigest()[:16]
+    beside = "#include_next <bits/stdc++.h>\n"  # for a program that includes it a second time
+    kind = (flags, version, os.uname().machine, beside)
+    key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "tramontane" / f"headers-{key}"
     if folder.is_dir():
@@ -382,6 +384,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     (made / "bits").mkdir()
+    (made / "bits" / "stdc++.h").write_text(beside)
     (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
     target = str(made / "bits" / "stdc++.h.gch")
     command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import builtins
 import marshal
 import os
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from . import wire
-from .runner import CHANNEL
+from .runner import CHANNEL, write_all
 
 GONE, BROKEN = 97, 98  # how the tests' process says: the program is gone; the tests are broken
 _ONLY_AST = 0x400
@@ -34,7 +33,6 @@ class Peer:
     """One end of the channel: asks the other, and answers what it asks meanwhile."""
 
     def __init__(self) -> None:
-        self.channel = socket.socket(fileno=CHANNEL)
         self.objects: list[Any] = []  # all that were told of stay alive
         self.numbers: dict[int, int] = {}  # by id
 
@@ -42,8 +40,9 @@ class Peer:
         data = wire.encode(message, self.refer)
         if len(data) > wire.FRAME_BYTES:
             raise wire.Garbage(f"a value of more than {wire.FRAME_BYTES >> 20} MB")
+        data = len(data).to_bytes(4, "little") + data
         try:
-            self.channel.sendall(len(data).to_bytes(4, "little") + data)
+            write_all(CHANNEL, data)
         except OSError:
             self.lost()
 
@@ -57,7 +56,7 @@ class Peer:
         parts = []
         while size:
             try:
-                part = self.channel.recv(min(size, 1 << 20))
+                part = os.read(CHANNEL, min(size, 1 << 20))  # no `socket`: slow to import
             except OSError:
                 part = b""
             if not part:

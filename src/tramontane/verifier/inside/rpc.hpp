@@ -1,12 +1,35 @@
 // Calls of C++ functions from another process, by plain values, each as its static type says.
 // Before the program's text and before the tests': nothing they define can change what is here.
+#ifndef TRAMONTANE_LEAN
 #include <bits/stdc++.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#else  // for a program whose names are ambiguous beside the whole library
+#include <array>
+#include <complex>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+#endif
 
 namespace tramontane {
 
-constexpr int channel = 3, gone = 97;
+// The system's, under names that no program has.
+long system_send(int, const void*, std::size_t, int) asm("send");
+long system_receive(int, void*, std::size_t, int) asm("recv");
+long system_write(int, const void*, std::size_t) asm("write");
+[[noreturn]] void system_exit(int) asm("_exit");
+
+constexpr int channel = 3, gone = 97, no_signal = 0x4000;  // MSG_NOSIGNAL
 constexpr std::size_t frame_bytes = 16 << 20;
 using bytes = std::string;
 
@@ -148,7 +171,7 @@ inline bool send(const bytes& data) {
     bytes frame(reinterpret_cast<const char*>(&size), sizeof size);
     frame += data;
     for (std::size_t sent = 0; sent < frame.size();) {
-        auto n = ::send(channel, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
+        auto n = system_send(channel, frame.data() + sent, frame.size() - sent, no_signal);
         if (n <= 0) return false;
         sent += n;
     }
@@ -157,7 +180,7 @@ inline bool send(const bytes& data) {
 
 inline bool receive(char* to, std::size_t size) {
     while (size) {
-        auto n = ::recv(channel, to, size, 0);
+        auto n = system_receive(channel, to, size, 0);
         if (n <= 0) return false;
         to += n;
         size -= n;
@@ -257,8 +280,8 @@ inline int serve() {
 // ---------------------------------------------------------------------- the tests' process
 
 [[noreturn]] inline void leave(int code, const char* what) {
-    std::ignore = ::write(2, what, std::strlen(what));
-    ::_exit(code);
+    system_write(2, what, std::strlen(what));
+    system_exit(code);
 }
 
 template <class A> void put_held(bytes& out, const std::remove_reference_t<A>& value) {
