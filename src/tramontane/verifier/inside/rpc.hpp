@@ -23,10 +23,10 @@
 
 namespace tramontane {
 
-// The system's, under names that no program has.
-long system_send(int, const void*, std::size_t, int) asm("send");
-long system_receive(int, void*, std::size_t, int) asm("recv");
-long system_write(int, const void*, std::size_t) asm("write");
+// The system's, by symbols that no variable of a program has.
+long system_send(int, const void*, std::size_t, int) asm("__send");
+long system_read(int, void*, std::size_t) asm("__read");
+long system_write(int, const void*, std::size_t) asm("__write");
 [[noreturn]] void system_exit(int) asm("_exit");
 
 constexpr int channel = 3, gone = 97, no_signal = 0x4000;  // MSG_NOSIGNAL
@@ -180,7 +180,7 @@ inline bool send(const bytes& data) {
 
 inline bool receive(char* to, std::size_t size) {
     while (size) {
-        auto n = system_receive(channel, to, size, 0);
+        auto n = system_read(channel, to, size);
         if (n <= 0) return false;
         to += n;
         size -= n;
