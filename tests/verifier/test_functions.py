@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 import shutil
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import cpp, sandbox
-from tramontane.verifier.code import judge
+from tramontane.verifier.code import judge, time_limit
 from tramontane.verifier.inside import remote, wire
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -109,8 +110,7 @@ def test_plain_values_arrive_as_they_were(value):
     assert same(travelled(value), value)
 
 
-@given(st.binary(max_size=200))
-def test_other_bytes_are_garbage_or_plain(data):
+def garbage_or_plain(data):
     try:
         value = wire.decode(data, lambda *_: None)
     except wire.Garbage:
@@ -118,12 +118,17 @@ def test_other_bytes_are_garbage_or_plain(data):
     wire.encode(value, no_reference)  # only what could have been sent
 
 
+@given(st.binary(max_size=200))
+def test_other_bytes_are_garbage_or_plain(data):
+    garbage_or_plain(data)
+
+
 @given(plain, st.data())
 def test_damaged_values_are_garbage_or_plain(value, draw):
     data = bytearray(wire.encode(value, no_reference))
     for _ in range(3):
         data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
-    test_other_bytes_are_garbage_or_plain.hypothesis.inner_test(bytes(data))
+    garbage_or_plain(bytes(data))
 
 
 def test_subclasses_travel_as_what_they_extend():
@@ -340,6 +345,37 @@ int main() {
 
 
 @needs_gpp
+def test_cpp_finds_no_tests():
+    if sandbox.probe() == "rlimits":
+        pytest.skip("rlimits alone do not promise this")
+    program = """
+#include <bits/stdc++.h>
+using namespace std;
+bool has(const string& path) {
+    ifstream file(path, ios::binary);
+    string text((istreambuf_iterator<char>(file)), {}), needle("hgulp-14-yzzyx");
+    reverse(needle.begin(), needle.end());
+    return text.find(needle) != string::npos;
+}
+vector<string> f() {
+    vector<string> found;
+    for (auto root : {"/program", "/tmp", "/inside", "/proc/self"})
+        for (auto it = filesystem::recursive_directory_iterator(root,
+                 filesystem::directory_options::skip_permission_denied);
+             it != filesystem::recursive_directory_iterator(); ++it) {
+            error_code error;
+            if (it->is_regular_file(error) && !error && has(it->path())) found.push_back(it->path());
+        }
+    if (has("/proc/self/exe")) found.push_back("itself");
+    return found;
+}
+"""
+    code = f'#include <assert.h>\nint main() {{\n    assert(f().empty());\n    string s = "{SECRET}";\n}}'
+    assert run(program, code, tag="cpp") == ("right", "")
+    assert run(f"// {SECRET}\n" + program, code, tag="cpp")[1].startswith("assertion failed")
+
+
+@needs_gpp
 def test_cpp_reasons():
     pointer = "int f(int* a) { return 4; }"
     asked, not_asked = "Write it.\n\nint f(int* a) {\n", "Write it.\n\nint f(int a) {\n"
@@ -379,6 +415,33 @@ def test_only_types_of_the_standard_library_reach_the_tests():
     assert told(f"{string} const&, char const*, int&") == (string, ["char const*", "int&"])
     for bad in ("evil", "int); int main(", "int*", "std::function<int ()>", 'int"', "char const*"):
         assert isinstance(told(f"{bad}, int"), str), bad
+
+
+@needs_gpp
+def test_cpp_names_of_the_library():
+    """All of the library stands before the program: names of what it did not include are free."""
+    program = "using namespace std;\nint count, left, write;\nint f(int x) { return x + 1; }"
+    using = program.replace("return", "return count +")
+    assert run(using, CPP_CODE, tag="cpp") == ("right", "")
+    twice = "#include <bits/stdc++.h>\nint g;\n#include <bits/stdc++.h>\n"
+    assert run(twice + "int f(int x) { return x + 1; }", CPP_CODE, tag="cpp") == ("right", "")
+
+
+def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
+    rung = sandbox.probe()
+    if rung == "rlimits" or os.geteuid() != 0:
+        pytest.skip("needs root and a sandbox")
+    (tmp_path / "main.py").write_text("import os\nprint(os.getuid())")
+    job = sandbox.Job(tmp_path, [b""], 5.0, 300, source="main.py")
+    with sandbox.Execution(job, rung) as one, sandbox.Execution(job, rung) as two:
+        assert next(one).output != next(two).output
+
+
+def test_time_limit_covers_both_compilers():
+    def limit(kind):
+        return time_limit(Problem("p", "code", "", tests={"type": kind, "code": ""}), CONFIG)
+
+    assert limit("cpp_assert") - limit("python_assert") == sandbox.COMPILE_SECONDS
 
 
 # ---------------------------------------------------------------------------- real problems
