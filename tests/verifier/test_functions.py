@@ -359,18 +359,14 @@ bool has(const string& path) {
 }
 vector<string> f() {
     vector<string> found;
-    for (auto root : {"/program", "/tmp", "/inside", "/proc/self"})
-        for (auto it = filesystem::recursive_directory_iterator(root,
-                 filesystem::directory_options::skip_permission_denied);
-             it != filesystem::recursive_directory_iterator(); ++it) {
-            error_code error;
-            if (it->is_regular_file(error) && !error && has(it->path())) found.push_back(it->path());
-        }
+    for (auto root : {"/program", "/tmp", "/inside"})
+        for (auto& file : filesystem::recursive_directory_iterator(root))
+            if (file.is_regular_file() && has(file.path())) found.push_back(file.path());
     if (has("/proc/self/exe")) found.push_back("itself");
     return found;
 }
 """
-    code = f'#include <assert.h>\nint main() {{\n    assert(f().empty());\n    string s = "{SECRET}";\n}}'
+    code = CPP_CODE.replace("f(3) == 4", f'f().empty() && "{SECRET}"')
     assert run(program, code, tag="cpp") == ("right", "")
     assert run(f"// {SECRET}\n" + program, code, tag="cpp")[1].startswith("assertion failed")
 
