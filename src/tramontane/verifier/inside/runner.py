@@ -239,7 +239,7 @@ def execute(command: list[str]) -> int:
 
 
 def python(path: str, settings: dict[str, Any]) -> int:
-    """What a test in Python does."""
+    """What a test in Python does: run a program, or one half of a function test."""
     if settings["channel"] is None:
         return run_python(path)
     from . import remote
@@ -252,7 +252,7 @@ def python(path: str, settings: dict[str, Any]) -> int:
 def run_python(path: str, then: Callable[[ModuleType], None] | None = None) -> int:
     """Like `python path`, in a process that is up already; the exit code.
 
-    With `then` as an import, and `then(module)` follows.
+    With `then`, like importing it: the module goes to `then` when it is loaded.
     """
     with open(path, "rb") as file:
         source = file.read()
