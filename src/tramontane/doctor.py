@@ -51,29 +51,32 @@ def _devices() -> list[Finding]:
     return found
 
 
+_MEND = {
+    "bubblewrap": "the fastest: install it (apt-get install bubblewrap); in a container it needs "
+    "--security-opt seccomp=unconfined, or --privileged",
+    "namespaces": "needs util-linux (unshare, mount, chroot, setpriv), and root with the right to "
+    "mount, or user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+    "kernel.apparmor_restrict_unprivileged_userns=0)",
+    "landlock": "needs Linux 6.2 with Landlock among its security modules (lsm=landlock,...)",
+}
+
+
 def _sandbox() -> list[Finding]:
     from tramontane.verifier import sandbox
 
     with warnings.catch_warnings():  # said below, at length
         warnings.simplefilter("ignore", RuntimeWarning)
-        rung = sandbox.probe()
-    bubblewrap = sandbox.why_not("bubblewrap")
-    namespaces = sandbox.why_not("namespaces") if rung == "rlimits" else ""
-    mend = (
-        "code problems are unscorable unless verifier.allow_unsandboxed=true. Install bubblewrap "
-        "(apt-get install bubblewrap) and allow user namespaces (sysctl "
-        "kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0); "
-        "in a container, start it with --security-opt seccomp=unconfined or --privileged. "
-        f"namespaces: {namespaces}"
-    )
-    return [
-        Finding("sandbox", "missing", "none: rlimits alone", mend)
-        if rung == "rlimits"
-        else Finding("sandbox", "ok", rung),
-        Finding("bubblewrap", "optional", bubblewrap, "the fastest sandbox: install bubblewrap")
-        if bubblewrap
-        else Finding("bubblewrap", "ok", "works"),
-    ]
+        used = sandbox.probe()
+    found = [Finding("sandbox", "ok", used)]
+    if used == "rlimits":
+        mend = "code problems are unscorable unless verifier.allow_unsandboxed=true: mend one below"
+        found = [Finding("sandbox", "missing", "none: rlimits alone", mend)]
+    for rung in sandbox.RUNGS[:-1]:
+        remedy, why = _MEND[rung], sandbox.why_not(rung)
+        found.append(
+            Finding(rung, "optional", why, remedy) if why else Finding(rung, "ok", "works")
+        )
+    return found
 
 
 def _tool(name: str, mend: str) -> Finding:

@@ -91,6 +91,7 @@ class VerifierPool:
         self._stats = PoolStats()
         self._closing = False
         self._folder = tempfile.TemporaryDirectory(prefix="tramontane-verifier-")
+        os.chmod(self._folder.name, 0o711)  # programs may run as a user of their own
         self._workers = [_Worker(self, number) for number in range(config.workers)]
         for worker in self._workers:
             worker.thread.start()

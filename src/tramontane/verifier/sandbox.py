@@ -1,10 +1,11 @@
 """Run a program on its inputs in the best sandbox that works here, found by trying once.
 
 The rungs, best first: `bubblewrap`; `namespaces`, the same by `unshare`, `mount` and `setpriv`;
-`rlimits`, which is no sandbox: it bounds accidents, and needs the user's consent. Behind the first
-two a program sees the system's programs and libraries (read only), its own source and a small
-private directory in memory; no network, no other process; it runs as a user that nobody else is,
-with no capability.
+`landlock`, for where no namespaces may be made; `rlimits`, which is no sandbox: it bounds
+accidents, and needs the user's consent. Behind the first three a program reads the system's
+programs and libraries and its own source, and writes to a small private directory; it has no
+network, reaches no other process, gains no capability, and, where we are root, is a user that
+nobody else is.
 
 One sandbox serves all tests of a program (`inside.runner`). The judge outside is told what each
 printed and compares: expected outputs never enter.
@@ -30,9 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tramontane.verifier.inside import runner
+from tramontane.verifier.inside import lockdown, runner
 
-Rung = Literal["bubblewrap", "namespaces", "rlimits"]
+Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
+RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")
 OUTPUT_BYTES = 16 * 1024 * 1024
 BOX_MB = 64  # the private directory
 # Within namespaces only the program is counted; outside, the system counts all of a user's
@@ -51,6 +53,7 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
+_DEVICES = ["null", "zero", "full", "urandom", "random"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 # What is beside the folder `inside` must not shadow the standard library for programs.
 _START = (
@@ -87,18 +90,29 @@ class Ended(NamedTuple):
 @functools.cache
 def probe() -> Rung:
     """The best rung on which a program runs here; tried once a process."""
-    rungs: list[Rung] = ["bubblewrap", "namespaces"]
-    for rung in rungs:
+    for rung in RUNGS[:-1]:
         if sys.platform == "linux" and not why_not(rung):
             return rung
     warnings.warn(
-        "NO SANDBOX: neither bubblewrap nor namespaces work here. Programs that models write are "
-        "run only with verifier.allow_unsandboxed=true, under rlimits alone: they can then read "
-        "your files and use the network. `tramontane doctor` says how to mend it.",
+        "NO SANDBOX: neither bubblewrap nor namespaces nor Landlock work here. Programs that "
+        "models write are run only with verifier.allow_unsandboxed=true, under rlimits alone: "
+        "they can then read your files and use the network. `tramontane doctor` says how to mend "
+        "it.",
         RuntimeWarning,
         stacklevel=2,
     )
     return "rlimits"
+
+
+_PROBE = """
+import os, threading, heapq
+threading.Thread(target=int).start()
+def look(what):
+    try: return what()
+    except OSError: return "hidden"
+power = lambda: [int(x.split()[1], 16) for x in open("/proc/self/status") if x.startswith("CapEff")]
+print(input(), look(power), look(lambda: sum(x.isdigit() for x in os.listdir("/proc"))))
+"""
 
 
 def why_not(rung: Rung) -> str:
@@ -110,17 +124,19 @@ def why_not(rung: Rung) -> str:
         if shutil.which(tool, path=_ENVIRONMENT["PATH"]) is None
     ]:
         return f"{', '.join(missing)} not found"
+    if rung == "landlock":
+        if not lockdown.supported():
+            return f"no table of system calls for {os.uname().machine}"
+        if (version := lockdown.landlock_version()) < lockdown.LANDLOCK_NEEDED:
+            return f"the kernel has Landlock {max(version, 0)}, 3 is needed (Linux 6.2)"
     with tempfile.TemporaryDirectory(prefix="tramontane-probe-") as name:
         folder = Path(name)
-        (folder / "main.py").write_text(
-            "import os, threading, heapq\nthreading.Thread(target=int).start()\n"
-            "power = [x.split()[1] for x in open('/proc/self/status') if x.startswith('CapEff')]\n"
-            "print(input(), int(power[0], 16), sum(x.isdigit() for x in os.listdir('/proc')))\n"
-        )
+        (folder / "main.py").write_text(_PROBE)
         job = Job(folder, [b"in\n"], 5.0, 300, source="main.py")
         with Execution(job, rung) as execution:
             ended = next(execution)
-        if not ended.failure and ended.output != b"in 0 2\n":
+        expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
+        if not ended.failure and ended.output != expected:
             return f"gave {ended.output!r}"
         return ended.failure and f"{ended.failure} {execution.complaint()}".strip()
 
@@ -134,7 +150,7 @@ class Execution(Iterator[Ended]):
 
     def __init__(self, job: Job, rung: Rung) -> None:
         self.job, self.rung = job, rung
-        self.namespaces = rung != "rlimits"
+        self.namespaces = rung in ("bubblewrap", "namespaces")
         self.box = Path("/tmp" if self.namespaces else tempfile.mkdtemp(dir=job.folder))
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
         self._limits: list[tuple[float, int]] = [(job.seconds, job.memory_mb)] * len(job.inputs)
@@ -182,7 +198,9 @@ class Execution(Iterator[Ended]):
         return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        uid = 0x70000000 + os.getpid() if self.namespaces and os.geteuid() == 0 else 0
+        uid = 0x70000000 + os.getpid() if self.rung != "rlimits" and os.geteuid() == 0 else 0
+        if self.rung == "landlock" and uid:
+            os.chown(self.box, uid, uid)
         self.job.folder.chmod(0o755)  # that user must read it
         with tempfile.TemporaryFile() as stdin:
             for block in (self._settings(uid), *self.job.inputs):
@@ -213,9 +231,12 @@ class Execution(Iterator[Ended]):
             for part in self.job.compiler
         ]
         settings = {
-            "uid": uid if self.rung == "bubblewrap" else 0,  # `setpriv` sees to it otherwise
+            "uid": 0 if self.rung == "namespaces" else uid,  # there `setpriv` sees to it
             "namespaces": self.namespaces,
+            "filter": self.rung != "rlimits" and lockdown.supported(),
+            "files": self._in_reach() if self.rung == "landlock" else None,
             "box": str(self.box),
+            "box_bytes": BOX_MB << 20,
             "limits": self._limit(self.job.seconds, self.job.memory_mb),
             "compile": (compiler, self._limit(COMPILE_SECONDS, COMPILE_MB)) if compiler else None,
             "command": [str(self.box / "main")] if compiler else None,
@@ -224,15 +245,23 @@ class Execution(Iterator[Ended]):
         }
         return marshal.dumps(settings)
 
+    def _in_reach(self) -> tuple[list[str], list[str]]:
+        """What Landlock lets a program read, and the devices."""
+        headers = [str(self.job.headers)] if self.job.headers else []
+        system = _readable_paths(own=_interpreter("landlock") == INTERPRETER)
+        readable = [*system, str(self.job.folder), *headers]
+        return readable, [f"/dev/{name}" for name in _DEVICES]
+
     def _limit(self, seconds: float, memory_mb: int) -> dict[str, float]:
-        processes = PROCESSES if self.namespaces and _own_count() else PROCESSES_OUTSIDE
+        alone = self.namespaces or (self.rung == "landlock" and os.geteuid() == 0)
+        processes = PROCESSES if alone and _own_count() else PROCESSES_OUTSIDE
         limits = {"seconds": seconds, "memory_mb": memory_mb, "output_bytes": OUTPUT_BYTES}
         return limits | {"processes": processes}
 
     def _command(self, uid: int) -> list[str]:
         inside = Path(runner.__file__).parent
         start = _START.format(where="/" if self.namespaces else str(inside.parent))
-        command = [INTERPRETER, "-I", "-B", "-c", start]
+        command = [_interpreter(self.rung), "-I", "-B", "-c", start]
         if not self.namespaces:
             return command
         shown = [("/program", str(self.job.folder)), ("/inside", str(inside))]
@@ -261,6 +290,10 @@ class Execution(Iterator[Ended]):
 def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors: bytes) -> str:
     if status == runner.LATE:
         return f"timed out after {seconds:g} s"
+    if status == runner.MEMORY:
+        return f"needed more than {memory_mb} MB"
+    if status == runner.DISK:
+        return f"wrote more than {BOX_MB} MB"
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
         return f"printed more than {OUTPUT_BYTES >> 20} MB"
@@ -275,11 +308,21 @@ def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors:
 # -------------------------------------------------------------------------------- the rungs
 
 
-def _readable_paths() -> list[str]:
-    """What every program may read: the system's programs, and the interpreter."""
+def _interpreter(rung: Rung) -> str:
+    """Ours, unless the user that programs run as cannot reach it, as in root's own folder; a
+    rung that mounts can show it all the same."""
+    if rung != "landlock" or os.geteuid() != 0:
+        return INTERPRETER
+    open_to_all = all(parent.stat().st_mode & 1 for parent in Path(INTERPRETER).resolve().parents)
+    path = _ENVIRONMENT["PATH"]
+    return INTERPRETER if open_to_all else shutil.which("python3", path=path) or INTERPRETER
+
+
+def _readable_paths(own: bool = True) -> list[str]:
+    """What every program may read: the system's programs, and our interpreter."""
     prefix = sys.base_prefix
-    own = [] if prefix.startswith("/usr/") or prefix == "/usr" else [prefix]
-    return [path for path in (*_SYSTEM, *_SETTINGS, *own) if os.path.exists(path)]
+    own = own and not (prefix.startswith("/usr/") or prefix == "/usr")
+    return [path for path in (*_SYSTEM, *_SETTINGS, *[prefix] * own) if os.path.exists(path)]
 
 
 def _bubblewrap(shown: list[tuple[str, str]], uid: int, command: list[str]) -> list[str]:
@@ -315,9 +358,7 @@ def _unshare(shown: list[tuple[str, str]], uid: int, command: list[str]) -> list
     lines += [f"ln -s fd/{n} dev/{name}" for n, name in enumerate(("stdin", "stdout", "stderr"))]
     lines += [f"mount -t tmpfs -o size={BOX_MB}m,mode=777,nosuid,nodev tmpfs tmp"]
     lines += ["mount -t proc -o nosuid,nodev,noexec proc proc"]
-    devices = [
-        (f"/dev/{name}", f"/dev/{name}") for name in ("null", "zero", "full", "urandom", "random")
-    ]
+    devices = [(f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     for inside, outside in [*((p, p) for p in _readable_paths()), *devices, *shown]:
         target = _quote(inside.lstrip("/"))
         if os.path.islink(outside) and outside in _SYSTEM:
@@ -348,10 +389,12 @@ def _quote(text: str) -> str:
 
 @functools.cache
 def precompiled(flags: tuple[str, ...]) -> Path | None:
-    """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache."""
+    """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache:
+    the user's; root's is the system's, since programs run as another user."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
     key = hashlib.sha256(repr((flags, version, os.uname().machine)).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path("/var/cache" if os.geteuid() == 0 else users)
     folder = cache / "tramontane" / f"headers-{key}"
     if folder.is_dir():
         return folder

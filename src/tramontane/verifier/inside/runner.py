@@ -15,14 +15,19 @@ import select
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-RECORD = struct.Struct("!iII")  # wait status (LATE: killed for time), bytes of output, of errors
-LATE = -1
+from . import lockdown
+
+RECORD = struct.Struct("!iII")  # wait status or one of these, bytes of output, of errors
+LATE, MEMORY, DISK = -1, -2, -3  # killed for its time, its memory, its files
 ERROR_BYTES = 4000
-_PDEATHSIG, _DUMPABLE, _NO_NEW_PRIVS, _SUBREAPER = 1, 4, 38, 36
+_PDEATHSIG, _DUMPABLE, _SUBREAPER = 1, 4, 36
+_GLANCE_SECONDS = 0.05  # between looks at what a test uses
+_FILES = 20_000
 
 
 def main() -> None:
@@ -76,7 +81,7 @@ def confine(settings: dict[str, Any]) -> None:
         # After the change of user, which undoes the first two.
         prctl(_PDEATHSIG, signal.SIGKILL)
         prctl(_DUMPABLE, 0)
-        prctl(_NO_NEW_PRIVS, 1)
+        prctl(lockdown.NO_NEW_PRIVS, 1)
         prctl(_SUBREAPER, 1)
 
 
@@ -90,6 +95,7 @@ class Test:
     def __init__(self, settings: dict[str, Any], limits: dict[str, float], number: int) -> None:
         self.settings, self.limits = settings, limits
         self.home = os.path.join(settings["box"], f"home{number}")
+        self.writable = settings["box"] if number < 0 else self.home  # the compiler's goes there
 
     def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
         os.mkdir(self.home)
@@ -99,13 +105,24 @@ class Test:
         pid = os.fork()
         if pid == 0:
             self._child(files, action)
-        in_time, status = wait(pid, self.limits["seconds"])
+        status = wait(pid, self.limits["seconds"], self._excess)
         kill_rest(pid, self.settings["namespaces"])
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
         for descriptor in files:
             os.close(descriptor)
-        remove(self.home)
-        return status if in_time else LATE, output, errors[-ERROR_BYTES:]
+        empty(self.settings["box"], keep=self.settings["command"])
+        return status, output, errors[-ERROR_BYTES:]
+
+    def _excess(self) -> int:
+        """MEMORY or DISK if the test as a whole uses too much; each process's own limit is the
+        system's to keep."""
+        pids = descendants(self.settings["namespaces"])
+        if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
+            return MEMORY
+        # In namespaces it is a file system of that size.
+        if not self.settings["namespaces"] and size_of(self.home) > self.settings["box_bytes"]:
+            return DISK
+        return 0
 
     def _child(self, files: list[int], action: Callable[[], int]) -> None:
         code = 1
@@ -119,7 +136,15 @@ class Test:
             os.chdir(self.home)
             os.environ["HOME"] = os.environ["TMPDIR"] = self.home
             restrict(self.limits)
+            if self.settings["files"] is not None:
+                readable, devices = self.settings["files"]
+                lockdown.hide_files(readable, devices, self.writable)
+            if self.settings["filter"]:
+                # A linker makes its output executable.
+                lockdown.filter_calls(self.settings["namespaces"] or self.writable != self.home)
             code = action()
+        except BaseException:  # of ours: the program's own are shown where it runs
+            show()
         finally:
             os._exit(code)
 
@@ -158,25 +183,78 @@ def restrict(limits: dict[str, float]) -> None:
         resource.setrlimit(which, (amount, amount))
 
 
-def wait(pid: int, seconds: float) -> tuple[bool, int]:
-    """Whether the child ended in time, and its wait status; a late one is killed."""
-    in_time = True
+def wait(pid: int, seconds: float, excess: Callable[[], int]) -> int:
+    """The child's wait status, or why it was killed: LATE, or what `excess` says."""
+    end = time.monotonic() + seconds
+    why = 0
+    while not why and not ended(pid, min(_GLANCE_SECONDS, end - time.monotonic())):
+        why = LATE if time.monotonic() >= end else excess()
+    if why:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    return why or status
+
+
+def ended(pid: int, seconds: float) -> bool:
     if hasattr(os, "pidfd_open"):
         descriptor = os.pidfd_open(pid)
-        in_time = bool(select.select([descriptor], [], [], seconds)[0])
+        readable = select.select([descriptor], [], [], max(seconds, 0))[0]
         os.close(descriptor)
-    else:
-        import time
+        return bool(readable)
+    time.sleep(min(max(seconds, 0), 0.002))  # elsewhere than on Linux
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-        end = time.monotonic() + seconds
-        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            if time.monotonic() > end:
-                in_time = False
-                break
-            time.sleep(0.002)
-    if not in_time:
-        os.kill(pid, signal.SIGKILL)
-    return in_time, os.waitpid(pid, 0)[1]
+
+def descendants(namespaces: bool) -> list[str]:
+    """Process ids of the running test; none where the system does not tell."""
+    if namespaces and os.getpid() == 1:
+        return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    found: list[str] = []
+    left = [str(os.getpid())]
+    while left:
+        try:
+            with open(f"/proc/{left[0]}/task/{left.pop(0)}/children") as file:
+                children = file.read().split()
+        except OSError:  # ended meanwhile
+            continue
+        found += children
+        left += children
+    return found
+
+
+def memory_of(pids: list[str]) -> int:
+    """Bytes that are theirs; pages that forked processes share are shared out among them, or, of
+    a process that hides itself, counted in full."""
+    total = 0
+    for pid in pids:
+        try:
+            try:
+                with open(f"/proc/{pid}/smaps_rollup") as file:
+                    total += sum(int(x.split()[1]) for x in file if x.startswith("Pss_Anon")) << 10
+            except PermissionError:
+                with open(f"/proc/{pid}/statm") as file:
+                    _, resident, shared, *_ = map(int, file.read().split())
+                total += (resident - shared) * resource.getpagesize()
+        except OSError:  # ended meanwhile
+            continue
+    return total
+
+
+def size_of(folder: str) -> int:
+    """Bytes of the files under a folder, a file at least a block; more than `_FILES` are not
+    counted to the end."""
+    total, seen, left = 0, 0, [folder]
+    while left and seen < _FILES:
+        try:
+            entries = list(os.scandir(left.pop()))
+            for entry in entries:
+                seen += 1
+                total += max(entry.stat(follow_symlinks=False).st_blocks * 512, 4096)
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+        except OSError:  # removed meanwhile
+            continue
+    return total
 
 
 def kill_rest(group: int, namespaces: bool) -> None:
@@ -214,13 +292,20 @@ def reap() -> bool:
     return True
 
 
-def remove(home: str) -> None:
-    try:
-        os.rmdir(home)
-    except OSError:  # not empty
-        import shutil
+def empty(box: str, keep: list[str] | None) -> None:
+    """Leave nothing of a test to the next but the compiled program, if any."""
+    for entry in os.scandir(box):
+        if keep and entry.path == keep[0]:
+            continue
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                os.rmdir(entry)
+            else:
+                os.unlink(entry)
+        except OSError:  # not empty
+            import shutil
 
-        shutil.rmtree(home, ignore_errors=True)
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------ in the test

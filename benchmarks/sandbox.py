@@ -1,0 +1,82 @@
+"""What a sandboxed program costs: 20 quick tests, on every rung that works here.
+
+    python benchmarks/sandbox.py [REPEATS]
+
+Prints milliseconds of processor time (all processes of the sandbox) and of the clock, median and
+range, for Python, for C++, and for C++ without its compilation; writes sandbox.json beside this
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
+from tramontane.verifier import code, sandbox
+
+CASES = [{"input": f"{n} 1\n", "output": f"{n + 1}\n"} for n in range(20)]
+SUM = Problem("sum", "code", "Add.", tests={"type": "stdio", "cases": CASES})
+PYTHON = "print(sum(map(int, input().split())))"
+CPP = "#include <bits/stdc++.h>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b; }"
+
+
+def processor() -> float:
+    """Seconds of this process and of all that it has waited for."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(use.ru_utime + use.ru_stime for use in both)
+
+
+def once(program: str, language: str, rung: sandbox.Rung, tests: int) -> tuple[float, float]:
+    """Milliseconds of the processor and of the clock."""
+    config = VerifierConfig(allow_unsandboxed=True)
+    cases = code.draw_tests(SUM, 20)[:tests]
+    used, started = processor(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        job = code._job(program, language, cases, config, Path(folder))
+        with sandbox.Execution(job, rung) as runs:
+            if language == "cpp":
+                assert not next(runs).failure
+            outputs = [run.output.split() for run in runs]
+            assert outputs == [[str(n + 1).encode()] for n in range(tests)]
+            runs._process.wait()  # what is killed before it ends is not counted
+    return 1000 * (processor() - used), 1000 * (time.perf_counter() - started)
+
+
+def main() -> None:
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    results = {}
+    print("milliseconds, median (least to most), 20 tests")
+    for rung in sandbox.RUNGS:
+        if rung != "rlimits" and (why := sandbox.why_not(rung)):
+            print(f"{rung}: does not work here: {why}")
+            continue
+        once(CPP, "cpp", rung, 0)  # the precompiled header
+        runs = {
+            "Python": [once(PYTHON, "python", rung, 20) for _ in range(repeats)],
+            "C++": [once(CPP, "cpp", rung, 20) for _ in range(repeats)],
+        }
+        compiling = [once(CPP, "cpp", rung, 0) for _ in range(repeats)]
+        base = [statistics.median(column) for column in zip(*compiling, strict=True)]
+        runs["C++, compiled"] = [(p - base[0], c - base[1]) for p, c in runs["C++"]]
+        for name, pairs in runs.items():
+            row = {}
+            for column, values in zip(
+                ("processor", "clock"), zip(*pairs, strict=True), strict=True
+            ):
+                spread = (statistics.median(values), min(values), max(values))
+                row[column] = [round(x, 1) for x in spread]
+            results[f"{rung}, {name}"] = row
+            cells = (f"{c} {m:4.0f} ({a:.0f} to {b:.0f})" for c, (m, a, b) in row.items())
+            print(f"{rung:10}  {name:13} ", "   ".join(cells))
+    Path(__file__).with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
