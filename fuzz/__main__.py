@@ -13,13 +13,11 @@ import hashlib
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
 
 from fuzz.vocabulary import TOKENS
 
@@ -29,10 +27,6 @@ MAX_BYTES = 8000
 HANG_SECONDS = 60  # wall clock; what runs in Python is stopped at its target's own limit
 MEMORY_MB = 512
 RESTARTS = 20  # of a target whose process a finding ends
-
-
-class Late(BaseException):
-    """An input took longer than its target allows; no `except Exception` may hide it."""
 
 
 def main() -> int:
@@ -105,35 +99,29 @@ def fuzz(name: str, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["tramontane", "math_verify"]):
-        from fuzz.parsers import TARGETS, split
+        from fuzz.parsers import TARGETS, Late, run
         from tramontane.verifier import language, math
     math.warm_up()
     language.warm_up()
     target = TARGETS[name]
     slowest = 0.05
 
-    def late(signum: int, frame: FrameType | None) -> None:
-        raise Late(f"more than {target.seconds:g} s of processor time")
-
     def one(data: bytes) -> None:
         nonlocal slowest
-        texts = split(data.decode(errors="replace"), target.texts)
+        text = data.decode(errors="replace")
         started = time.process_time()
-        signal.setitimer(signal.ITIMER_VIRTUAL, target.seconds)
         try:
-            target.check(*texts)
+            run(target, text)
         except (Exception, Late) as error:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             frames = traceback.extract_tb(error.__traceback__)
             ours = [f for f in frames if "/tramontane/" in f.filename or "parsers.py" in f.filename]
             place = " ".join(f"{f.name}:{f.lineno}" for f in ours)
             what = f"{type(error).__name__} {'' if isinstance(error, Late) else place}"
             record(name, data, traceback.format_exc(limit=-8), what)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         took = time.process_time() - started
         if took > slowest:
             slowest = took
-            (BUILD / f"{name}.slowest").write_text(f"{took:.2f} {texts!r}\n", errors="replace")
+            (BUILD / f"{name}.slowest").write_text(f"{took:.2f} {text!r}\n", errors="replace")
 
     corpus = BUILD / name
     corpus.mkdir(parents=True, exist_ok=True)
@@ -143,7 +131,6 @@ def fuzz(name: str, seconds: int) -> None:
     words = BUILD / "tokens.dict"
     escaped = ("".join(map("\\x{:02x}".format, token.encode())) for token in TOKENS)
     words.write_text("".join(f'"{token}"\n' for token in escaped))
-    signal.signal(signal.SIGVTALRM, late)
     options = [
         f"-max_total_time={seconds}", f"-max_len={MAX_BYTES}", f"-dict={words}",
         f"-timeout={HANG_SECONDS}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1",

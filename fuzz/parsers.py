@@ -13,13 +13,15 @@ import json
 import os
 import random
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
-from fuzz.vocabulary import ANSWERS, PART, RESPONSES, ROWS
+from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
 from tramontane.config import PlaygroundConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
@@ -181,6 +183,20 @@ def check_row(text: str) -> None:
     json.dumps({"id": problem.id}, ensure_ascii=False).encode()
 
 
+def check_odd_row(text: str) -> None:
+    """A row of the right fields with the wrong kinds of values; each character chooses one."""
+    choices = [ODD_VALUES[ord(c) % len(ODD_VALUES)] for c in text[:12].ljust(12)]
+    tests = dict(zip(("cases", "checker", "float_tolerance", "code"), choices, strict=False))
+    tests["type"] = ("stdio", "python_assert", choices[4])[len(text) % 3]
+    row = dict(zip(_FIELDS, choices[4:], strict=True))
+    row["domain"] = ("math", "code", choices[5])[text.count("a") % 3]
+    row["tests"] = (tests, json.dumps(tests), choices[6])[text.count("b") % 3]
+    for good in ({}, {"id": "a", "problem": "1+1?", "response": "<think>", "answer": "2"}):
+        line = json.dumps(row | good)
+        check_row(line)
+        check_file(line, "")
+
+
 def check_file(text: str, name: str) -> None:
     """Rows of training data: problems that can be recorded, or an error that says what is wrong."""
     data = text.encode(errors="surrogatepass")
@@ -243,6 +259,10 @@ def check_growth(before: str, repeated: str, behind: str) -> None:
     assert check_format(response, "math").reason != "does not start with <think>"
 
 
+_FIELDS = ("id", "problem", "answer", "response", "language", "difficulty", "source",
+           "response_tokens")  # fmt: skip
+
+
 class Target(NamedTuple):
     """A check, how many texts it takes, what to start from, and its share of the time."""
 
@@ -270,13 +290,32 @@ TARGETS = {
     "language": Target(check_language, _THREE, 3, seconds=3, share=2),
     "tests": Target(check_tests, [f"{a}{PART}1.0 2{PART}1 2" for a in ANSWERS], 3),
     "row": Target(check_row, ROWS, share=2),
+    "odd-row": Target(check_odd_row, ["a", "b" * 12, "abcdefghijkl"], share=2),
     "file": Target(check_file, ["\n".join(ROWS) + PART, ROWS[0] + PART + "z<"], 2, share=2),
     "records": Target(check_records, [(_RECORD * 3).decode()]),
     "growth": Target(check_growth, [PART.join("abc"), *_THREE[:5]], 3, seconds=12, share=3),
 }  # fmt: skip
 
 
-def split(text: str, parts: int) -> list[str]:
-    """Exactly so many texts: what is missing is empty."""
-    texts = text.split(PART, parts - 1)
-    return texts + [""] * (parts - len(texts))
+class Late(BaseException):
+    """A check took longer than it may; no `except Exception` on the way may hide it."""
+
+
+def run(target: Target, text: str) -> None:
+    """Run a check on a text, which is split where it takes several; what is missing is empty.
+
+    Raises:
+        Late: more than its seconds of processor time; not while a library's C code computes.
+    """
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise Late(f"more than {target.seconds:g} s of processor time")
+
+    texts = text.split(PART, target.texts - 1)
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, target.seconds)
+    try:
+        target.check(*texts, *[""] * (target.texts - len(texts)))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -144,8 +144,8 @@ PYTHON = {
             open(name.encode("utf-8", "surrogateescape"), "w").close()
     """,
     "links": """
-        for target in ("/etc/passwd", "/proc/1/mem", "/", "..", "/dev/zero"):
-            os.symlink(target, f"$mark-{len(target)}")
+        for n, target in enumerate(("/etc/passwd", "/proc/1/mem", "/", "..", "/dev/zero")):
+            os.symlink(target, f"$mark-{n}")
         os.symlink("$mark-loop", "$mark-loop")
         os.link("/program/main.py", "$mark-hard")
     """,
@@ -324,9 +324,8 @@ CPP = {
 }  # fmt: skip
 _CPP_BEFORE_MAIN = "struct S { S() { fork(); setsid(); _exit(0); } } s;"
 COMPILER = {
-    "template bomb": "template <int N> struct F { static const int v = F<N-1>::v + F<N-2>::v; };\n"
-    "template <> struct F<0> { static const int v = 0; };\ntemplate <int N, int M> struct G\n"
-    "{ G<N+1, M> a; G<N, M+1> b; };\nint main() { G<0, 0> g; return F<800>::v; }",
+    "template bomb": "template <int N, class T> struct B { B<N - 1, B<N, T>> l;\n"
+    "B<N - 1, T*> r; };\ntemplate <class T> struct B<0, T> {};\nint main() { B<25, int> b; }",
     "macro bomb": "#define A(x) x x x x x x x x x x\n#define B(x) A(A(A(A(A(A(A(A(x))))))))\n"
     "int main() { return B(1 +) 1; }",
     "includes a device": '#include "/dev/zero"\nint main() {}',

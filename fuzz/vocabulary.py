@@ -67,3 +67,8 @@ RESPONSES = [
     "Wir rechnen: \\[x = \\frac{1}{2}\\] und `code`. Also lautet die Antwort \\boxed{x}.",
     "Считаем 2+2. 所以答案是四。 Entonces la respuesta es cuatro. https://a.b/c $5 and $6",
 ]
+ODD_VALUES = [
+    None, True, False, 0, 5, -1, 1.5, 1e300, "", " ", "x", "2", "\ud800", "9" * 5000, "en", [], [1],
+    {}, {"input": "1", "output": "2"}, [{"input": "1", "output": "2"}], [{"input": 1}], [[[]]],
+    "tokens", "float", float("nan"), float("inf"), "nan", 10**300, "code", {"a": "\ud800"},
+]  # fmt: skip
