@@ -13,6 +13,7 @@ printed and compares: expected outputs never enter.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -37,9 +38,7 @@ Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
 RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")
 OUTPUT_BYTES = 16 * 1024 * 1024
 BOX_MB = 64  # the private directory
-# Within namespaces only the program is counted; outside, the system counts all of a user's
-# threads, ours included, and only a fork bomb should meet the limit. So does Linux before 5.14.
-PROCESSES, PROCESSES_OUTSIDE = 64, 4096
+PROCESSES = 64  # and threads
 GRACE_SECONDS = 2.0  # for the sandbox itself, beyond a test's own limit
 COMPILE_SECONDS = 10.0
 COMPILE_MB = 2048
@@ -162,6 +161,10 @@ class Execution(Iterator[Ended]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self.namespaces:  # it has to see to the program's processes itself
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_SECONDS)
         killpg_quietly(self._process.pid)
         self._process.wait()
         # The sandbox's first process dies a moment after its parent; the pipe closes with it.
@@ -254,7 +257,7 @@ class Execution(Iterator[Ended]):
 
     def _limit(self, seconds: float, memory_mb: int) -> dict[str, float]:
         alone = self.namespaces or (self.rung == "landlock" and os.geteuid() == 0)
-        processes = PROCESSES if alone and _own_count() else PROCESSES_OUTSIDE
+        processes = PROCESSES + (0 if alone and _own_count() else _threads_of_user())
         limits = {"seconds": seconds, "memory_mb": memory_mb, "output_bytes": OUTPUT_BYTES}
         return limits | {"processes": processes}
 
@@ -292,6 +295,8 @@ def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors:
         return f"timed out after {seconds:g} s"
     if status == runner.MEMORY:
         return f"needed more than {memory_mb} MB"
+    if status == runner.CROWD:
+        return f"started more than {runner.MAX_PROCESSES} processes"
     if status == runner.DISK:
         return f"wrote more than {BOX_MB} MB"
     code = os.waitstatus_to_exitcode(status)
@@ -422,6 +427,16 @@ def _own_count() -> bool:
         return True  # a user that nobody else is
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(c for c in minor if c.isdigit()))) >= (5, 14)
+
+
+def _threads_of_user() -> int:
+    """Outside namespaces the system counts all threads of a user, and so must a limit."""
+    total, uid = 0, os.geteuid()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if entry.stat().st_uid == uid:
+                total += len(os.listdir(entry / "task"))
+    return total
 
 
 def die_with_parent() -> None:

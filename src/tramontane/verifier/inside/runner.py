@@ -23,11 +23,12 @@ from typing import Any
 from . import lockdown
 
 RECORD = struct.Struct("!iII")  # wait status or one of these, bytes of output, of errors
-LATE, MEMORY, DISK = -1, -2, -3  # killed for its time, its memory, its files
+LATE, MEMORY, DISK, CROWD = -1, -2, -3, -4  # killed for its time, memory, files, processes
 ERROR_BYTES = 4000
 _PDEATHSIG, _DUMPABLE, _SUBREAPER = 1, 4, 36
 _GLANCE_SECONDS = 0.05  # between looks at what a test uses
 _FILES = 20_000
+MAX_PROCESSES = 256
 
 
 def main() -> None:
@@ -79,10 +80,17 @@ def confine(settings: dict[str, Any]) -> None:
         os.setresuid(*[settings["uid"]] * 3)
     if sys.platform == "linux":
         # After the change of user, which undoes the first two.
-        prctl(_PDEATHSIG, signal.SIGKILL)
+        prctl(_PDEATHSIG, signal.SIGKILL if settings["namespaces"] else signal.SIGTERM)
         prctl(_DUMPABLE, 0)
         prctl(lockdown.NO_NEW_PRIVS, 1)
         prctl(_SUBREAPER, 1)
+    if not settings["namespaces"]:  # whose end would end all within them
+        signal.signal(signal.SIGTERM, lambda *_: leave_nothing(settings))
+
+
+def leave_nothing(settings: dict[str, Any]) -> None:
+    kill_rest(settings)
+    os._exit(1)
 
 
 def prctl(option: int, value: int) -> None:
@@ -106,7 +114,8 @@ class Test:
         if pid == 0:
             self._child(files, action)
         status = wait(pid, self.limits["seconds"], self._excess)
-        kill_rest(pid, self.settings["namespaces"])
+        quietly(os.killpg, pid)
+        kill_rest(self.settings)
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
         for descriptor in files:
             os.close(descriptor)
@@ -114,9 +123,11 @@ class Test:
         return status, output, errors[-ERROR_BYTES:]
 
     def _excess(self) -> int:
-        """MEMORY or DISK if the test as a whole uses too much; each process's own limit is the
-        system's to keep."""
+        """MEMORY, DISK or CROWD if the test as a whole uses too much; each process's own limit is
+        the system's to keep."""
         pids = descendants(self.settings["namespaces"])
+        if len(pids) > MAX_PROCESSES:  # by then the system may have let it
+            return CROWD
         if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
             return MEMORY
         # In namespaces it is a file system of that size.
@@ -257,29 +268,31 @@ def size_of(folder: str) -> int:
     return total
 
 
-def kill_rest(group: int, namespaces: bool) -> None:
+def kill_rest(settings: dict[str, Any]) -> None:
     """Kill and reap all that a test left behind."""
-    if namespaces and os.getpid() == 1:  # "all" is then all of the sandbox
+    if os.getpid() == 1 or (settings["uid"] and not settings["namespaces"]):
+        # "All" is then all of the sandbox, or of a user that nobody else is. At one stroke: no
+        # process can fork its way out of it.
         quietly(os.kill, -1)
         while reap():
             pass
         return
-    quietly(os.killpg, group)
-    # Orphans come to us (see `confine`), generation after generation.
-    children = f"/proc/self/task/{os.getpid()}/children"
-    while os.path.exists(children):
-        with open(children) as file:
-            left = file.read().split()
-        if not left:
-            return
-        for child in left:
-            quietly(os.kill, int(child))
-            reap()
+    # Orphans come to us (see `confine`). A stopped process forks no more, so that each round
+    # leaves fewer to stop.
+    stopped: set[str] = set()
+    while new := set(descendants(False)) - stopped:
+        for pid in new:
+            quietly(os.kill, int(pid), signal.SIGSTOP)
+        stopped |= new
+    for pid in stopped:
+        quietly(os.kill, int(pid))
+    while reap():
+        pass
 
 
-def quietly(kill: Callable[[int, int], None], target: int) -> None:
+def quietly(kill: Callable[[int, int], None], target: int, how: int = signal.SIGKILL) -> None:
     try:  # noqa: SIM105 - contextlib would be one more import
-        kill(target, signal.SIGKILL)
+        kill(target, how)
     except ProcessLookupError:
         pass
 
