@@ -173,6 +173,8 @@ class Execution(Iterator[Ended]):
             pass
         os.close(self._results)
         self.errors.close()
+        if not self.namespaces:  # the runner may have ended before it came to this
+            runner.empty(str(self.box), keep=None)
 
     def __next__(self) -> Ended:
         if not self._limits:
