@@ -6,7 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tramontane.config import Config, DataConfig, GeneratorConfig, VerifierConfig, load_config
+from tramontane.config import (
+    Config,
+    DataConfig,
+    GeneratorConfig,
+    VerifierConfig,
+    load_config,
+    parse_settings,
+)
 from tramontane.config import load_section as _load_section
 from tramontane.errors import InputError
 
@@ -232,14 +239,48 @@ def generate(
 def score(
     path: str | Path,
     out: str | Path | None = None,
-    config: VerifierConfig | None = None,
+    config: Config | str | Path | None = None,
+    overrides: list[str] | None = None,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Grade recorded responses by the code that training uses; see `verifier.score`."""
+    """Grade recorded responses by the code that training uses; see `verifier.score`.
+
+    Args:
+        path: rows as JSONL (also gzip).
+        out: where the verdicts go; without it there is only the summary.
+        config: a `Config` or the path of one, of which `verifier` is used, and `l_max` and
+            `l_cache` where it has a section `pipeline`.
+        overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
+        progress: called with (rows done, rows in all).
+
+    Raises:
+        InputError: before anything is graded.
+    """
     from tramontane.verifier.score import score_file
 
-    return score_file(path, out, config, progress=progress)
+    settings = config if isinstance(config, Config) else grading(config, overrides)
+    lengths = {}
+    if "pipeline" in settings.model_fields_set:
+        lengths = {"l_max": settings.pipeline.l_max, "l_cache": settings.pipeline.l_cache}
+    return score_file(path, out, settings.verifier, progress=progress, **lengths)
+
+
+def grading(config: str | Path | None, overrides: list[str] | None) -> Config:
+    """What grading takes from a config file, which may be a whole training config, and overrides.
+
+    Raises:
+        InputError: as `config.load_section`, or an override that grading does not read.
+    """
+    for override in overrides or []:
+        if not override.startswith(("verifier.", "pipeline.l_max=", "pipeline.l_cache=")):
+            raise InputError(
+                f"override {override!r}: only verifier.*, pipeline.l_max and pipeline.l_cache "
+                f"have a meaning here"
+            )
+    if config is None:
+        return parse_settings(Config, {}, overrides or [], "key=value")
+    return load_config(config, overrides)
 
 
 def audit(

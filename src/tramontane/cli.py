@@ -25,6 +25,14 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
 ]
 
+GradingOverrides = Annotated[
+    list[str] | None, typer.Argument(help="verifier.key=value", show_default=False)
+]
+GradingConfig = Annotated[
+    Path | None,
+    typer.Option(help="A YAML with a section `verifier`; a training config will do."),
+]
+
 
 def main() -> None:
     """Run a command; what a user can mend is one message, and exit code 2."""
@@ -89,6 +97,7 @@ def sft(
 def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
+    overrides: GradingOverrides = None,
     problems: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Completions of each problem.")] = 4,
     temperature: float = 0.7,
@@ -99,28 +108,26 @@ def evaluate(
     seed: int = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or mps")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
-    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 1,
+    workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
+    config: GradingConfig = None,
     out: Annotated[Path, typer.Option(help="Every completion, as JSONL.")] = Path("eval.jsonl"),
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
     ] = None,
 ) -> None:
     """Measure pass@1, pass@k and maj@k with 95 % intervals."""
-    from tramontane.config import (
-        DataConfig,
-        GeneratorConfig,
-        VerifierConfig,
-        parse,
-        parse_settings,
-    )
+    from tramontane.config import DataConfig, GeneratorConfig, parse, parse_settings
 
-    config = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
+    verifier = api.grading(config, overrides).verifier
+    if workers is not None:
+        verifier = verifier.model_copy(update={"workers": workers})
+    source = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
     generator = parse(GeneratorConfig, {"device": device, "dtype": dtype}, "eval")
     with _progress() as progress:
         bar = progress.add_task("evaluating", total=None)
         result = api.evaluate(
             model,
-            config,
+            source,
             problems=problems,
             samples=samples,
             temperature=temperature,
@@ -130,7 +137,7 @@ def evaluate(
             slots=slots,
             seed=seed,
             generator=generator,
-            verifier=VerifierConfig(workers=workers),
+            verifier=verifier,
             write_to=out,
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
@@ -175,21 +182,37 @@ def score(
             "answer (math) or tests (code)."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where the verdicts go.")] = None,
+    overrides: GradingOverrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the verdicts go; without it, only a summary.")
+    ] = None,
+    config: GradingConfig = None,
 ) -> None:
     """Grade recorded responses; exit code 1 when rows could not be read."""
     with _progress() as progress:
         bar = progress.add_task("grading", total=None)
-        summary = api.score(
-            path,
-            out,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-    table = Table("verdict", "rows")
-    for outcome, count in sorted(summary.outcomes.items()):
-        table.add_row(outcome, str(count))
-    table.add_row("mean reward", f"{summary.mean_reward:.3f}")
+        try:
+            summary = api.score(
+                path,
+                out,
+                config,
+                overrides,
+                progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        except KeyboardInterrupt:
+            kept = f"; {out} has the rows graded so far, and starting again replaces it"
+            _complain(_escape(f"stopped{kept if out else ''}"))
+            raise typer.Exit(130) from None
+    table = Table("verdict", "rows", "share")
+    rows = [(name, summary.outcomes[name]) for name in ("right", "wrong", "malformed")]
+    rows += [("unscorable", summary.outcomes["unscorable"]), ("not read", len(summary.bad_rows))]
+    total = sum(count for _, count in rows)
+    for name, count in rows:
+        table.add_row(name, f"{count:,}", f"{count / total:.1%}")
+    table.add_row("mean reward", f"{summary.mean_reward:.3f}", "")
     console.print(table)
+    for reason, count in summary.unscorable.most_common(5):
+        console.print(_escape(f"unscorable: {count:,} × {reason}"), highlight=False)
     for line in summary.bad_rows:
         _complain(_escape(line))
     if summary.bad_rows:
@@ -203,7 +226,8 @@ def audit(
     rows: Annotated[Path | None, typer.Option(help="What `score` read to write PATH.")] = None,
     sample: Annotated[int, typer.Option(min=0, help="Answers that others look at.")] = 1000,
 ) -> None:
-    """Find what looks like reward hacking or verifier error in recorded rollouts."""
+    """Find what looks like reward hacking or verifier error in recorded rollouts; exit code 1
+    when rows were no rollouts."""
     with _progress() as progress:
         bar = progress.add_task("asking other verifiers", total=None)
         found = api.audit(
@@ -220,6 +244,10 @@ def audit(
         table.add_row(kind, str(len(examples)), found.share(kind), example)
     console.print(table)
     console.print(f"{found.completions:,} completions; every finding: {found.report}")
+    for line in found.broken:
+        _complain(_escape(line))
+    if found.broken:
+        raise typer.Exit(1)
 
 
 @app.command()

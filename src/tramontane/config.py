@@ -86,7 +86,8 @@ class PipelineConfig(Section):
     `max_staleness`: no token is trained on that is more than so many weight versions old; 0 makes
     the run synchronous and bit-for-bit repeatable. `diversity`: a group is dropped when all its
     rewards, or all its correctness parts, are equal (the paper's formula and prose differ here);
-    `none` drops no group.
+    `none` drops no group. `unscorable`: a group with an unscorable completion is dropped, or that
+    completion is trained on as wrong, with reward 0.
     """
 
     updates: int = Field(100, ge=1)
@@ -98,6 +99,7 @@ class PipelineConfig(Section):
     l_max: int = Field(256, ge=2)
     l_cache: int = Field(32, ge=0)
     diversity: Literal["rewards", "correctness", "none"] = "rewards"
+    unscorable: Literal["drop", "wrong"] = "drop"
 
     @property
     def minibatch(self) -> int:
@@ -160,12 +162,14 @@ class CustomReward(Section):
 
 class RewardConfig(Section):
     """The weights of the four reward axes (PAPERS: arXiv 2506.10910, section 2.2); 0 leaves one
-    out. `custom` adds rewards of the user's own."""
+    out. `code`: a program earns `correctness` if `all_tests` pass, or the `fraction` that does (the
+    paper's negative result). `custom` adds rewards of the user's own."""
 
     format: float = Field(0.1, ge=0)
     correctness: float = Field(0.9, ge=0)
     length: float = Field(0.1, ge=0)
     language: float = Field(0.1, ge=0)
+    code: Literal["all_tests", "fraction"] = "all_tests"
     custom: tuple[CustomReward, ...] = ()
 
     @property

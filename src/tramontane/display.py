@@ -393,8 +393,11 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
 def _facts(summary: Mapping[str, Any]) -> list[str]:
     pause = summary.get("weight_update_pause_ms") or {}
     stale = summary.get("staleness") or {}
+    dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
     found = [
         _known(summary, "updates", "{} updates"),
+        f"{dropped:,} unscorable groups dropped" if dropped else "",
+        f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
         clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
         _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
         _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),

@@ -331,7 +331,8 @@ class Pipeline:
         return future.result()
 
     def _why_filtered(self, verdicts: list[Verdict]) -> str | None:
-        if unscorable := [v.reason for v in verdicts if v.verdict == "unscorable"]:
+        unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]
+        if unscorable and (self.sizes.unscorable == "drop" or len(unscorable) == len(verdicts)):
             return f"unscorable: {unscorable[0]}"
         if self.sizes.diversity == "none":
             return None

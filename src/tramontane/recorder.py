@@ -78,6 +78,10 @@ class Recorder:
         metrics |= {
             "groups_kept": len(update.batch.groups),
             "groups_filtered": len(update.filtered),
+            "groups_unscorable": sum(why.startswith("unscorable") for _, why in update.filtered),
+            "unscorable_trained": sum(
+                v.verdict == "unscorable" for g in update.batch.groups for v in g.verdicts
+            ),
             "staleness_histogram": _ages(update.batch.version, update.batch.completions),
             "weight_update_pause_ms": 1000 * update.pause_seconds,
         }

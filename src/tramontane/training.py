@@ -409,6 +409,8 @@ def _summary(
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
     return summary | {
         "updates": len(metrics),
+        "groups_unscorable": sum(m["groups_unscorable"] for m in metrics),
+        "unscorable_trained": sum(m["unscorable_trained"] for m in metrics),
         "training_seconds": float(walls.sum()),
         "trained_completion_tokens": tokens,
         "trained_tokens_per_second": tokens / float(walls.sum()),

@@ -1,5 +1,6 @@
 """Rewards of the user's own, through the real pool: named parts, and no silent zero."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,23 @@ def picky(problem, text, n_tokens):
     if "exit" in text:
         os._exit(3)
     if "memory" in text:
-        bytearray(8 << 30)
-    return {"two": 2.0, "nan": float("nan"), "none": None}.get(text.split()[-1], 0.5)
+        bytearray(10 << 30)
+    if "print" in text:
+        print("x" * (32 << 20))
+    if "fork" in text and os.fork() == 0:
+        time.sleep(0.2)
+        os._exit(0)
+    return {"two": 2.0, "nan": float("nan"), "none": None, "str": "much"}.get(text.split()[-1], 0.5)
 
 number = 3
+
+def sometimes(problem, text, n_tokens):
+    kind = len(text) % 6
+    if kind == 0:
+        raise KeyError("no such thing")
+    if kind == 1 and n_tokens % 8 == 0:
+        time.sleep(60)
+    return 0.5
 """
 
 
@@ -79,10 +93,10 @@ def test_each_part_is_recorded_under_its_name_and_added(pool):
 
 
 def test_what_goes_wrong_is_unscorable_and_its_siblings_are_not(pool):
-    words = ["ok", "raise", "hang", "two", "nan", "none", "exit", "memory", "ok"]
+    words = ["ok", "raise", "hang", "two", "nan", "none", "exit", "memory", "str", "print", "fork"]
     verdicts = pool.score(SUM, [(response(w), 10) for w in words]).result(timeout=120)
-    assert [v.verdict for v in verdicts] == ["right", *["unscorable"] * 7, "right"]
-    assert {v.reward for v in verdicts[1:-1]} == {0.0}
+    assert [v.verdict for v in verdicts] == ["right", *["unscorable"] * 8, "right", "right"]
+    assert {v.reward for v in verdicts[1:9]} == {0.0}
     assert all(set(v.parts) == set(verdicts[0].parts) for v in verdicts)
     assert [v.reason for v in verdicts[1:5]] == [
         "RewardFailed: picky: KeyError: 'no such thing'",
@@ -93,6 +107,7 @@ def test_what_goes_wrong_is_unscorable_and_its_siblings_are_not(pool):
     assert "picky: TypeError" in verdicts[5].reason
     assert verdicts[6].reason == "the worker died (exit code 3)"
     assert "picky: MemoryError" in verdicts[7].reason
+    assert "picky: ValueError" in verdicts[8].reason
 
 
 def test_a_weight_of_0_leaves_it_out(folder):
@@ -147,3 +162,34 @@ def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
     assert sum(metrics[p] for p in parts) == pytest.approx(metrics["reward"])
     page = Path(result["report"]).read_text(encoding="utf-8")
     assert 'aria-label="Custom rewards"' in page
+
+
+@pytest.mark.parametrize("policy", ["drop", "wrong"])
+def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy):
+    own = {"name": "sometimes", "function": "my_rewards.sometimes", "weight": 0.1}
+    config = small_config(
+        tmp_path / "run",
+        pipeline={
+            "updates": 1,
+            "unscorable": policy,
+            "diversity": "none",
+            "group_size": 2,
+            "n_batch": 8,
+            "n_async": 16,
+        },
+        verifier={"timeout_s": 0.5, "reward": {"custom": [own]}},
+    )
+    result = api.train(config, screen=NoScreen())
+    run = RunFolder(tmp_path / "run")
+    [metrics] = run.metrics()
+    files = (tmp_path / "run" / "rollouts").glob("*.jsonl")
+    rows = [json.loads(line) for file in files for line in file.open()]
+    bad = [row for row in rows if row["verdict"] == "unscorable"]
+    assert bad and {row["reward"] for row in bad} == {0.0}
+    trained = [row for row in bad if row["filtered"] is None]
+    dropped = {row["group"] for row in rows if row["filtered"]}
+    assert metrics["unscorable_trained"] == result["unscorable_trained"] == len(trained)
+    assert metrics["groups_unscorable"] == result["groups_unscorable"] == len(dropped)
+    assert bool(trained) == (policy == "wrong")
+    if policy == "drop":
+        assert dropped == {row["group"] for row in bad}

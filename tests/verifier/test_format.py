@@ -24,6 +24,18 @@ def test_good_responses():
         ("", "does not start"),
         (" " + GOOD_MATH, "does not start"),
         ("Sure! " + GOOD_MATH, "does not start"),
+        ("\n" + GOOD_MATH, "does not start"),
+        ("\ufeff" + GOOD_MATH, "does not start"),
+        ("<think" + GOOD_MATH[len("<think>") :], "does not start"),
+        (r"</think><think>a \boxed{5}", "does not start"),
+        (r"<think><think>a</think></think>\boxed{5}", "more than one <think>"),
+        (r"<think>a</think>So \boxed{5} <think>b", "more than one <think>"),
+        (r"<think>a</ think>\boxed{5}", "no </think>"),
+        (r"<think>a</think >\boxed{5}", "no </think>"),
+        (r"<think>a</think>\fbox{5}", "no balanced"),
+        (r"<think>a</think>\boxed(5)", "no balanced"),
+        (r"<think>a</think>\\boxed{5}", "no balanced"),
+        (r"<think>a</think>\boxed{\}", "no balanced"),
         (GOOD_MATH[len("<think>") :], "does not start"),
         (GOOD_MATH.replace("<think>", "<Think>"), "does not start"),
         (GOOD_MATH + GOOD_MATH, "more than one <think>"),
@@ -55,13 +67,51 @@ def test_malformed_math(text, reason):
         "<think>```python\nprint(5)\n```</think>That is it.",
         "<think>a</think>```python print(5)```",
         r"<think>a</think>\boxed{5}",
+        "<think>a</think>``python\nprint(5)\n``",
+        "<think>a</think>```python\nprint(5)\n``",
+        "<think>a</think>```python\nprint(5)\n~~~",
+        "<think>a</think>````python\nprint(5)\n```",
+        "<think>a</think>    ```python\n    print(5)\n    ```",  # indented code, no fence
+        "<think>a</think>```python print(5)```\ntext\n```",  # inline code, then an open fence
+        "<think>a</think>Here: ```python\nprint(5)\n```",
+        "<think>a</think>```python\u2028print(5)\u2028```",  # no line ends for Markdown
+        "<think>a</think>```{.python}\nprint(5)\n```",
+        "<think>a</think>```1\nprint(5)\n```",
+        "```python\nprint(5)\n```",
     ],
 )
 def test_malformed_code(text):
     assert not check_format(text, "code").ok
 
 
+@pytest.mark.parametrize(
+    ("opening", "closing", "tag"),
+    [
+        ("```python", "```", "python"),
+        ("``` python", "```", "python"),
+        ("~~~c++", "~~~~", "c++"),
+        ("````cpp", "`````", "cpp"),
+        ("   ```py", "  ```  ", "py"),
+        ('```python title="a.py" {1,2}', "```", "python"),
+        ("~~~py `x`", "~~~", "py"),
+        ("```Python3\r", "```\r", "Python3"),
+    ],
+)
+def test_fences_with_a_tag(opening, closing, tag):
+    response = f"<think>a</think>Here:\n{opening}\nprint(5)\n{closing}\n"
+    parsed = check_format(response, "code")
+    assert parsed.ok, parsed.reason
+    [fence] = fences(parsed.answer)
+    assert (fence.tag, fence.body.strip()) == (tag, "print(5)")
+
+
+def test_a_tagged_fence_after_one_without_will_do():
+    assert check_format("<think>a</think>```\n3\n```\n```py\nprint(3)\n```", "code").ok
+
+
 def test_last_box():
+    assert last_box(r"\boxed{1} \fbox{2} \boxed 3") == "1"
+    assert last_box(r"\boxed{5 \text{ \} }}") == r"5 \text{ \} }"
     assert last_box(r"\boxed{1} \boxed{2}") == "2"
     assert last_box(r"\boxed{\frac{1}{2}} and } stray") == r"\frac{1}{2}"
     assert last_box(r"\boxed{\{1, 2\}}") == r"\{1, 2\}"
@@ -85,7 +135,20 @@ def test_fences():
 
 @pytest.mark.parametrize(
     "text",
-    ["\\boxed{" * 50_000, "{" * 200_000, "```a\n" * 50_000, "<think>" * 50_000, "}" * 200_000],
+    [
+        "\\boxed{" * 50_000,
+        "\\boxed " * 50_000,
+        "\\boxed" + " " * 200_000,
+        "{" * 200_000,
+        "}" * 200_000,
+        "\\" * 200_000,
+        "```a\n" * 50_000,
+        "```a\nx\n```\n" * 20_000,
+        "`" * 200_000,
+        "\r" * 200_000,
+        "x" * 200_000,
+        "<think>" * 50_000,
+    ],
 )
 def test_linear_time(text):
     started = time.perf_counter()

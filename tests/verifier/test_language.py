@@ -2,13 +2,26 @@
 
 import itertools
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tramontane.config import LANGUAGES
-from tramontane.verifier.language import THRESHOLD, consistent, detect, on_target_share, strip
+from tramontane.verifier.language import (
+    THRESHOLD,
+    _pieces,
+    _weight,
+    consistent,
+    detect,
+    on_target_share,
+    strip,
+)
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
 
@@ -55,8 +68,96 @@ def test_composition():
     assert not consistent("What is the sum of 3 and 4?", de, de)
     assert consistent("$3+4$", de, de)  # no telling from the problem: the two must agree
     assert not consistent("$3+4$", de, " ".join(SHORT["ru"]))
-    assert consistent("", "3 + 4 = 7", r"\boxed{7}", "fr")  # nothing to tell is neutral
     assert not consistent("", en, en, "fr")
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        "",
+        "3 + 4 = 7",
+        r"$x = \text{pommes}$",
+        "```python\nprint('mot')\n```",
+        "½ ... 🙂",
+        "a + b = α",
+    ],
+)
+def test_thoughts_without_a_word_are_in_no_language(thoughts):
+    answer = r"La réponse est donc sept : \boxed{7}."
+    assert not consistent("Combien font $3 + 4$ ?", thoughts, answer, "fr")
+    assert consistent("Combien font $3 + 4$ ?", "Bon.", answer, "fr")  # too short to tell: neutral
+    # A formula is an answer; what was thought is in the language all the same.
+    assert consistent("Combien font $3 + 4$ ?", "J'ajoute les deux.", r"\boxed{7}", "fr")
+
+
+def test_names_and_labels_are_no_language():
+    assert on_target_share("Alice、Bob 和 Carlos 分 30 欧元，设 ABCD 中 AB = BC。", "zh") == 1
+    assert on_target_share("Пусть ABCD — квадрат, AB = BC, а Bob и Carlos — нет.", "ru") == 1
+    assert on_target_share("答案是 7。Now We Add The two numbers.", "zh") < THRESHOLD
+
+
+def snippets():
+    rows = map(json.loads, Path(__file__).with_name("language_snippets.jsonl").open())
+    return [(row["lang"], row["text"]) for row in rows]
+
+
+def test_thoughts_with_names_numbers_code_and_latex():
+    """Short and spoken; one in a hundred may be taken for another language."""
+    agree = [on_target_share(text, lang) >= THRESHOLD for lang, text in snippets()]
+    assert len(agree) == 98
+    assert sum(agree) >= 97
+
+
+def letters(text):
+    return sum(_weight(script, words) for script, words in _pieces(strip(text)))
+
+
+def test_a_foreign_fifth_of_such_thoughts_is_flagged():
+    rng = random.Random(1)
+    by_language = {k: [text for lang, text in snippets() if lang == k] for k in LANGUAGES}
+    flagged = []
+    for home, abroad in itertools.permutations(LANGUAGES, 2):
+        foreign = rng.choice([text for text in by_language[abroad] if letters(text) > 25])
+        sentences, others = [], rng.sample(by_language[home], 14)
+        while others and sum(map(letters, sentences)) < 4 * letters(foreign):
+            sentences.append(others.pop())
+        sentences.insert(rng.randrange(len(sentences) + 1), foreign)
+        flagged.append(on_target_share(" ".join(sentences), home) < THRESHOLD)
+    assert sum(flagged) / len(flagged) >= 0.9
+
+
+OFFLINE = """
+import socket
+def refused(*_, **__):
+    raise OSError("no network here")
+socket.socket.connect = socket.create_connection = socket.getaddrinfo = refused
+from tramontane.verifier.language import detect
+print(detect("Nous additionnons les deux nombres et la somme est paire."))
+"""
+
+
+def test_it_works_without_a_network(tmp_path):
+    """In a network namespace of its own where that is allowed, and with nothing in any cache."""
+    apart = ["unshare", "--user", "--map-root-user", "--net"]
+    able = shutil.which("unshare") and subprocess.run([*apart, "true"]).returncode == 0
+    command = [*(apart if able else []), sys.executable, "-c", OFFLINE]
+    env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    env |= {"TMPDIR": str(tmp_path), "FTLANG_CACHE": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert (done.stdout.strip(), done.returncode) == ("fr", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["$$a ", "$a ", "\\[", "\\(", "`", "https://", "a. ", "a'", "字a", " \n", "```a\nx\n```\n",
+     "\\boxed{a} ", "e\u0301", "; ", "word "],
+)  # fmt: skip
+def test_linear_time(text):
+    text = (text * 100_000)[:100_000]
+    started = time.perf_counter()
+    consistent("What is the sum of the two numbers?", text, text, "en")
+    detect(text)
+    assert time.perf_counter() - started < 2
 
 
 def test_other_languages_are_off_target_where_told():

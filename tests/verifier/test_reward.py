@@ -1,5 +1,7 @@
 """The composed reward: PAPERS' checks, and properties for any text."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,3 +109,34 @@ def test_properties(text, reference, n_tokens, wrap):
 def test_code_responses_without_a_fence_never_raise(text):
     problem = Problem("p", "code", "Print.", tests={"type": "stdio", "cases": []})
     assert grade(problem, text, 1, CONFIG, 100, 20).verdict in ("malformed", "unscorable", "wrong")
+
+
+CASES = [{"input": f"{n}\n", "output": f"{n * n}\n"} for n in range(20)]
+SQUARE = Problem("sq", "code", "Square.", tests={"type": "stdio", "cases": CASES}, language="en")
+FRACTION = VerifierConfig(
+    allow_unsandboxed=True, code_timeout_s=0.5, reward=RewardConfig(code="fraction")
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("print(int(input()) ** 2)", 20),
+        ("n = int(input()); print(n * n if n != 4 else 0)", 19),
+        ("n = int(input()); print(n * n if n % 2 else 1 / 0)", 10),
+        # The third that is late is the last that is run.
+        ("n = int(input())\nwhile n > 4: pass\nprint(n * n)", 5),
+        ("syntax error", 0),
+    ],
+)
+def test_the_fraction_of_tests_as_a_reward(program, passed):
+    text = f"<think>I square the number.</think>Here it is:\n```python\n{program}\n```\n"
+    started = time.perf_counter()
+    verdict = score(text, problem=SQUARE, config=FRACTION)
+    assert time.perf_counter() - started < 8
+    assert verdict.parts["correctness"] == pytest.approx(0.9 * passed / 20)
+    assert verdict.verdict == ("right" if passed == 20 else "wrong")
+    if passed < 20:
+        assert verdict.reason.startswith(f"{passed} of 20 tests; test ")
+        all_or_nothing = FRACTION.model_copy(update={"reward": RewardConfig()})
+        assert score(text, problem=SQUARE, config=all_or_nothing).parts["correctness"] == 0

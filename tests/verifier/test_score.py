@@ -2,9 +2,14 @@
 
 import gzip
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
+import tramontane
 from tramontane.errors import InputError
 from tramontane.verifier import score_file
 
@@ -84,3 +89,68 @@ def test_the_rows_are_not_overwritten(tmp_path):
     with pytest.raises(InputError, match="would overwrite the rows"):
         score_file(source, source)
     assert json.loads(source.read_text()) == GOOD
+
+
+def test_rows_that_cannot_be_read_do_not_stop_the_rest(tmp_path):
+    one_case = {"type": "stdio", "cases": [{"input": "1"}]}
+    bad = [
+        (b"[" * 100_000, "not JSON"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"id": "\xff"}', "not UTF-8"),
+        (GOOD | {"id": True}, "id is of the wrong type"),
+        (GOOD | {"response": ["5"]}, "response is of the wrong type"),
+        (GOOD | {"response_tokens": -1}, "response_tokens is of the wrong type"),
+        (GOOD | {"language": 5}, "language is of the wrong type"),
+        (GOOD | {"domain": ["math"]}, "domain must be"),
+        (CODE | {"tests": {"type": "stdio", "cases": 7}}, "tests: the tests want cases"),
+        (CODE | {"tests": one_case}, "tests: the tests want cases"),
+        (CODE | {"tests": {}}, "tests is empty"),
+    ]
+    lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line, _ in bad]
+    lines.append(json.dumps(GOOD | {"id": "\ud800"}).encode())
+    (source := tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    summary = score_file(source, out := tmp_path / "out.jsonl")
+    assert len(summary.bad_rows) == len(bad)
+    for number, (said, (_, message)) in enumerate(zip(summary.bad_rows, bad, strict=True), 1):
+        assert said.startswith(f"{source}:{number}: {message}")
+    assert [json.loads(line)["id"] for line in out.open()] == ["\ud800"]
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (source := tmp_path / "in.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="there are no rows"):
+        score_file(source)
+
+
+def test_config_and_overrides(tmp_path):
+    (source := tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
+    (config := tmp_path / "run.yaml").write_text(
+        "name: x\npipeline: {l_max: 100, l_cache: 20}\nverifier: {reward: {format: 0.5}}\n"
+    )
+    assert tramontane.score(source).mean_reward == pytest.approx(1.1)
+    assert tramontane.score(source, config=config).mean_reward == pytest.approx(1.45)
+    overrides = ["verifier.reward.language=0", "pipeline.l_cache=0"]
+    assert tramontane.score(source, None, config, overrides).mean_reward == pytest.approx(1.4)
+    with pytest.raises(InputError, match="only verifier"):
+        tramontane.score(source, overrides=["trainer.ranks=2"])
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_who_is_stopped_midway_leaves_whole_rows(tmp_path, how, code):
+    (source := tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps(GOOD | {"id": i}) + "\n" for i in range(20_000))
+    )
+    out = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "tramontane.cli", "score", str(source), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 60
+    while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    text = out.read_text()
+    ids = [json.loads(line)["id"] for line in text.splitlines()]
+    assert text.endswith("\n") and ids == [str(i) for i in range(len(ids))]
+    assert 0 < len(ids) < 20_000

@@ -76,8 +76,10 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, row
 
 
-def read_lines(source: str, path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """The lines of a text file (also gzip) that are not blank, numbered from 1.
+
+    With `errors="surrogateescape"` bytes that are not UTF-8 are left to whoever parses the line.
 
     Raises:
         InputError: the file is cut off, damaged, or not UTF-8.
@@ -86,7 +88,7 @@ def read_lines(source: str, path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         # Files from other systems may begin with a byte order mark, which JSON does not allow.
-        with opener(path, "rt", encoding="utf-8-sig") as lines:
+        with opener(path, "rt", encoding="utf-8-sig", errors=errors) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, line

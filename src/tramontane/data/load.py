@@ -206,7 +206,7 @@ def _problem(
         named = (fields[field],) if field in fields else (field, *ALIASES.get(field, ()))
         name = next((n for n in named if n in rest), None)
         got[field] = None if name is None else rest.pop(name)
-    statement, tests = got["problem"], _tests(got["tests"], where)
+    statement, tests = got["problem"], parse_tests(got["tests"], where)
     domain: Domain = "code" if got["domain"] == "code" or tests else "math"
     says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
     if not isinstance(statement, str) or not statement.strip():
@@ -251,8 +251,12 @@ def _answer(value: Any) -> str | None:
     return value.rpartition("####")[2].strip()
 
 
-def _tests(value: Any, where: str) -> dict[str, Any] | None:
-    """Tests as the code verifier takes them; a table may hold them as JSON text."""
+def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
+    """Tests as the code verifier takes them; a table may hold them as JSON text.
+
+    Raises:
+        InputError: of another type or shape; the message begins with `where`.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -265,7 +269,9 @@ def _tests(value: Any, where: str) -> dict[str, Any] | None:
         wrong = f"want a type, one of {', '.join(TEST_TYPES)}"
     elif value["type"] != "stdio":
         wrong = None if isinstance(value.get("code"), str) else "want code"
-    elif not value.get("cases") or not all(map(_is_case, value["cases"])):
+    elif not (
+        isinstance(cases := value.get("cases"), list) and cases and all(map(_is_case, cases))
+    ):
         wrong = "want cases, each with input and output as text"
     if wrong:
         raise InputError(f"{where}: the tests {wrong}; see docs/data.md")

@@ -188,9 +188,7 @@ def groups_plot(metrics: Sequence[Metrics]) -> Plot | None:
     kept = [m["groups_kept"] for m in rows]
     axes.bar(x, kept, width=0.8, color=SERIES[0], label="kept")
     dropped = [m.get("groups_filtered", 0) for m in rows]
-    axes.bar(
-        x, dropped, bottom=kept, width=0.8, color=SERIES[1], alpha=0.6, label="without diversity"
-    )
+    axes.bar(x, dropped, bottom=kept, width=0.8, color=SERIES[1], alpha=0.6, label="dropped")
     _legend(axes)
     return _finish("Groups", "an update", "", figure)
 

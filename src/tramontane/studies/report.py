@@ -140,6 +140,8 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
             ("generator idle", "generator_idle_fraction", "{:.1%}"),
             ("padding", "padding_fraction", "{:.1%}"),
+            ("unscorable groups dropped", "groups_unscorable", "{:,}"),
+            ("unscorable trained on as wrong", "unscorable_trained", "{:,}"),
         ]
         if summary.get(key) is not None
     ]

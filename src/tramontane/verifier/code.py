@@ -20,17 +20,20 @@ from tramontane.verifier import sandbox
 from tramontane.verifier.format import fences
 
 CPP_FLAGS = ("-std=c++20", "-O2")
+MAX_TIMEOUTS = 3  # where a failure does not end grading; tests after that count as failed
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 _PYTHON = {"python", "python3", "py"}
 _CPP = {"cpp", "c++", "cc", "cxx", "cpp20", "c++20"}
 
 
 class Judgement(NamedTuple):
-    """What the code verifier says; `answer` is the program that was graded."""
+    """What the code verifier says; `answer` is the program that was graded, `passed` the share of
+    the tests that it passed (of a wrong one only where all are run: `reward.code: fraction`)."""
 
     outcome: Outcome
     reason: str
     answer: str | None
+    passed: float = 0.0
 
 
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgement:
@@ -55,8 +58,8 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgement("unscorable", NO_SANDBOX, program)
     with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
-        outcome, reason = _run_tests(program, language, problem, config, Path(folder))
-    return Judgement(outcome, reason, program)
+        outcome, reason, passed = _run_tests(program, language, problem, config, Path(folder))
+    return Judgement(outcome, reason, program, passed)
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
@@ -79,7 +82,7 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
 
 def _run_tests(
     program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
-) -> tuple[Outcome, str]:
+) -> tuple[Outcome, str, float]:
     tests = problem.tests or {}
     nonce = ""
     if tests["type"] == "python_assert":
@@ -92,21 +95,30 @@ def _run_tests(
     if tests["type"] == "stdio":
         cases = draw_tests(problem, config.code_tests)
     if not cases:
-        return "unscorable", "the problem has no tests"
+        return "unscorable", "the problem has no tests", 0.0
     total = len(tests.get("cases", cases))
+    passed = late = 0
+    failures: list[str] = []
     with sandbox.Execution(_job(program, language, cases, config, folder), sandbox.probe()) as runs:
         if language == "cpp" and (failure := next(runs).failure):
-            return "wrong", f"does not compile: {failure}"
-        for number, case in cases:
-            ran = next(runs)
+            return "wrong", f"does not compile: {failure}", 0.0
+        for (number, case), ran in zip(cases, runs, strict=False):  # a killed sandbox ends `runs`
             failure = ran.failure
             if not failure and tests["type"] == "stdio":
                 failure = "" if same_output(ran.output, case["output"], tests) else "wrong output"
             elif not failure and nonce and not ran.output.rstrip().endswith(nonce.encode()):
                 failure = "ended before its tests"
+            passed += not failure
             if failure:
-                return "wrong", f"test {number} of {total}: {failure}" if total > 1 else failure
-    return "right", ""
+                failures.append(f"test {number} of {total}: {failure}" if total > 1 else failure)
+                late += failure.startswith("timed out")
+                if config.reward.code == "all_tests" or late == MAX_TIMEOUTS:
+                    break
+    if not failures:
+        return "right", "", 1.0
+    if config.reward.code == "all_tests":
+        return "wrong", failures[0], 0.0
+    return "wrong", f"{passed} of {len(cases)} tests; {failures[0]}", passed / len(cases)
 
 
 def _job(
@@ -119,6 +131,7 @@ def _job(
     """The program, written to its folder, and its inputs."""
     inputs = [case["input"].encode() for _, case in cases]
     job = sandbox.Job(folder, inputs, config.code_timeout_s, config.code_memory_mb)
+    job.keep_going = config.reward.code == "fraction"
     source = "main.py" if language == "python" else "main.cpp"
     (folder / source).write_text(program, encoding="utf-8", errors="replace")
     if language == "python":

@@ -15,7 +15,9 @@ from tramontane.types import Domain
 OPEN, CLOSE = "<think>", "</think>"
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)")
+# As in CommonMark: nothing else ends a line, and behind backticks no backtick may follow.
+_LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
+_FENCE = re.compile(r" {0,3}(?:(`{3,})(?!.*`)|(~{3,}))[ \t]*([^\r\n]*)")
 _TAG = re.compile(r"[A-Za-z][\w+#.-]*")
 
 
@@ -83,16 +85,16 @@ def fences(text: str) -> list[Fence]:
     """All closed fenced code blocks, as Markdown sees them."""
     found = []
     opened: tuple[str, str, int, int] | None = None
-    position = 0
-    for line in text.splitlines(keepends=True):
-        match = _FENCE.match(line)
+    for line in _LINE.finditer(text):
+        match = _FENCE.match(line[0])
+        if match is None:
+            continue
+        marks, info = match[1] or match[2], match[3]
         if opened is None:
-            if match:
-                tag = _TAG.match(match[2])
-                opened = (match[1], tag[0] if tag else "", position, position + len(line))
-        elif match and match[1].startswith(opened[0]) and not match[2].strip():
+            tag = _TAG.match(info)
+            opened = (marks, tag[0] if tag else "", line.start(), line.end())
+        elif marks.startswith(opened[0]) and not info.strip():
             _, tag_name, start, body = opened
-            found.append(Fence(tag_name, text[body:position], start, position + len(line)))
+            found.append(Fence(tag_name, text[body : line.start()], start, line.end()))
             opened = None
-        position += len(line)
     return found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +21,7 @@ from tramontane.verifier.format import boxes, fences
 
 THRESHOLD = 0.9
 MIN_LETTERS = 8  # of one sentence, to be told on its own
+SHORT = 20  # letters below which only a sure guess is believed
 LONG = 40  # letters from which a language outside the candidates is believed
 HAN_WEIGHT = 2  # a Han character says as much as two letters
 FUNCTION_WORD_ODDS = 8.0
@@ -27,11 +29,16 @@ FUNCTION_WORD_ODDS = 8.0
 _FUNCTION_WORDS = {
     word: language
     for language, words in {
-        "en": "the is are and of to we that it this with for not what then have has be how by",
-        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie",
-        "fr": "le les et est une du je nous donc pas qui dans pour avec sur ce cette sont combien",
-        "es": "el los las y por para pero como entonces cuántos cuántas cuánto su está son hay",
-        "it": "gli è che di della sono quindi poi ma quanti quante quanto nel alla lo dei ho",
+        "en": "the is are and of to we that it this with for not what then have has be how by "
+        "let hence thus therefore now",
+        "de": "der die das ist und nicht ich wir ein eine einen den dem mit für auf von zu wie "
+        "daher gilt somit folgt dann wenn jetzt",
+        "fr": "le les et est une du je nous donc pas qui dans pour avec sur ce cette sont combien "
+        "soit alors ainsi puisque cas maintenant",
+        "es": "el los las y por para pero como entonces cuántos cuántas cuánto su está son hay "
+        "luego ahora porque sea tanto",
+        "it": "gli è che di della sono quindi poi ma quanti quante quanto nel alla lo dei ho "
+        "sia pertanto allora dunque poiché ora",
     }.items()
     for word in words.split()
 }
@@ -62,21 +69,39 @@ _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
 
 def strip(text: str) -> str:
     r"""Prose only: without fenced and inline code, LaTeX, boxes, commands, and links."""
-    for block in reversed(fences(text)):
-        text = text[: block.start] + "\n" + text[block.end :]
+    text = _without(text, ((block.start, block.end) for block in fences(text)), "\n")
+    text = _without(text, sorted((start, end) for start, _, end in boxes(text)), " ")
+    return _MATH.sub(" ", text)
+
+
+def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
+    """A text without these spans, the outermost of nested ones; in order of their starts."""
     kept, position = [], 0
-    for start, _, end in sorted(boxes(text)):
-        if start >= position:  # else within the box before it
+    for start, end in spans:
+        if start >= position:
             kept.append(text[position:start])
             position = end
-    return _MATH.sub(" ", " ".join((*kept, text[position:])))
+    return filling.join((*kept, text[position:]))
 
 
 def consistent(problem: str, thoughts: str, answer: str, language: str | None = None) -> bool:
-    """Thoughts and answer in the language of the problem (given, or else detected)."""
+    """Thoughts and answer in the language of the problem (given, or else detected).
+
+    Thoughts without a word are in no language; an answer may be a formula alone.
+    """
+    if not _has_words(thoughts):
+        return False
     target = language or detect(problem) or detect(f"{thoughts}\n{answer}")
     return target is None or all(
         on_target_share(t, target) >= THRESHOLD for t in (thoughts, answer)
+    )
+
+
+def _has_words(text: str) -> bool:
+    """Is there anything but numbers, signs and single letters?"""
+    return any(
+        script == "han" or (script != "other" and max(map(len, words)) > 1)
+        for script, words in _pieces(strip(text))
     )
 
 
@@ -177,7 +202,8 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         return None
     if target in _BY_SCRIPT:
         # Names and units stay as they are in Chinese and Russian; a sentence does not.
-        return False if sentence.count(" ") >= 2 else None
+        words = sentence.split()
+        return False if len(words) >= 3 and sum(map(str.islower, words)) >= 2 else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
     mine = scores.get(target, 0.0)
@@ -189,7 +215,7 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     share = mine / total
     if share >= 0.5:
         return True
-    return False if share <= 0.2 else None
+    return False if share <= (0.2 if letters >= SHORT else 0.05) else None
 
 
 def _predict(prose: str) -> dict[str, float]:

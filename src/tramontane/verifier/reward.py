@@ -62,10 +62,11 @@ def _grade(
     outcome: Outcome
     if problem.domain == "math":
         outcome, reason, answer = math.judge(parsed.answer, problem.answer)
+        share = float(outcome == "right")
     else:
-        outcome, reason, answer = code.judge(parsed.answer, problem, config)
+        outcome, reason, answer, share = code.judge(parsed.answer, problem, config)
     parts["format"] = weights.format
-    parts["correctness"] = weights.correctness if outcome == "right" else 0.0
+    parts["correctness"] = weights.correctness * share
     parts["length"] = length_penalty(n_tokens, l_max, l_cache, weights.length)
     if weights.language and language.consistent(
         problem.problem, parsed.thoughts, parsed.answer, problem.language

@@ -67,7 +67,8 @@ class Job:
     """A program and what to feed it. `folder` holds its source, and is all of ours that it sees.
 
     `source` is a Python file of the folder; or `compiler` makes the program `{box}/main` from the
-    folder's `main.cpp`, with `headers` in sight. Each input is one execution.
+    folder's `main.cpp`, with `headers` in sight. Each input is one execution; with `keep_going` a
+    failed one is not the last.
     """
 
     folder: Path
@@ -77,6 +78,7 @@ class Job:
     source: str | None = None
     compiler: list[str] = field(default_factory=list)
     headers: Path | None = None
+    keep_going: bool = False
 
 
 class Ended(NamedTuple):
@@ -144,7 +146,7 @@ class Execution(Iterator[Ended]):
     """A running sandbox, as an iterator: what each execution did, the compiler first if any.
 
     A context manager: at its end nothing of the program is left. Iteration ends with the first
-    failure, since all tests must pass.
+    failure (where the job does not keep going), or the sandbox's end.
     """
 
     def __init__(self, job: Job, rung: Rung) -> None:
@@ -191,7 +193,8 @@ class Execution(Iterator[Ended]):
         errors = self._read(min(n_errors, runner.ERROR_BYTES), end)
         if status == 0 and output is not None:
             return Ended(output, "")
-        self._limits.clear()
+        if not self.job.keep_going:
+            self._limits.clear()
         n_output = min(n_output, OUTPUT_BYTES)
         return Ended(b"", _failure(status, seconds, memory_mb, n_output, errors or b""))
 
@@ -236,6 +239,7 @@ class Execution(Iterator[Ended]):
             for part in self.job.compiler
         ]
         settings = {
+            "keep_going": self.job.keep_going,
             "uid": 0 if self.rung == "namespaces" else uid,  # there `setpriv` sees to it
             "namespaces": self.namespaces,
             "filter": self.rung != "rlimits" and lockdown.supported(),

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from tramontane.config import VerifierConfig
 from tramontane.data.files import read_lines
+from tramontane.data.load import parse_tests
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import VerifierPool
@@ -23,9 +24,10 @@ WINDOW = 256  # rows being graded at once
 
 @dataclass
 class ScoreSummary:
-    """What `score_file` did: verdicts by outcome, and the rows that it could not read."""
+    """What `score_file` did: verdicts by outcome, reasons of unscorable ones, unreadable rows."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
+    unscorable: Counter[str] = field(default_factory=Counter)
     reward: float = 0.0
     bad_rows: list[str] = field(default_factory=list)
 
@@ -53,8 +55,9 @@ def score_file(
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
             `language` (ISO 639-1) and `response_tokens`.
-        out: where rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` go.
-        config: limits and weights.
+        out: where rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` go, each as
+            soon as it is graded and all before it are; a file that is there is replaced.
+        config: limits and weights; `workers` not set means a worker a core.
         l_max: the length penalty's upper end in tokens; without it there is no penalty.
         l_cache: how far below `l_max` the penalty starts.
         progress: called with (rows done, rows in all).
@@ -62,8 +65,8 @@ def score_file(
     A row that cannot be read is listed in `bad_rows` with its line, and does not stop the rest.
 
     Raises:
-        InputError: no such file or folder, or a file that is cut off, damaged, or not UTF-8;
-            before anything is graded.
+        InputError: no such file or folder, no rows, a file that is cut off or damaged, or a
+            custom reward that cannot be imported; before anything is graded.
     """
     path = Path(path)
     if not path.is_file():
@@ -72,12 +75,20 @@ def score_file(
         raise InputError(f"{out}: there is no folder {Path(out).parent}")
     if out is not None and Path(out).resolve() == path.resolve():
         raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
-    total = sum(1 for _ in read_lines(str(path), path))
+    if out is not None and (Path(out).is_dir() or Path(out).suffix == ".gz"):
+        raise InputError(f"{out}: the verdicts are plain JSONL; name a file that ends so")
+    total = sum(1 for _ in row_lines(path))
+    if not total:
+        raise InputError(f"{path}: there are no rows in it")
+    config = config or VerifierConfig()
+    if "workers" not in config.model_fields_set:
+        config = config.model_copy(update={"workers": os.cpu_count() or 1})
     summary = ScoreSummary()
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
     with (
-        VerifierPool(config or VerifierConfig(), l_max or sys.maxsize, l_cache) as pool,
-        open(out or os.devnull, "w", encoding="utf-8") as sink,
+        VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
+        # By lines: who is killed leaves whole rows. Half a surrogate pair becomes a JSON escape.
+        open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
     ):
 
         def finish(limit: int) -> None:
@@ -87,7 +98,7 @@ def score_file(
                 if progress:
                     progress(summary.scored + len(summary.bad_rows), total)
 
-        for number, line in read_lines(str(path), path):
+        for number, line in row_lines(path):
             try:
                 problem, response, tokens = parse_row(line)
             except InputError as error:
@@ -99,17 +110,39 @@ def score_file(
     return summary
 
 
-def parse_row(text: str) -> tuple[Problem, str, int]:
-    """One line of input: its problem, the response, and the response's length in tokens."""
+def row_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines, for `parse_object`, which says so of those that are not UTF-8."""
+    return read_lines(str(path), path, errors="surrogateescape")
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """One line of JSONL.
+
+    Raises:
+        InputError: not UTF-8, not JSON, or not an object.
+    """
     try:
-        row = json.loads(text)
-    except json.JSONDecodeError as error:
+        line.encode()
+        row = json.loads(line)
+    except UnicodeEncodeError:
+        raise InputError("not UTF-8") from None
+    except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from error
     if not isinstance(row, dict):
         raise InputError("not an object")
+    return row
+
+
+def parse_row(line: str) -> tuple[Problem, str, int]:
+    """One line of input: its problem, the response, and the response's length in tokens.
+
+    Raises:
+        InputError: not UTF-8, not JSON, or a field that is missing or of the wrong type.
+    """
+    row = parse_object(line)
     if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
         row["answer"] = str(row["answer"])
-    if isinstance(row.get("id"), int):
+    if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row["id"] = str(row["id"])
     domain = row.get("domain")
     if domain not in ("math", "code"):
@@ -120,21 +153,27 @@ def parse_row(text: str) -> tuple[Problem, str, int]:
         if not isinstance(row.get(key), kind):
             state = "missing" if row.get(key) is None else "of the wrong type"
             raise InputError(f"{key} is {state} (needed: {kind.__name__})")
+    tests = parse_tests(row["tests"], "tests") if domain == "code" else None
+    if domain == "code" and not tests:
+        raise InputError("tests is empty")
     language = row.get("language")
+    if not isinstance(language, str | None):
+        raise InputError("language is of the wrong type (needed: str)")
     # Code rows name the programming language there: the tests and the fence say that already.
-    spoken = language if isinstance(language, str) and len(language) == 2 else None
-    tokens = row.get("response_tokens") or 0
-    if not isinstance(tokens, int):
-        raise InputError("response_tokens is of the wrong type (needed: int)")
-    problem = Problem(
-        row["id"], domain, row["problem"], row.get("answer"), row.get("tests"), language=spoken
-    )
+    spoken = language.lower() if language and len(language) == 2 else None
+    tokens = 0 if row.get("response_tokens") is None else row["response_tokens"]
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise InputError("response_tokens is of the wrong type (needed: int, 0 or more)")
+    answer = row["answer"] if domain == "math" else None
+    problem = Problem(row["id"], domain, row["problem"], answer, tests, language=spoken)
     return problem, row["response"], tokens
 
 
 def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) -> None:
     summary.outcomes[verdict.verdict] += 1
     summary.reward += verdict.reward
+    if verdict.verdict == "unscorable":
+        summary.unscorable[verdict.reason] += 1
     row: dict[str, Any] = {"id": row_id, **verdict.to_dict()}
     del row["answer"]
     sink.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -49,7 +49,7 @@ def main() -> None:
         record = test.run(
             read_block(job), lambda: execute(command) if command else run_python(source)
         )
-        if send(results, record) != 0:
+        if send(results, record) != 0 and not settings["keep_going"]:
             return
 
 
