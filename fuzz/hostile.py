@@ -80,10 +80,10 @@ class World:
             "descriptor": set(os.listdir("/proc/self/fd")),
         }  # fmt: skip
 
-    def left(self) -> list[str]:
-        """What was not there before, and does not go away by itself; killed or counted as known
-        from then on, so that each program answers for its own."""
-        end = time.monotonic() + GONE_SECONDS
+    def left(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
+        """What was not there before the program of this name, and does not go away by itself;
+        killed or counted as known from then on, so that each program answers for its own."""
+        end = time.monotonic() + patience
         while True:
             reap()
             now = self.look()
@@ -94,8 +94,10 @@ class World:
         for pid in found["process"]:
             os.kill(int(pid.split()[0]), signal.SIGKILL)
         self.before = {kind: self.before[kind] | names for kind, names in now.items()}
-        missing = [f"a mount is gone: {m}" for m in self.before["mount"] - now["mount"]]
-        return [f"{kind}: {name}" for kind, names in found.items() for name in names] + missing
+        others = [f"a mount is gone: {m}" for m in self.before["mount"] - now["mount"]]
+        if ctypes.CDLL("librt.so.1").mq_unlink(f"/{name}".encode()) == 0:
+            others.append("queue")
+        return [f"{kind}: {name}" for kind, names in found.items() for name in names] + others
 
 
 def descendants() -> list[str]:
@@ -168,11 +170,11 @@ def main() -> int:
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
             begun = time.monotonic()
-            outcome, reason, _ = judge(
-                f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG
-            )
+            outcome, reason = judge(f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG)[
+                :2
+            ]
             seconds = time.monotonic() - begun
-            faults = faults_of(program, outcome, reason, seconds) + world.left()
+            faults = faults_of(program, outcome, reason, seconds) + world.left(program.name)
             row = rows[program.act]
             row.verdicts[outcome] += 1
             row.seconds.append(seconds)

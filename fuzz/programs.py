@@ -348,8 +348,12 @@ _CPP_HEAD = (
 
 
 class Program(NamedTuple):
-    """A program, the act it is listed under, and whether it goes on to do what the tests ask."""
+    """A program, the act it is listed under, and whether it goes on to do what the tests ask.
 
+    `name` is what it calls whatever it may leave.
+    """
+
+    name: str
     act: str
     tag: str
     source: str
@@ -364,14 +368,16 @@ def generate(seed: int, count: int, mark: str) -> list[Program]:
     while len(found) < count:
         draw.shuffle(acts)
         for act in acts[: count - len(found)]:
-            words = {
+            words: dict[str, object] = {
                 "few": draw.randint(1, 9), "many": draw.randint(10, 200), "port": 47_000,
                 "signal": draw.choice([1, 2, 6, 9, 11, 14, 15, 19]), "key": KEY,
                 "mark": f"{mark}-{len(found)}",
             }  # fmt: skip
             make = _python if act in PYTHON else _cpp
             tag, source, echoes = make(act, draw)
-            found.append(Program(act, tag, Template(source).substitute(words), echoes))
+            found.append(
+                Program(str(words["mark"]), act, tag, Template(source).substitute(words), echoes)
+            )
     return found
 
 
