@@ -39,12 +39,14 @@ def measure(judge: Callable[[str, str], bool], rows: list[dict[str, Any]]) -> di
     false_positives: list[str] = []
     false_negatives: list[str] = []
     milliseconds: list[float] = []
+    wall = time.perf_counter()
     for row in rows:
         started = time.process_time()  # of this process: others on the machine do not count
         right = judge(row["gold_answer"], row["pred_answer"])
         milliseconds.append(1000 * (time.process_time() - started))
         if right != bool(row["expected"]):
             (false_positives if right else false_negatives).append(row["id"])
+    wall = time.perf_counter() - wall
     milliseconds.sort()
     return {
         "accuracy": round(1 - (len(false_positives) + len(false_negatives)) / len(rows), 4),
@@ -52,31 +54,43 @@ def measure(judge: Callable[[str, str], bool], rows: list[dict[str, Any]]) -> di
         "false_negatives": false_negatives,
         "p50_ms": round(milliseconds[len(rows) // 2], 2),
         "p99_ms": round(milliseconds[int(0.99 * len(rows))], 1),
+        "max_ms": round(milliseconds[-1], 1),
+        "cpu_s": round(sum(milliseconds) / 1000, 2),
+        "wall_s": round(wall, 2),
         "verdicts_per_second": round(1000 * len(rows) / sum(milliseconds)),
     }
 
 
-def measure_pool(groups: int = 200, size: int = 16) -> dict[str, Any]:
-    """Easy verdicts, as in the playground, on one worker."""
-    problem = Problem("p", "math", "What is $3 + 4 \\cdot 2$?", "11", language="en")
-    thoughts = "First I multiply 4 * 2 = 8. Then I add 3 + 8 = 11. So the result is {}."
-    text = f"<think>{thoughts}</think>\nThe answer is \\boxed{{{{{{}}}}}}."
-    group = [(text.format(n, n), 60) for n in range(size)]
-    with VerifierPool(VerifierConfig(), l_max=256, l_cache=32) as pool:
-        pool.score(problem, group).result()
-        milliseconds = []
-        for _ in range(groups):
-            started = time.perf_counter()
+def measure_pool(rows: list[dict[str, Any]], repetitions: int = 5) -> dict[str, Any]:
+    """The core cases as completions, each answer four times, through a pool of two workers."""
+    text = "<think>I look at what is asked and work it out.</think>\nThe answer is \\boxed{{{}}}."
+    problems = [
+        (
+            Problem(row["id"], "math", "What is it?", row["gold_answer"], language="en"),
+            [(text.format(row["pred_answer"]), 60)] * 4,
+        )
+        for row in rows
+    ]
+    rates, seconds = [], []
+    with VerifierPool(VerifierConfig(workers=2), l_max=256, l_cache=32) as pool:
+        for problem, group in problems[:8]:
             pool.score(problem, group).result()
-            milliseconds.append(1000 * (time.perf_counter() - started))
-        started = time.perf_counter()
-        for future in [pool.score(problem, group) for _ in range(groups)]:
-            future.result()
-        seconds = time.perf_counter() - started
+        for _ in range(repetitions):
+            started = time.perf_counter()
+            verdicts = [f.result() for f in [pool.score(p, g) for p, g in problems]]
+            rates.append(sum(map(len, verdicts)) / (time.perf_counter() - started))
+            seconds += [verdict.seconds for group in verdicts for verdict in group]
+    seconds.sort()
     return {
-        "group_p50_ms": round(sorted(milliseconds)[groups // 2], 2),
-        "group_p99_ms": round(sorted(milliseconds)[int(0.99 * groups)], 2),
-        "verdicts_per_second": round(groups * size / seconds),
+        "workers": 2,
+        "verdicts_per_second": [
+            round(min(rates)),
+            round(sorted(rates)[len(rates) // 2]),
+            round(max(rates)),
+        ],
+        "p50_ms": round(1000 * seconds[len(seconds) // 2], 2),
+        "p99_ms": round(1000 * seconds[int(0.99 * len(seconds))], 1),
+        "max_ms": round(1000 * seconds[-1], 1),
     }
 
 
@@ -88,17 +102,18 @@ def main() -> None:
     core = [row for row in rows if row["core"]]
     results = {"math-verify": measure(math_verify_alone, core), "tramontane": measure(ours, core)}
     print(f"{len(core)} core cases of {path.name}")
-    print(f"{'':12} accuracy  false +  false −   p50 ms   p99 ms  verdicts/s")
+    print(f"{'':12} accuracy  false +  false −   p50 ms   p99 ms   max ms    cpu s   wall s")
     for name, r in results.items():
         print(
             f"{name:12} {r['accuracy']:8.3f} {len(r['false_positives']):8} "
             f"{len(r['false_negatives']):8} {r['p50_ms']:8} {r['p99_ms']:8} "
-            f"{r['verdicts_per_second']:11}"
+            f"{r['max_ms']:8} {r['cpu_s']:8} {r['wall_s']:8}"
         )
-    pool = measure_pool()
+    pool = measure_pool(core)
+    low, middle, high = pool["verdicts_per_second"]
     print(
-        f"pool, one worker, groups of 16: p50 {pool['group_p50_ms']} ms, "
-        f"p99 {pool['group_p99_ms']} ms, {pool['verdicts_per_second']} verdicts/s"
+        f"pool, two workers: {middle} verdicts/s ({low} to {high}), p50 {pool['p50_ms']} ms, "
+        f"p99 {pool['p99_ms']} ms, max {pool['max_ms']} ms"
     )
     report = {"cases": path.name, "core_cases": len(core), **results, "pool": pool}
     (HERE / "verifiers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

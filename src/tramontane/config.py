@@ -190,8 +190,8 @@ class VerifierConfig(Section):
     `allow_unsandboxed`: where no sandbox works, run programs under rlimits alone."""
 
     workers: int = Field(1, ge=1)
-    timeout_s: float = Field(5.0, gt=0)
-    memory_mb: int = Field(2048, ge=256)
+    timeout_s: float = Field(3.0, gt=0)
+    memory_mb: int = Field(512, ge=256)
     code_timeout_s: float = Field(4.0, gt=0)
     code_memory_mb: int = Field(300, ge=16)
     code_tests: int = Field(20, ge=1)

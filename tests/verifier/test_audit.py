@@ -43,7 +43,6 @@ GOOD = [
         r"(-\infty,1)\cup(3,\infty)",
         3,
     ),
-    rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=4),
     rollout(text(r"\frac{1}{2}", "that is 0.5"), "right", "0.5", group=5),
     rollout(program("import sys\nprint(sum(map(int, sys.stdin)))"), "right", None, group=6),
     # Two of four: no majority. Three of four, but right.
@@ -69,8 +68,10 @@ PLANTED = [
     (rollout(program("print(1)"), "right", answer=None, group=9), set()),
     (rollout(program("import os\nos._exit(0)"), "right", answer=None, group=11), {"program"}),
     (rollout(program("import os\nos._exit(0)"), "wrong", answer=None, group=12), set()),
-    # More than the caps, but not refused by them: the other verifier must be stopped from outside.
+    # math-verify would expand it for minutes: it must be stopped from outside.
     (rollout(text("(x+y+z+w)^{200}", "(x+y+z+w)^{200}"), "right", "x+1", group=10), set()),
+    # No hedge; but math-verify alone does not intersect.
+    (rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=13), {"disputed"}),
 ]
 
 

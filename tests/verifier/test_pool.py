@@ -6,23 +6,46 @@ import time
 
 import pytest
 
-from tramontane.config import VerifierConfig
+from tramontane.config import CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool
 
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 ALGEBRA = Problem("algebra", "math", "What is one more than $x$?", "x+1", language="en")
-# Within the caps, but SymPy would expand it for minutes.
-SLOW = "(x+y+z+w)^{200}"
+# No answer is slow enough any more: a reward of the user's own is.
+SLOW = "hang"
+MODULE = """
+import time
+
+def patience(problem, text, n_tokens):
+    if "hang" in text:
+        time.sleep(60)
+    return 1.0
+"""
 
 
 def response(answer):
     return (f"<think>I simply add the two numbers.</think>The answer is \\boxed{{{answer}}}.", 20)
 
 
+def patient(timeout_s):
+    own = CustomReward(name="patience", function="patience_reward.patience", weight=0.0001)
+    reward = RewardConfig(custom=(own,))
+    return VerifierConfig(timeout_s=timeout_s, code_timeout_s=1.0, reward=reward)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "patience_reward.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield
+
+
 @pytest.fixture(scope="module")
-def pool():
-    with VerifierPool(VerifierConfig(timeout_s=1.0, code_timeout_s=1.0), 256, 32) as pool:
+def pool(module):
+    with VerifierPool(patient(1.0), 256, 32) as pool:
         yield pool
 
 
@@ -123,7 +146,7 @@ def test_kills_under_load(pool):
 
 
 def test_close_is_prompt_and_fails_what_is_pending():
-    pool = VerifierPool(VerifierConfig(timeout_s=30), 256, 32)
+    pool = VerifierPool(patient(30), 256, 32)
     future = pool.score(ALGEBRA, [response(SLOW)])
     waiting = pool.score(ALGEBRA, [response("x+1")])
     time.sleep(0.1)

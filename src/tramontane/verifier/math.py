@@ -1,28 +1,23 @@
 r"""Is the last `\boxed{}` of the answer part the reference? (arXiv 2506.10910, section 2.2.)
 
 Cheap and exact rules come first (`normalize`), then lists and tuples item by item, and only what
-is left goes to math-verify, both sides wrapped in `\boxed{}`, its own timeouts off: whoever calls
-this from a worker process kills it from outside. The policies are in docs/rewards.md.
+is left is parsed as LaTeX and compared by value (`symbolic`, `values`). Every step has a cap
+(`caps`); whoever calls this from a worker process kills it from outside all the same. The policies
+are in docs/rewards.md.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tramontane.types import Outcome
+from tramontane.verifier import structure
+from tramontane.verifier.caps import MAX_ITEMS, MAX_LENGTH, MAX_NESTING, nesting, too_large
 from tramontane.verifier.format import last_box
 from tramontane.verifier.normalize import normalize, split_unit, to_number, units_clash
-
-MAX_LENGTH = 1000
-MAX_NESTING = 25
-MAX_ITEMS = 64
-MAX_EXPONENT = 10_000
-MAX_FACTORIAL = 500
-MAX_CELLS = 100
+from tramontane.verifier.structure import split
 
 
 class Judgement(NamedTuple):
@@ -64,9 +59,9 @@ def judge_answer(prediction: str, reference: str) -> Judgement:
         return Judgement("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgement("wrong", "the box is empty", answer)
-    if _nesting(pred) > MAX_NESTING:
+    if nesting(pred) > MAX_NESTING:
         return Judgement("wrong", f"brackets nested deeper than {MAX_NESTING}", answer)
-    if _nesting(gold) > MAX_NESTING:
+    if nesting(gold) > MAX_NESTING:
         reason = f"the reference nests brackets deeper than {MAX_NESTING}"
         return Judgement("unscorable", reason, answer)
     try:
@@ -81,20 +76,30 @@ def judge_answer(prediction: str, reference: str) -> Judgement:
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 
+def _spelling(text: str) -> str:
+    return _SPACE.sub("", _unwrap_text(text)).rstrip(".")
+
+
 def _equal(gold: str, pred: str) -> bool:
     """The judge proper, on normalised strings. Each step either decides or passes on."""
-    if gold == pred or _SPACE.sub("", gold) == _SPACE.sub("", pred):
+    if gold == pred or _spelling(gold) == _spelling(pred):
         return True
-    if (choice := _choice(gold, pred)) is not None:
-        return choice
-    if (text := _same_text(gold, pred)) is not None:
-        return text
+    for rule in (_choice, _same_text):
+        if (decided := rule(gold, pred)) is not None:
+            return decided
     if "\\boxed" in pred:
         raise Refused("a box within the box")
+    if _APPROXIMATELY.match(gold):
+        gold, pred = _APPROXIMATELY.sub("", gold), _APPROXIMATELY.sub("", pred)
     gold, pred = _before_approximation(gold), _before_approximation(pred)
-    if (structured := _same_structure(gold, pred)) is not None:
-        return structured
+    for pattern, why in ((_LDOTS, "dots"), (_CLOSED_INFINITY, "infinity is not a number")):
+        if pattern.search(pred) and not pattern.search(gold):
+            raise Refused(why)
+    for rule in (_same_congruence, _same_structure):
+        if (decided := rule(gold, pred)) is not None:
+            return decided
     _refuse_contradiction(pred)
+    _refuse_unsolved(gold, pred)
     gold_body, gold_unit = split_unit(gold)
     pred_body, pred_unit = split_unit(pred)
     if units_clash(gold_unit, pred_unit):
@@ -104,11 +109,20 @@ def _equal(gold: str, pred: str) -> bool:
             return decided
     gold_number, pred_number = _numbers(gold_body, pred_body)
     if gold_number is not None and pred_number is not None:
-        percent = (gold_unit == "%") != (pred_unit == "%")
-        return _same_number(gold_number, pred_number, pred_body, percent)
+        return any(
+            _same_number(gold_number * g, pred_number * p, pred_body)
+            for g, p in _scales(gold_unit, pred_unit)
+        )
     if gold_number is not None and (what := _not_a_number(pred_body)):
         raise Refused(what)
-    return _symbolic(gold_body, pred_body, gold_unit, pred_unit)
+    return _symbolic(gold_body, pred_body, _scales(gold_unit, pred_unit))
+
+
+def _scales(gold_unit: str, pred_unit: str) -> list[tuple[int, int]]:
+    """What to multiply both sides with: `28\\%` is 28 and 0.28, where only one side says %."""
+    if gold_unit != "%" and pred_unit == "%":
+        return [(1, 1), (100, 1)]
+    return [(1, 1), (1, 100)] if gold_unit == "%" and pred_unit != "%" else [(1, 1)]
 
 
 # ---------------------------------------------------------------------------------- numbers
@@ -126,8 +140,8 @@ def _numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None]:
     return g, p
 
 
-def _same_number(gold: Fraction, pred: Fraction, spelling: str, percent: bool) -> bool:
-    if gold == pred or (percent and (gold == pred * 100 or gold * 100 == pred)):
+def _same_number(gold: Fraction, pred: Fraction, spelling: str) -> bool:
+    if gold == pred:
         return True
     # A rounded decimal stands for a fraction that no decimal can write: six places or more.
     places = len(spelling.partition(".")[2])
@@ -160,11 +174,9 @@ def _same_ratio(gold: str, pred: str) -> bool | None:
 
 def _same_base(gold: str, pred: str) -> bool | None:
     """`204_5` is a numeral in base 5: the same digits in another base are another number."""
-    gold_base, pred_base = (re.fullmatch(r"(\w+)_\{?(\d+)\}?", s) for s in (gold, pred))
-    if not gold_base or not gold_base[1].isalnum() or not gold_base[1][0].isdigit():
-        if pred_base and pred_base[1][0].isdigit():
-            return pred_base[1] == gold
-        return None
+    gold_base, pred_base = (re.fullmatch(r"(-?\d\w*)_\{?(\d+)\}?", s) for s in (gold, pred))
+    if not gold_base:
+        return False if pred_base and to_number(gold) is not None else None
     if pred_base:
         return gold_base.groups() == pred_base.groups()
     return gold_base[1] == pred
@@ -172,8 +184,8 @@ def _same_base(gold: str, pred: str) -> bool | None:
 
 # ------------------------------------------------------------------------------------- text
 
-_LETTER = re.compile(r"\(?([A-J])\)?")
-_LETTER_WITH_TEXT = re.compile(r"\(?([A-J])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
+_LETTER = re.compile(r"\(?([A-Z])\)?")
+_LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
 )
@@ -189,7 +201,7 @@ def _choice(gold: str, pred: str) -> bool | None:
     if g and p:
         return g[1] == p[1]
     if g and (long := _option(pred)):
-        return g[1] == long[0] and not re.search(r"\b[A-J]\b|\b(?:or|not)\b", long[1])
+        return g[1] == long[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", long[1])
     if p and (long := _option(gold)):
         return p[1] == long[0]
     return None
@@ -231,95 +243,101 @@ def _is_words(text: str) -> bool:
 
 # --------------------------------------------------------------------------- lists and tuples
 
-_CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
-_TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
-
-
-def _split(text: str, separators: str) -> list[str]:
-    """Split at separators that stand outside all brackets."""
-    items, current, depth = [], "", 0
-    for token in _TOKEN.findall(text):
-        if token in ("(", "[", "{", "\\{"):
-            depth += 1
-        elif token in (")", "]", "}", "\\}"):
-            depth -= 1
-        if token in separators and depth == 0:
-            items.append(current)
-            current = ""
-        else:
-            current += token
-    return [item.strip() for item in (*items, current) if item.strip()]
-
-
-def _structure(text: str) -> tuple[str, list[str]]:
-    """("list", items) of `1, 2` and `\\{1, 2\\}`; ("()", items) of a tuple or an open interval."""
-    kind, inner = "list", text
-    match = re.match(r"\\?[{(\[]", text)
-    end = re.search(r"\\?[})\]]$", text)
-    if match and end and end.start() >= match.end():
-        inside = text[match.end() : end.start()].strip()
-        balanced = _balanced(inside)
-        if balanced and _CLOSING.get(match[0]) == end[0] and "{" in match[0]:
-            inner = inside
-        elif balanced and match[0] in "([" and end[0] in ")]":
-            kind, inner = match[0] + end[0], inside
-    items = _split(inner, ",;")
-    return (kind, items) if kind == "list" or len(items) > 1 else ("list", [text])
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for token in _TOKEN.findall(text):
-        depth += (token in ("(", "[", "{", "\\{")) - (token in (")", "]", "}", "\\}"))
-        if depth < 0:
-            return False
-    return depth == 0
+_RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e)(?![A-Za-z])|<|>")
+_PM = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_SIGNS = {"\\pm": "+-", "\\mp": "-+"}
 
 
 def _same_structure(gold: str, pred: str) -> bool | None:
     """Item by item: lists and sets in any order, tuples and intervals in theirs."""
-    if to_number(gold) is not None and to_number(pred) is not None:
-        return None  # 1,000 is a number
-    gold_kind, gold_items = _structure(gold)
-    pred_kind, pred_items = _structure(pred)
+    gold, pred = _bare(gold, pred)
+    if None not in _numbers(gold, pred):
+        return None  # 1,000 is a number, and so is 3,5 where 3.5 is asked for
+    gold_kind, gold_items = _items(gold)
+    pred_kind, pred_items = _items(pred)
     if max(len(gold_items), len(pred_items)) > MAX_ITEMS:
         raise Refused(f"more than {MAX_ITEMS} items")
+    if max(len(gold_items), len(pred_items)) < 2:
+        return None
     if min(len(gold_items), len(pred_items)) < 2:
-        return None
-    if (labelled := _same_labels(gold_items, pred_items)) is not None:
-        return labelled
-    # Equations and ± say the same thing in other shapes: left to the parser.
-    if re.search(r"=|\\pm|\\mp|\\in(?![A-Za-z])|<|>|\\[lg]e(?![A-Za-z])", gold + pred):
-        return None
+        # One item against several may still be a set or an interval in another spelling.
+        return None if _RELATION.search(gold + pred) or "matrix" in gold + pred else False
+    gold_kind, gold_items, pred_kind, pred_items = _by_labels(
+        gold_kind, gold_items, pred_kind, pred_items
+    )
     if gold_kind != pred_kind or len(gold_items) != len(pred_items):
         return False
     if gold_kind != "list":
         return all(_equal(g, p) for g, p in zip(gold_items, pred_items, strict=True))
     left = list(pred_items)
     for item in gold_items:
-        found = next((p for p in left if _equal(item, p)), None)
+        found = next((p for p in left if _equal_or_refused(item, p)), None)
         if found is None:
             return False
         left.remove(found)
     return True
 
 
-def _same_labels(gold: list[str], pred: list[str]) -> bool | None:
-    """`a = 1, b = 2`, in any order where no label comes twice."""
-    g, p = ([tuple(_split(item, "=")) for item in side] for side in (gold, pred))
-    if len(g) != len(p) or any(len(pair) != 2 for pair in g + p):
-        return None
-    if len({label for label, _ in g}) == len(g):
-        g, p = sorted(g), sorted(p)
-    if [label for label, _ in g] != [label for label, _ in p]:
-        return None
-    if all(_equal(a, b) for (_, a), (_, b) in zip(g, p, strict=True)):
-        return True
-    return None
+def _bare(gold: str, pred: str) -> tuple[str, str]:
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without the label, where the other side has none."""
+    g, p = structure.label(gold), structure.label(pred)
+    if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
+        return gold, pred
+    if any(pair and not pair[1].startswith(("(", "[", "{", "\\{")) for pair in (g, p)):
+        return gold, pred
+    return (g[1] if g else gold), (p[1] if p else pred)
+
+
+def _equal_or_refused(gold: str, pred: str) -> bool:
+    """Against the wrong item of a list, a refusal is no more than a difference."""
+    try:
+        return _equal(gold, pred)
+    except Refused:
+        return False
+
+
+def _items(text: str) -> tuple[str, list[str]]:
+    """The items of an answer, each `\\pm` written out as two of them."""
+    kind, items = structure.structure(text)
+    if kind != "list":
+        return kind, items
+    out: list[str] = []
+    for item in items:
+        if not _PM.search(item) or len(items) > MAX_ITEMS:
+            out.append(item)
+        else:
+            out += [_PM.sub(lambda m, k=k: _SIGNS[m[0]][k], item) for k in (0, 1)]  # type: ignore[misc]
+    return kind, out
+
+
+def _by_labels(
+    gold_kind: str, gold: list[str], pred_kind: str, pred: list[str]
+) -> tuple[str, list[str], str, list[str]]:
+    """`a = 1, b = 2` against the same in another order, against `(1, 2)`, or against `1, 2`."""
+    labels = [[structure.label(item) for item in side] for side in (gold, pred)]
+    named = [bool(side) and all(side) for side in labels]
+    if all(named):
+        gold = structure.solutions(gold) or gold
+        pred = structure.solutions(pred) or pred
+    elif named[0]:
+        gold = structure.solutions(gold) or gold
+    elif named[1]:
+        pred = structure.solutions(pred) or pred
+    distinct = [len({pair[0] for pair in side if pair}) == len(side) for side in labels]
+    if named[0] != named[1]:
+        # Labels on one side only: their order is the tuple's; against a list, any order will do.
+        if named[0] and pred_kind == "()" and distinct[0]:
+            gold_kind, gold = "()", [pair[1] for pair in labels[0] if pair]
+        elif named[1] and gold_kind == "()" and distinct[1]:
+            pred_kind, pred = "()", [pair[1] for pair in labels[1] if pair]
+    return gold_kind, gold, pred_kind, pred
 
 
 # ------------------------------------------------------------------------ what is refused
 
+_APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
+_LDOTS = re.compile(r"\\ldots(?![A-Za-z])")
+_CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
 
 
@@ -329,12 +347,20 @@ def _before_approximation(text: str) -> str:
 
 def _refuse_contradiction(pred: str) -> None:
     """A chain such as `1 = 2 = 5` must hold: each member without variables equals the last one."""
-    for statement in _split(pred, ",;"):
-        members = [m for m in _split(statement, "=") if m]
+    for statement in split(pred, ",", ";"):
+        members = [m for m in split(statement, "=") if m]
         for member in members[:-1]:
             constant = re.sub(r"\\[A-Za-z]+|\{[a-z]?matrix\}", "", member)
-            if re.search(r"[^\W\d_]", constant) is None and not _equal(member, members[-1]):
+            if re.search(r"[^\W\d_]", constant) is None and not _holds(member, members[-1]):
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
+
+
+def _holds(left: str, right: str) -> bool:
+    """Both sides are the answer's: what cannot be judged here is the answer's fault."""
+    try:
+        return _equal(left, right)
+    except Unscorable as error:
+        raise Refused("the answer cannot be parsed") from error
 
 
 def _not_a_number(pred: str) -> str:
@@ -343,106 +369,93 @@ def _not_a_number(pred: str) -> str:
     value = _EQUALS.split(pred)[-1]
     if _WRAPPER.search(value):
         return "words beside the number"
-    if len(_structure(value)[1]) > 1:
+    if len(structure.structure(value)[1]) > 1:
         return "a list, not a number"
     if re.search(r"\\(?:lor|vee|color|cancel|prime)(?![A-Za-z])|'", value):
         return "not a number"
     return ""
 
 
-def _nesting(text: str) -> int:
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
+_POLYNOMIAL = re.compile(r"[\dA-Za-z\s.+*/^{}()-]*")
+_NAME = re.compile(r"_(?:\{[^{}]*\}|\w)|[A-Za-z]+'*\s*\([^()]*\)")  # an index; f(x)
 
 
-def too_large(text: str) -> str:
-    """Why this may not reach the parser (which would compute it), or nothing."""
-    symbols = bool(re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
-    exponents = [int(e) for e in re.findall(r"\^\s*[{(]*\s*[+-]?(\d{1,30})", text)]
-    product = 1
-    for exponent in exponents:
-        product *= max(exponent, 1)
-    if max(exponents, default=0) > MAX_EXPONENT or (not symbols and product > 100 * MAX_EXPONENT):
-        return "an exponent is too large"
-    if text.count("^") > 40 or re.search(r"\^\s*\{?\s*\d+\s*\^\s*\{?\s*\d+\s*\^", text):
-        return "a tower of exponents"
-    for base, power in re.findall(r"\^\s*[{(]?\s*(\d+)\s*\^\s*[{(]?\s*(\d+)", text):
-        if len(base) > 4 or len(power) > 2 or int(base) ** int(power) > MAX_EXPONENT:
-            return "a tower of exponents"
-    if any(len(n) > 4 or int(n) > MAX_FACTORIAL for n in re.findall(r"(\d+)\s*[)}]*\s*!", text)):
-        return "a factorial is too large"
-    if re.search(r"!\s*[)}\]]*\s*!", text) or (not symbols and re.search(r"!.*\)\s*!", text)):
-        return "a factorial of a factorial"
-    if text.count("&") > MAX_CELLS:
-        return f"a matrix of more than {MAX_CELLS} cells"
-    if re.search(r"\\d?binom\s*\{?\s*\d{5}", text):
-        return "a binomial coefficient is too large"
-    if len(re.findall(r"\\(?:sum|prod|int|lim)(?![A-Za-z])", text)) > 3:
-        return "too many sums, products or integrals"
-    if re.search(r"\\(?:sum|prod).*\^\s*\{?\s*\d{4}", text):
-        return "a sum or product has too many terms"
-    return ""
+def _refuse_unsolved(gold: str, pred: str) -> None:
+    """`2x = 5` and `x = 5 - x` are not the answer 5; `x = 5` is, and so is `a + b = 5`."""
+    pair = structure.label(pred)
+    if pair is None or "=" in gold:
+        return
+    side, value = (re.sub(r"\\[A-Za-z]+", " ", part) for part in pair)
+    letters = set(re.findall("[A-Za-z]", _NAME.sub("", side)))
+    unsolved = len(letters) == 1 and len(side.strip()) > 1 and _POLYNOMIAL.fullmatch(side)
+    if (unsolved and not _NAME.search(side)) or letters & set(re.findall("[A-Za-z]", value)):
+        raise Refused(f"an equation that is not solved: {pred}")
 
 
-# ------------------------------------------------------------------------------ math-verify
+_MODULUS = re.compile(
+    r"(?:.*\\equiv\s*)?([+-]?\d{1,9})\s*"
+    r"(?:\\pmod|\(?\s*(?:\\(?:bmod|mod)|\\(?:text|mathrm|operatorname)\s*\{\s*mod\s*\}|mod)(?![A-Za-z]))"
+    r"\s*\{?\s*(\d{1,9})\s*\}?\s*\)?"
+)
+
+
+def _same_congruence(gold: str, pred: str) -> bool | None:
+    """`3 \\pmod 7`: against another congruence by remainder, against a number as it stands."""
+    g, p = _MODULUS.fullmatch(gold), _MODULUS.fullmatch(pred)
+    if g and p:
+        return g[2] == p[2] and int(p[2]) > 0 and (int(g[1]) - int(p[1])) % int(g[2]) == 0
+    if g or p:
+        match, number = (g, to_number(pred)) if g else (p, to_number(gold))
+        assert match is not None
+        return None if number is None else int(match[1]) == number
+    return None
+
+
+# ---------------------------------------------------------------------------------- by value
 
 
 def warm_up() -> None:
     """Import the parser and build its tables, so that the first verdict is as fast as others."""
-    parse_latex("x=1")
+    _symbolic("x+1", "1+x", [(1, 1)])
 
 
-@lru_cache(maxsize=256)
-def parse_latex(text: str) -> list[Any]:
-    """Parse as a box, LaTeX only: the plain-expression parser of math-verify would pick a number
-    out of any text, and calls `eval`. An empty list when it cannot be parsed."""
-    from math_verify import parse
-    from math_verify.parser import LatexExtractionConfig
-    from sympy import Complement, Intersection, Union
+def _symbolic(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
+    import sympy
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    config = (LatexExtractionConfig(),)
-    parsed = parse(
-        f"\\boxed{{{text}}}",
-        extraction_config=config,
-        fallback_mode="no_fallback",
-        parsing_timeout=None,  # type: ignore[arg-type]
-        raise_on_error=True,
-    )
-    # `[0, 2] \\cap (1, 3)` is parsed unevaluated, and math-verify would compare it as it stands.
-    return [e.doit() if isinstance(e, Union | Intersection | Complement) else e for e in parsed]
-
-
-def _symbolic(gold: str, pred: str, gold_unit: str, pred_unit: str) -> bool:
-    from math_verify import verify
+    from tramontane.verifier import symbolic, values
 
     if why := too_large(gold):
         raise Unscorable(f"the reference cannot be judged: {why}")
     if why := too_large(pred):
         raise Refused(why)
-    gold_parsed = parse_latex(gold) or parse_latex(_split(gold, "=")[-1])  # a label may be anything
-    if not gold_parsed:
+    gold_parsed = _parse(gold)
+    if gold_parsed is None:
         raise Unscorable(f"the reference cannot be parsed: {gold[:80]}")
-    pred_parsed = parse_latex(pred) or parse_latex(_split(pred, "=")[-1])
-    if not pred_parsed:
+    pred_parsed = _parse(pred)
+    if pred_parsed is None:
         raise Refused("the answer cannot be parsed")
-    if verify(
-        gold_parsed,
-        pred_parsed,
-        allow_set_relation_comp=True,
-        timeout_seconds=None,
-        raise_on_error=True,
-    ):
-        return True
-    if (gold_unit == "%") != (pred_unit == "%"):
-        percent = f"{gold}\\%" if gold_unit else f"{pred}\\%"
-        pair = (
-            (parse_latex(percent), pred_parsed)
-            if gold_unit
-            else (gold_parsed, parse_latex(percent))
-        )
-        return bool(verify(*pair, timeout_seconds=None, raise_on_error=True))
-    return False
+    for g, p in scales:
+        try:
+            scaled = [
+                e if k == 1 else sympy.Mul(k, e, evaluate=False)
+                for k, e in ((g, gold_parsed), (p, pred_parsed))
+            ]
+            if symbolic.same(*scaled):
+                return True
+        except values.TooLarge as error:
+            symbolic_gold = symbolic.bounded(gold_parsed)
+            if not symbolic_gold:
+                raise Unscorable(
+                    "the reference cannot be judged: its value is too large"
+                ) from error
+            raise Refused("the value is too large") from error
+    return values.rounded(gold_parsed, pred) if isinstance(gold_parsed, sympy.Expr) else False
+
+
+def _parse(text: str) -> Any:
+    """The object, or what stands behind the last `=`: a label may be anything."""
+    from tramontane.verifier.symbolic import parse_latex
+
+    parsed = parse_latex(text)
+    members = split(text, "=")
+    return parse_latex(members[-1]) if parsed is None and len(members) > 1 else parsed

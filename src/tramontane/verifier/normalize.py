@@ -59,6 +59,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\lt(?![A-Za-z])", "<"),
         (r"\\(?:overline|bar)\s*(\d)(?!\d)", r"\\overline{\1}"),
         (r"\\(?:\(|\)|\[|\])|\$\$", " "),
+        (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
+        (r"\\frac\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\\frac{\1}"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
+        (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
+        (r"\{([/:])\}", r"\1"),
         # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
         (r"(?<=\d)(?:\{,\}|,\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
@@ -77,7 +82,12 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
-        # Scientific notation.
+        # `1/2 x` is half of x: from left to right, as programs read it.
+        (
+            r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))",
+            r"\\frac{\1}{\2}",
+        ),
+        # Scientific notation, millions.
         (rf"(?<![A-Za-z\d])({_DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
         # Degrees, percent and text that only wraps a number or a letter.
         (r"\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
@@ -90,6 +100,21 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
 _CONNECTIVE = re.compile(
     rf"{_TEXT}\s*\{{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)[\s,]*\}}"
     r"|(?<=[\s,;)\]}\d])(?:and|or)(?=[\s(\[{\d])"
+)
+_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(
+    rf"(?<![\d.,])({_DECIMAL})(?![\d.,])\s*({_TEXT}\s*\{{)?\s*(thousand|million|billion|trillion)"
+    r"s?(?![A-Za-z])"
+)
+_INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
+_OR = re.compile(rf"{_TEXT}\s*\{{[\s,]*or[\s,]*\}}|(?<=[\s\d)}}])or(?=[\s(\d-])|\\lor(?![A-Za-z])")
+# What says no more than that a letter is a whole or a real number, or what it stands for.
+_LETTER = r"\s*\$?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\$?\s*"
+_SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
+_CONDITION = re.compile(
+    rf"[\s,;(]*(?:(?:{_TEXT}\s*\{{)?\s*(?:,|where|for|with)\s*(?:all|any|every|some|integers?)?\s*\}}?)?"
+    rf"{_LETTER}(?:{_SET}|(?:{_TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
+    r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
 )
 _UNWRAP = re.compile(
     r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\})",
@@ -107,6 +132,11 @@ def normalize(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", " ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    text = _SCALE.sub(lambda m: rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {m[2] or ''}", text)
+    if _INEQUALITY.search(text):
+        text = _OR.sub(r" \\cup ", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    text = _CONDITION.sub("", text)
     text = _CONNECTIVE.sub(" , ", text)
     text = re.sub(r",(?:\s*,)+", ",", text)
     text = re.sub(r"\s+", " ", text).strip()
@@ -229,7 +259,13 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, ""
     if match["bare"]:
         known = canonical_unit(words).partition("^")[0] in KNOWN_UNITS
-        if to_number(body) is None or (not known and words.isascii() and len(words) < 3):
+        before = text[match.start("bare") - 1]
+        attached = words[:1].isascii() and not words[1:2].isalpha() and not before.isspace()
+        if attached or (not known and words.isascii() and len(words) < 3):
+            return text, ""  # 2s, 3xy: variables
+        if to_number(body) is None and not (
+            known and len(words) > 1 and body[-1] in "0123456789})"
+        ):
             return text, ""
     if match["degree"]:
         return body, "deg" + match["degree"].replace(r"^{\circ}", "").strip().lower()

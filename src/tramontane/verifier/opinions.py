@@ -9,7 +9,6 @@ import re
 from fractions import Fraction
 
 from tramontane.types import Problem
-from tramontane.verifier import math
 from tramontane.verifier.format import CLOSE, last_box
 
 _PLAIN = re.compile(r"[+-]?(?:\d{1,30}|\d{1,3}(?:,\d{3}){1,9})(?:\.\d{1,30}|/0*[1-9]\d{0,29})?")
@@ -33,12 +32,23 @@ def math_verify(problem: Problem, text: str, n_tokens: int) -> float:
 
     A custom reward because it may run for ever, as only the pool's workers can afford.
     """
-    from math_verify import verify
+    from math_verify import parse, verify
+    from math_verify.parser import LatexExtractionConfig
 
     box = last_box(text.rpartition(CLOSE)[2])
-    reference = math.parse_latex(problem.answer or "")
-    if box is None or not reference:
+    if box is None or not problem.answer:
         return 0.5
-    return float(
-        verify(reference, math.parse_latex(box), timeout_seconds=None, raise_on_error=True)
+    # LaTeX only: its parser of plain expressions calls `eval`.
+    reference, answer = (
+        parse(
+            f"\\boxed{{{side}}}",
+            extraction_config=(LatexExtractionConfig(),),
+            fallback_mode="no_fallback",
+            parsing_timeout=None,  # type: ignore[arg-type]
+            raise_on_error=True,
+        )
+        for side in (problem.answer, box)
     )
+    if not reference:
+        return 0.5
+    return float(verify(reference, answer, timeout_seconds=None, raise_on_error=True))
