@@ -25,7 +25,7 @@ from fuzz.programs import KEY, Program, generate
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import sandbox
-from tramontane.verifier.code import CPP_FLAGS, judge
+from tramontane.verifier.code import judge
 
 CONFIG = VerifierConfig(code_timeout_s=1.0)
 CASES = [{"input": f"{n}\n", "output": f"{n}\n"} for n in (7, 8)]
@@ -50,14 +50,16 @@ class World:
     """What a program could have left behind, outside its sandbox."""
 
     def __init__(self, mark: str, folder: Path) -> None:
-        self.mark, self.folder = mark, folder
+        caches = (Path("/var/cache"), Path.home() / ".cache")
+        # Others on the machine may be making more of them just now.
+        headers = [path for cache in caches for path in cache.glob("tramontane/headers-*")]
+        self.mark, self.folders = mark, [folder, *headers]
         # Orphans come to this process, and to no other that could be overlooked.
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
         self.before = self.look()
 
     def look(self) -> dict[str, set[str]]:
         """Names of what is there, by kind."""
-        cache = Path("/var/cache" if os.geteuid() == 0 else Path.home() / ".cache", "tramontane")
         marked = [p for f in FOLDERS for p in _entries(f) if self.mark in p]
         sockets = "".join(Path(f"/proc/net/{n}").read_text() for n in ("tcp", "tcp6", "udp"))
         unix = [
@@ -66,7 +68,7 @@ class World:
         return {
             "process": set(descendants()),
             "mount": set(Path("/proc/self/mountinfo").read_text().splitlines()),
-            "file": {str(p) for f in (self.folder, cache) for p in f.rglob("*")} | set(marked),
+            "file": {str(p) for f in self.folders for p in f.rglob("*")} | set(marked),
             "segment": {
                 line for kind in ("shm", "sem", "msg")
                 for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
@@ -165,7 +167,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as name:
         os.chmod(name, 0o711)  # programs may run as a user of their own
         tempfile.tempdir = name
-        sandbox.precompiled(CPP_FLAGS)
+        judge("```cpp\n#include <bits/stdc++.h>\n```\n", PROBLEM, CONFIG)  # compiles the header
         world = World(mark, Path(name))
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
