@@ -199,6 +199,19 @@ def test_writes_outside(sealed, tmp_path):
     assert run(leave + RIGHT) == ("right", "")
 
 
+def test_folders_that_cannot_be_walked(rung):
+    nested = "import os\nhere = os.getcwd()\nfor _ in range(1100): os.mkdir('a'); os.chdir('a')\n"
+    closed = "os.chdir(here)\nos.makedirs('b/c')\nos.mkdir('b/c/d', 0)\nos.mkdir('e', 0)"
+    outcome, reason = run(nested + closed + RIGHT)
+    assert outcome == "right" or "timed out" in reason  # on a slow disk
+
+
+def test_writes_where_nobody_can_look(sealed):
+    hidden = "import os\nos.mkdir('d', 0o300)\n"
+    fill = "for i in range(9): open(f'd/{i}', 'wb').write(bytes(10 << 20))"
+    assert run(hidden + fill + RIGHT)[0] == "wrong"
+
+
 def test_gains_no_power(sealed):
     for call in ("os.setuid(0)", "os.chroot('.')", "os.mknod('n', 0o60600, 1)"):
         program = f"import os\nuid = os.getuid()\n{call}\nassert os.getuid() == uid == 0"

@@ -64,7 +64,7 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{source}:{number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also what is too long or nested to be read
             raise InputError(
                 f"{where}: not JSON ({error}); every line must hold one JSON object: mend or "
                 f"remove this line"

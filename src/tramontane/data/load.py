@@ -260,7 +260,7 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also what is too long or nested to be read
             raise InputError(f"{where}: the tests are text, but not JSON ({error})") from None
     if not value:
         return None
@@ -269,6 +269,8 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
         wrong = f"want a type, one of {', '.join(TEST_TYPES)}"
     elif value["type"] != "stdio":
         wrong = None if isinstance(value.get("code"), str) else "want code"
+        if not isinstance(value.get("cases"), list | None):
+            wrong = "have cases that are no list"
     elif not (
         isinstance(cases := value.get("cases"), list) and cases and all(map(_is_case, cases))
     ):
@@ -297,7 +299,7 @@ def _language(value: Any, domain: Domain) -> str | None:
 def _level(value: Any) -> int | None:
     """A whole number, also as the MATH dataset writes it (`Level 3`)."""
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-    found = re.fullmatch(r"(?:level )?(\d+)", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(?:level )?(\d{1,9})", text.strip(), re.IGNORECASE)
     return int(found[1]) if found else None
 
 

@@ -447,10 +447,10 @@ def _symbolic(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
     if pred_parsed is None:
         raise Refused("the answer cannot be parsed")
     for g, p in scales:
+        sides = ((g, gold_parsed), (p, pred_parsed))
+        if any(k != 1 and not isinstance(e, sympy.Expr) for k, e in sides):
+            continue  # a hundredth of an inequality is nothing
         try:
-            sides = ((g, gold_parsed), (p, pred_parsed))
-            if any(k != 1 and not isinstance(e, sympy.Expr) for k, e in sides):
-                continue
             scaled = [e if k == 1 else sympy.Mul(k, e, evaluate=False) for k, e in sides]
             if symbolic.same(*scaled):
                 return True

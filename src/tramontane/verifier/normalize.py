@@ -130,8 +130,23 @@ def _scaled(m: re.Match[str]) -> str:
     return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
 
+MAX_PASSES = 5  # two do for what is meant as an answer
+
+
 def normalize(text: str) -> str:
-    """One answer, reference or prediction, in the spelling that the judge compares."""
+    """One answer, reference or prediction, in the spelling that the judge compares.
+
+    That spelling is its own: what one rule leaves, as a box behind whose end a full stop went, is
+    work for another.
+    """
+    for _ in range(MAX_PASSES):
+        before, text = text, _apply_rules(text)
+        if text == before:
+            break
+    return text
+
+
+def _apply_rules(text: str) -> str:
     text = re.sub(r"[\x00-\x1f\x7f]", " ", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+", lambda m: f"_{{{m[0].translate(_SUB)}}}", text)

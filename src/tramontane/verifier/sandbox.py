@@ -188,6 +188,8 @@ class Execution(Iterator[Ended]):
             pass
         os.close(self._results)
         self.errors.close()
+        if not self.namespaces:  # the runner may have ended before it came to this
+            runner.empty(str(self.box), keep=None)
 
     def __next__(self) -> Ended:
         if not self._limits:
@@ -327,7 +329,7 @@ def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors:
         return f"started more than {runner.MAX_PROCESSES} processes"
     if status == runner.DISK:
         return f"wrote more than {BOX_MB} MB"
-    code = os.waitstatus_to_exitcode(status)
+    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
     if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
         return f"printed more than {OUTPUT_BYTES >> 20} MB"
     said = errors.decode(errors="replace").strip().splitlines()

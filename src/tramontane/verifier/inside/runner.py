@@ -269,8 +269,10 @@ def size_of(folder: str) -> int:
                 total += max(entry.stat(follow_symlinks=False).st_blocks * 512, 4096)
                 if entry.is_dir(follow_symlinks=False):
                     left.append(entry.path)
-        except OSError:  # removed meanwhile
+        except FileNotFoundError:  # removed meanwhile
             continue
+        except OSError:  # too deep, or closed to us, so that it cannot be counted
+            return sys.maxsize
     return total
 
 
@@ -312,19 +314,26 @@ def reap() -> bool:
 
 
 def empty(box: str, keep: list[str] | None) -> None:
-    """Leave nothing of a test to the next but the compiled program, if any."""
-    for entry in os.scandir(box):
-        if keep and entry.path == keep[0]:
-            continue
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                os.rmdir(entry)
-            else:
-                os.unlink(entry)
-        except OSError:  # not empty
-            import shutil
+    """Leave nothing of a test to the next but the compiled program, if any.
 
-            shutil.rmtree(entry, ignore_errors=True)
+    However deep folders lie in one another: what is in one moves up before it goes.
+    """
+    name = os.path.join(box, os.urandom(8).hex())
+    moved = 0
+    while entries := [e for e in os.scandir(box) if not keep or e.path != keep[0]]:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry)
+                continue
+            os.chmod(entry, 0o700)
+            for inner in list(os.scandir(entry)):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner, 0o700)  # else it could not move
+                    moved += 1
+                    os.rename(inner, f"{name}-{moved}")
+                else:
+                    os.unlink(inner)
+            os.rmdir(entry)
 
 
 # ------------------------------------------------------------------------------ in the test

@@ -1,0 +1,164 @@
+"""Fuzz the parsers, coverage-guided: `make fuzz`, or `python -m fuzz --seconds 600 [TARGET …]`.
+
+Each target runs in a process of its own (libFuzzer, by atheris) for its share of the time. What it
+learnt stays in build/fuzz/TARGET and is where the next run starts. An input that breaks a check,
+or takes too long, is a finding: written to build/fuzz/findings, one for each place in the code,
+and the run goes on. Exit code 1 when there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from fuzz.vocabulary import TOKENS
+
+BUILD = Path("build/fuzz")
+FINDINGS = BUILD / "findings"
+MAX_BYTES = 8000
+HANG_SECONDS = 60  # wall clock; what runs in Python is stopped at its target's own limit
+MEMORY_MB = 512
+RESTARTS = 20  # of a target whose process a finding ends
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz")
+    parser.add_argument("--seconds", type=int, default=3600, help="for all targets together")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("targets", nargs="*", help="all of them by default")
+    args = parser.parse_args()
+    if args.child:
+        fuzz(args.targets[0], args.seconds)
+    from fuzz.parsers import TARGETS
+
+    shutil.rmtree(FINDINGS, ignore_errors=True)
+    FINDINGS.mkdir(parents=True)
+    names = args.targets or list(TARGETS)
+    shares = sum(TARGETS[name].share for name in names)
+    print(f"{'target':12}{'seconds':>8}{'executions':>12}{'edges':>8}{'corpus':>8}"
+          f"{'slowest s':>11}{'findings':>10}")  # fmt: skip
+    for name in names:
+        supervise(name, args.seconds * TARGETS[name].share / shares)
+    found = sorted(FINDINGS.glob("*.txt"))
+    for path in found:
+        print(f"\n{path}\n{path.read_text()}")
+    return 1 if found else 0
+
+
+def supervise(name: str, seconds: float) -> None:
+    """Run one target, again after an input that ended its process; print its line."""
+    log = BUILD / f"{name}.log"
+    started, executions, edges = time.monotonic(), 0, "0"
+    (BUILD / f"{name}.slowest").unlink(missing_ok=True)
+    for _ in range(RESTARTS):
+        left = seconds - (time.monotonic() - started)
+        if left < 1:
+            break
+        command = [sys.executable, "-m", "fuzz", "--child", name, "--seconds", str(int(left))]
+        with log.open("w") as out:
+            status = subprocess.run(command, stdout=out, stderr=out).returncode
+        said = log.read_text(errors="replace")
+        executions += int((re.findall(r"number_of_executed_units: (\d+)", said) or ["0"])[-1])
+        edges = (re.findall(r"cov: (\d+)", said) or ["0"])[-1]
+        if status == 0:
+            break
+        for path in BUILD.glob(f"{name}-*-*"):  # libFuzzer's own: crash-, timeout-, oom-HASH
+            tail = "\n".join(said.splitlines()[-60:])
+            record(path.name.rpartition("-")[0], path.read_bytes(), tail, path.name)
+            path.unlink()
+    slowest = BUILD / f"{name}.slowest"
+    longest = slowest.read_text().partition(" ")[0] if slowest.exists() else "0.00"
+    findings = len(list(FINDINGS.glob(f"{name}-*.txt")))
+    corpus = len(list((BUILD / name).iterdir()))
+    print(f"{name:12}{time.monotonic() - started:8.0f}{executions:12,}{edges:>8}{corpus:8}"
+          f"{longest:>11}{findings:10}", flush=True)  # fmt: skip
+
+
+def record(name: str, data: bytes, what: str, place: str) -> None:
+    """Keep the first input for each place in the code; later ones only where they are shorter."""
+    key = hashlib.sha256(place.encode()).hexdigest()[:8]
+    kept = FINDINGS / f"{name}-{key}.input"
+    if not kept.exists() or len(data) < kept.stat().st_size:
+        kept.write_bytes(data)
+        text = data.decode(errors="replace")
+        (FINDINGS / f"{name}-{key}.txt").write_text(
+            f"{text[:300]!r}\n{what}\n", encoding="utf-8", errors="replace"
+        )
+
+
+def fuzz(name: str, seconds: int) -> None:
+    """The process of one target: libFuzzer's loop, which ends it."""
+    import atheris
+
+    with atheris.instrument_imports(include=["tramontane", "math_verify"]):
+        from fuzz.parsers import TARGETS, Late, run
+        from tramontane.verifier import language, math
+    math.warm_up()
+    language.warm_up()
+    target = TARGETS[name]
+    slowest = 0.05
+
+    def one(data: bytes) -> None:
+        nonlocal slowest
+        text = data.decode(errors="replace")
+        started = time.process_time()
+        try:
+            run(target, text)
+        except (Exception, Late) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            ours = [f for f in frames if "/tramontane/" in f.filename or "parsers.py" in f.filename]
+            place = " ".join(f"{f.name}:{f.lineno}" for f in ours)
+            what = f"{type(error).__name__} {'' if isinstance(error, Late) else place}"
+            record(name, data, traceback.format_exc(limit=-8), what)
+        took = time.process_time() - started
+        if took > slowest:
+            slowest = took
+            (BUILD / f"{name}.slowest").write_text(f"{took:.2f} {text!r}\n", errors="replace")
+
+    corpus = BUILD / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for seed in target.seeds:
+        data = seed.encode()
+        (corpus / hashlib.sha1(data).hexdigest()).write_bytes(data)
+    words = BUILD / "tokens.dict"
+    escaped = ("".join(map("\\x{:02x}".format, token.encode())) for token in TOKENS)
+    words.write_text("".join(f'"{token}"\n' for token in escaped))
+    options = [
+        f"-max_total_time={seconds}", f"-max_len={MAX_BYTES}", f"-dict={words}",
+        f"-timeout={HANG_SECONDS}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1",
+        f"-artifact_prefix={BUILD}/{name}-", "-reload=0", "-len_control=20", str(corpus),
+    ]  # fmt: skip
+    atheris.Setup(["fuzz", *options], one, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+    """Half of the time by tokens (put in, cut, repeat, wrap), else as libFuzzer does."""
+    import atheris
+
+    draw = random.Random(seed)
+    if draw.random() < 0.5:
+        return atheris.Mutate(data, len(data))
+    for _ in range(draw.randint(1, 4)):
+        a, b = sorted(draw.randint(0, len(data)) for _ in range(2))
+        token = draw.choice(TOKENS).encode()
+        data = draw.choice([
+            data[:a] + token + data[a:],
+            data[:a] + token + data[b:],
+            data[:a] + data[b:],
+            data[:b] + data[a:b] * draw.randint(1, 9) + data[b:],
+            data[:a] + b"{" + data[a:b] + b"}" + data[b:],
+        ])  # fmt: skip
+    return data[:max_size]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

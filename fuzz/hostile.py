@@ -1,0 +1,214 @@
+"""A thousand hostile programs in a row, and what they leave behind: `make hostile`.
+
+`python -m fuzz.hostile --rung bubblewrap --programs 1000 --seed 0` judges programs that `programs`
+combines from acts of hostility. None may be right that does not print what the tests ask for, none
+unscorable, none take longer than its limits; and after each one there must be no process, mount,
+file, socket, queue, segment or descriptor that was not there before. Exit code 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fuzz.programs import KEY, Program, generate
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
+from tramontane.verifier import sandbox
+from tramontane.verifier.code import judge
+
+CONFIG = VerifierConfig(code_timeout_s=1.0)
+CASES = [{"input": f"{n}\n", "output": f"{n}\n"} for n in (7, 8)]
+PROBLEM = Problem("echo", "code", "Print it.", tests={"type": "stdio", "cases": CASES})
+LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (CONFIG.code_timeout_s + sandbox.GRACE_SECONDS)
+GONE_SECONDS = 3.0  # for what was killed to be gone
+MEMORY_MB = 64  # that this process may grow by, over all programs
+FOLDERS = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/root", "/home", "/dev", "/var/cache"]
+_SUBREAPER = 36
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    seconds: list[float] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+class World:
+    """What a program could have left behind, outside its sandbox."""
+
+    def __init__(self, mark: str, folder: Path) -> None:
+        caches = (Path("/var/cache"), Path.home() / ".cache")
+        # Others on the machine may be making more of them just now.
+        headers = [path for cache in caches for path in cache.glob("tramontane/headers-*")]
+        self.mark, self.folders = mark, [folder, *headers]
+        # Orphans come to this process, and to no other that could be overlooked.
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        self.before = self.look()
+
+    def look(self) -> dict[str, set[str]]:
+        """Names of what is there, by kind."""
+        marked = [p for f in FOLDERS for p in _entries(f) if self.mark in p]
+        sockets = "".join(Path(f"/proc/net/{n}").read_text() for n in ("tcp", "tcp6", "udp"))
+        unix = [
+            line for line in Path("/proc/net/unix").read_text().split("\n") if self.mark in line
+        ]
+        return {
+            "process": set(descendants()),
+            "mount": set(Path("/proc/self/mountinfo").read_text().splitlines()),
+            "file": {str(p) for f in self.folders for p in f.rglob("*")} | set(marked),
+            "segment": {
+                line for kind in ("shm", "sem", "msg")
+                for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()
+                if line.split()[0] == str(KEY)
+            },
+            "socket": {"47000"} if f":{47000:04X} " in sockets else set(unix),
+            "key": {
+                line.split(":")[0] for line in Path("/proc/key-users").read_text().splitlines()
+                if line.split(":")[0].strip() == str(0x70000000 + os.getpid())
+            },
+            "descriptor": set(os.listdir("/proc/self/fd")),
+        }  # fmt: skip
+
+    def left(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
+        """What was not there before the program of this name, and does not go away by itself;
+        killed or counted as known from then on, so that each program answers for its own."""
+        end = time.monotonic() + patience
+        while True:
+            reap()
+            now = self.look()
+            found = {kind: names - self.before[kind] for kind, names in now.items()}
+            if not any(found.values()) or time.monotonic() > end:
+                break
+            time.sleep(0.02)
+        for pid in found["process"]:
+            os.kill(int(pid.split()[0]), signal.SIGKILL)
+        self.before = {kind: self.before[kind] | names for kind, names in now.items()}
+        others = [f"a mount is gone: {m}" for m in self.before["mount"] - now["mount"]]
+        if ctypes.CDLL("librt.so.1").mq_unlink(f"/{name}".encode()) == 0:
+            others.append("queue")
+        return [f"{kind}: {name}" for kind, names in found.items() for name in names] + others
+
+
+def descendants() -> list[str]:
+    """`pid name` of all processes below this one."""
+    found, parents = [], [str(os.getpid())]
+    while parents:
+        for task in _entries(f"/proc/{parents.pop()}/task"):
+            try:
+                children = Path(task, "children").read_text().split()
+                parents += children
+                found += [f"{c} {Path('/proc', c, 'comm').read_text().strip()}" for c in children]
+            except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                continue
+    return found
+
+
+def reap() -> None:
+    """As init would: nobody else waits for an orphan."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return [entry.path for entry in os.scandir(folder)]
+    except OSError:  # not there, or not for us
+        return []
+
+
+def memory_mb() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+
+def faults_of(program: Program, outcome: str, reason: str, seconds: float) -> list[str]:
+    """What is wrong with a verdict."""
+    found = []
+    if outcome not in ("right", "wrong"):
+        found.append(f"{outcome}: {reason}")
+    if outcome == "right" and not program.echoes:
+        found.append("right, though it never prints what it should")
+    if seconds > LIMIT_SECONDS:
+        found.append(f"took {seconds:.1f} s")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.hostile")
+    parser.add_argument("--rung", choices=sandbox.RUNGS[:-1], help="by default the best one here")
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="acts whose names hold this")
+    parser.add_argument("--out", type=Path, help="programs with faults go there, as JSON lines")
+    args = parser.parse_args()
+    rung = args.rung or sandbox.probe()
+    if rung == "rlimits" or (why := sandbox.why_not(rung)):
+        sys.exit(f"{rung} does not work here: {why}" if rung != "rlimits" else "no sandbox here")
+    sandbox.probe = lambda: rung  # type: ignore[assignment]
+    mark = f"hostile-{secrets.token_hex(4)}"
+    programs = generate(args.seed, args.programs, mark)
+    programs = [p for p in programs if not args.only or args.only in p.act]
+    rows: defaultdict[str, Row] = defaultdict(Row)
+    with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as name:
+        os.chmod(name, 0o711)  # programs may run as a user of their own
+        tempfile.tempdir = name
+        judge("```cpp\n#include <bits/stdc++.h>\n```\n", PROBLEM, CONFIG)  # compiles the header
+        world = World(mark, Path(name))
+        started, memory = time.monotonic(), memory_mb()
+        for number, program in enumerate(programs, 1):
+            begun = time.monotonic()
+            outcome, reason = judge(f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG)[
+                :2
+            ]
+            seconds = time.monotonic() - begun
+            faults = faults_of(program, outcome, reason, seconds) + world.left(program.name)
+            row = rows[program.act]
+            row.verdicts[outcome] += 1
+            row.seconds.append(seconds)
+            row.faults += faults
+            if faults and args.out:
+                with args.out.open("a") as out:
+                    out.write(json.dumps([*program, outcome, reason, faults]) + "\n")
+            if sys.stderr.isatty() or number % 100 == 0:
+                print(f"{number} of {len(programs)}", file=sys.stderr)
+        grown = memory_mb() - memory
+    if grown > MEMORY_MB:
+        rows["(the judge)"].faults.append(f"grew by {grown} MB")
+    show(rows)
+    total = sum(len(row.faults) for row in rows.values())
+    took = time.monotonic() - started
+    print(f"{rung}, seed {args.seed}: {len(programs)} programs in {took:.0f} s; "
+          f"the judge grew by {grown} MB; {total} faults")  # fmt: skip
+    return 1 if total else 0
+
+
+def show(rows: dict[str, Row]) -> None:
+    print(f"{'act':32}{'programs':>9}{'right':>7}{'wrong':>7}{'other':>7}{'mean s':>8}{'max s':>8}"
+          "  faults")  # fmt: skip
+    for act, row in sorted(rows.items()):
+        n = len(row.seconds)
+        right, wrong = row.verdicts["right"], row.verdicts["wrong"]
+        mean, longest = sum(row.seconds) / max(n, 1), max(row.seconds, default=0.0)
+        print(f"{act:32}{n:9}{right:7}{wrong:7}{n - right - wrong:7}{mean:8.2f}{longest:8.2f}  "
+              f"{len(row.faults) or ''}")  # fmt: skip
+        for fault, times in Counter(row.faults).most_common(3):
+            print(f"    {times} × {fault[:160]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

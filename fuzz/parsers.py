@@ -1,0 +1,322 @@
+"""One check a parser: what must hold of it for every text, whatever the text is.
+
+A check calls the parser on texts and asserts. It may let through the errors that the parser's
+docstring names, and no other. `TARGETS` is what `make fuzz` runs, coverage-guided; the property
+tests (tests/verifier/test_properties.py) run the same checks on texts that hypothesis draws.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
+from tramontane.config import PlaygroundConfig, VerifierConfig
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+from tramontane.types import Problem
+from tramontane.verifier import language, sandbox
+from tramontane.verifier.code import draw_tests, same_output, time_limit
+from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
+from tramontane.verifier.inside import runner
+from tramontane.verifier.math import judge_answer
+from tramontane.verifier.normalize import normalize, split_unit, to_number, vote
+from tramontane.verifier.reward import grade
+from tramontane.verifier.score import parse_row
+
+PARSE_SECONDS = 1.0  # of processor time, for a response as long as responses get
+RESPONSE_LENGTH = 100_000
+JUDGE_SECONDS = 5.0  # the pool's limit on a maths verdict
+
+
+def check_boxes(text: str) -> None:
+    found = boxes(text)
+    for start, content, end in found:
+        assert text.startswith(r"\boxed", start) and text[content - 1] == "{"
+        assert content < end <= len(text) and text[end - 1] == "}"
+        inside = text[content : end - 1].replace("\\\\", "")
+        inside = re.sub(r"\\.", "", re.sub(r"\\boxed\s*\{", "{", inside), flags=re.DOTALL)
+        assert inside.count("{") == inside.count("}")
+    assert [end for *_, end in found] == sorted({end for *_, end in found})
+    for (a, _, b), (c, _, d) in itertools.pairwise(found):
+        assert b <= c or c < a < b < d, "boxes overlap without one holding the other"
+    last = last_box(text)
+    assert last == (text[found[-1][1] : found[-1][2] - 1] if found else None)
+    if last is not None:
+        assert last_box(f"{text} and so on") == last
+
+
+def check_fences(text: str) -> None:
+    position = 0
+    for tag, body, start, end in fences(text):
+        assert position <= start < end <= len(text)
+        assert start == 0 or text[start - 1] in "\r\n", "a fence begins within a line"
+        assert re.match(r" {0,3}(```|~~~)", text[start:end])
+        assert body in text[start:end] and not re.search(r"\s", tag)
+        position = end
+
+
+def check_parsed(text: str) -> None:
+    for domain in ("math", "code"):
+        ok, reason, thoughts, answer = check_format(text, domain)  # type: ignore[arg-type]
+        assert ok != bool(reason)
+        if ok:
+            assert text == f"{OPEN}{thoughts}</think>{answer}"
+            assert last_box(answer) is not None if domain == "math" else fences(answer)
+
+
+def check_normalize(text: str) -> None:
+    spelt = normalize(text)
+    assert spelt == spelt.strip()
+    # What a verdict records is normalised, and is normalised again where votes are counted.
+    assert vote(spelt) == vote(text), (spelt, vote(spelt), vote(text))
+    number = to_number(spelt)
+    if number is not None:
+        assert abs(number.numerator) < 10**900 and number.denominator < 10**900
+        if number.denominator == 1 and len(str(number)) < 300:
+            assert to_number(normalize(str(number))) == number
+    assert len(split_unit(spelt)[0]) <= len(spelt)
+
+
+def check_prediction(text: str) -> None:
+    for reference in _some_answers(text):
+        _judge(text, reference)
+
+
+def check_reference(text: str) -> None:
+    for prediction in _some_answers(text):
+        _judge(prediction, text)
+
+
+def _some_answers(text: str) -> list[str]:
+    return random.Random(text).sample(ANSWERS, 3)
+
+
+def check_pair(prediction: str, reference: str) -> None:
+    outcome = _judge(prediction, reference)
+    if "$" not in prediction and prediction.strip() and len(prediction) < 900:
+        assert _judge(f" ${prediction.strip()}$ ", reference) == outcome, "dollars change it"
+
+
+def check_same(text: str) -> None:
+    """An answer is not wrong for itself, unless the judge says why."""
+    outcome, reason, _ = judge_answer(text, text)
+    assert outcome != "wrong" or reason not in ("", "not the reference"), reason
+
+
+def check_numbers(left: str, right: str) -> None:
+    a, b = (to_number(normalize(side)) for side in (left, right))
+    if a is None or b is None:
+        return
+    outcomes = _judge(left, right), _judge(right, left)
+    if a == b:
+        assert outcomes == ("right", "right"), outcomes
+    elif not re.search("[.,٫、。．，]", left + right):  # no rounding, no decimal comma
+        assert "right" not in outcomes, outcomes
+    assert _judge(str(a.numerator + a.denominator), str(a.numerator)) == "wrong"
+
+
+def _judge(prediction: str, reference: str) -> str:
+    outcome, reason, answer = judge_answer(prediction, reference)
+    assert outcome in ("right", "wrong", "unscorable")
+    assert (outcome == "right") == (not reason)
+    assert answer is None or answer == normalize(prediction)
+    return outcome
+
+
+def check_grade(response: str, reference: str, statement: str) -> None:
+    """All axes together, as a worker does: it may not raise, nor reward what it cannot judge."""
+    problem = Problem("p", "math", statement, reference)
+    verdict = grade(problem, response, 10, VerifierConfig(), 100, 50)
+    assert verdict.verdict in ("right", "wrong", "unscorable", "malformed")
+    assert verdict.reward == sum(verdict.parts.values())
+    assert verdict.reward <= {"right": 1.1, "wrong": 0.2 + 1e-9}.get(verdict.verdict, 0.0)
+    assert bool(verdict.reason) == (verdict.verdict != "right")
+
+
+def check_language(problem: str, thoughts: str, answer: str) -> None:
+    for text in (problem, thoughts, answer):
+        assert len(language.strip(text)) <= len(text)
+        target = language.detect(text)
+        for name in {target or "en", "en", "zh"}:
+            assert 0 <= language.on_target_share(text, name) <= 1
+    language.consistent(problem, thoughts, answer)
+    language.consistent(problem, thoughts, answer, "fr")
+
+
+def check_tests(id_: str, output: str, other: str) -> None:
+    data = output.encode(errors="surrogatepass")
+    said = data.decode(errors="replace")
+    for tests in ({}, {"checker": "tokens"}, {"checker": "float"}):
+        assert same_output(said.encode(), said, tests)
+        same_output(data, other, tests)
+    known = other.encode(errors="replace").decode()
+    assert same_output(said.encode(), known, {}) == same_output(known.encode(), said, {})
+    cases = [{"input": str(i), "output": ""} for i in range(len(output) % 40)]
+    problem = Problem(id_, "code", "", tests={"type": "stdio", "cases": cases})
+    drawn = draw_tests(problem, 20)
+    assert drawn == draw_tests(problem, 20) == sorted(drawn, key=lambda case: case[0])
+    assert len({number for number, _ in drawn}) == min(20, len(cases))
+
+
+def check_row(text: str) -> None:
+    """What `score` does with a line before the pool's workers have it, and after."""
+    try:
+        problem, response, tokens = parse_row(text)
+    except InputError:
+        return
+    assert isinstance(response, str) and isinstance(tokens, int)
+    assert 0 < time_limit(problem, VerifierConfig()) < float("inf")
+    json.dumps({"id": problem.id}, ensure_ascii=False).encode()
+
+
+def check_odd_row(text: str) -> None:
+    """A row of the right fields with the wrong kinds of values; each character chooses one."""
+    choices = [ODD_VALUES[ord(c) % len(ODD_VALUES)] for c in text[:12].ljust(12)]
+    tests = dict(zip(("cases", "checker", "float_tolerance", "code"), choices, strict=False))
+    tests["type"] = ("stdio", "python_assert", choices[4])[len(text) % 3]
+    row = dict(zip(_FIELDS, choices[4:], strict=True))
+    row["domain"] = ("math", "code", choices[5])[text.count("a") % 3]
+    row["tests"] = (tests, json.dumps(tests), choices[6])[text.count("b") % 3]
+    for good in ({}, {"id": "a", "problem": "1+1?", "response": "<think>", "answer": "2"}):
+        line = json.dumps(row | good)
+        check_row(line)
+        check_file(line, "")
+
+
+def check_file(text: str, name: str) -> None:
+    """Rows of training data: problems that can be recorded, or an error that says what is wrong."""
+    data = text.encode(errors="surrogatepass")
+    if zipped := "z" in name:
+        data = gzip.compress(data, mtime=0)
+        data = data[: len(data) - name.count("<")] + name.encode(errors="replace")[:8]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.jsonl.gz" if zipped else "rows.jsonl")
+        path.write_bytes(data)
+        options = {"split": "train", "limit": None, "playground": PlaygroundConfig()}
+        try:
+            problems = load_problems(
+                str(path),
+                fields={},
+                playground_split="train",
+                seed=0,
+                **options,  # type: ignore
+            )
+        except InputError:
+            return
+    assert problems and len({p.id for p in problems}) == len(problems)
+    for problem in problems:
+        assert problem.problem.strip() and (problem.tests if problem.domain == "code" else True)
+        json.dumps(vars(problem))
+        time_limit(problem, VerifierConfig())
+
+
+def check_records(text: str) -> None:
+    """What comes out of a sandbox, which may have been killed in the middle of a word."""
+    data = text.encode("utf-8", "surrogatepass")
+    ours, theirs = os.pipe()
+    os.write(theirs, data[:60_000])
+    os.close(theirs)
+    runs = sandbox.Execution.__new__(sandbox.Execution)
+    runs.job = sandbox.Job(Path(), [b""] * 3, 0.1, 300)
+    runs._limits, runs._results = [(0.1, 300)] * 3, ours
+    try:
+        ended = list(runs)
+    finally:
+        os.close(ours)
+    assert 1 <= len(ended) <= 3
+    assert all(not run.failure for run in ended[:-1])
+    assert sum(len(run.output) + runner.RECORD.size for run in ended[:-1]) <= len(data)
+
+
+def check_growth(before: str, repeated: str, behind: str) -> None:
+    """No scan takes more than its time on a response as long as responses get."""
+    repeated = repeated or " "
+    text = before + repeated * (RESPONSE_LENGTH // len(repeated)) + behind
+    response = f"<think></think>{text}"
+    scans: list[Callable[[str], object]] = [
+        boxes, fences, vote, language.strip, language.detect,
+        lambda t: check_format(f"<think></think>{t}", "math"),
+        lambda t: language.on_target_share(t, "fr"),
+        lambda t: same_output(b"1.0 2", t, {"checker": "float"}),
+        lambda t: judge_answer(t, t), lambda t: split_unit(t[:1000]), lambda t: to_number(t),
+    ]  # fmt: skip
+    for scan in scans:
+        started = time.process_time()
+        scan(text)
+        seconds = time.process_time() - started
+        assert seconds < PARSE_SECONDS, f"{scan} took {seconds:.1f} s"
+    assert check_format(response, "math").reason != "does not start with <think>"
+
+
+_FIELDS = ("id", "problem", "answer", "response", "language", "difficulty", "source",
+           "response_tokens")  # fmt: skip
+
+
+class Target(NamedTuple):
+    """A check, how many texts it takes, what to start from, and its share of the time."""
+
+    check: Callable[..., None]
+    seeds: list[str]
+    texts: int = 1
+    seconds: float = PARSE_SECONDS
+    share: int = 1
+
+
+_PAIRS = [f"{a}{PART}{b}" for a, b in itertools.pairwise(ANSWERS)]
+_THREE = [f"{a}{PART}{b}{PART}{a}" for a in RESPONSES for b in RESPONSES]
+_RECORD = runner.RECORD.pack(0, 2, 0) + b"7\n"
+TARGETS = {
+    "boxes": Target(check_boxes, RESPONSES),
+    "fences": Target(check_fences, RESPONSES),
+    "format": Target(check_parsed, RESPONSES),
+    "normalize": Target(check_normalize, ANSWERS, share=3),
+    "prediction": Target(check_prediction, ANSWERS, seconds=3 * JUDGE_SECONDS, share=4),
+    "reference": Target(check_reference, ANSWERS, seconds=3 * JUDGE_SECONDS, share=3),
+    "pair": Target(check_pair, _PAIRS, 2, seconds=2 * JUDGE_SECONDS, share=3),
+    "same": Target(check_same, ANSWERS, seconds=JUDGE_SECONDS, share=2),
+    "numbers": Target(check_numbers, _PAIRS, 2, seconds=3 * JUDGE_SECONDS, share=2),
+    "grade": Target(check_grade, _THREE, 3, seconds=2 * JUDGE_SECONDS, share=2),
+    "language": Target(check_language, _THREE, 3, seconds=3, share=2),
+    "tests": Target(check_tests, [f"{a}{PART}1.0 2{PART}1 2" for a in ANSWERS], 3),
+    "row": Target(check_row, ROWS, share=2),
+    "odd-row": Target(check_odd_row, ["a", "b" * 12, "abcdefghijkl"], share=2),
+    "file": Target(check_file, ["\n".join(ROWS) + PART, ROWS[0] + PART + "z<"], 2, share=2),
+    "records": Target(check_records, [(_RECORD * 3).decode()]),
+    "growth": Target(check_growth, [PART.join("abc"), *_THREE[:5]], 3, seconds=12, share=3),
+}  # fmt: skip
+
+
+class Late(BaseException):
+    """A check took longer than it may; no `except Exception` on the way may hide it."""
+
+
+def run(target: Target, text: str) -> None:
+    """Run a check on a text, which is split where it takes several; what is missing is empty.
+
+    Raises:
+        Late: more than its seconds of processor time; not while a library's C code computes.
+    """
+
+    def late(signum: int, frame: FrameType | None) -> None:
+        raise Late(f"more than {target.seconds:g} s of processor time")
+
+    texts = text.split(PART, target.texts - 1)
+    before = signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, target.seconds)
+    try:
+        target.check(*texts, *[""] * (target.texts - len(texts)))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
