@@ -230,14 +230,14 @@ HOSTILE = programs("functions_hostile_python.txt")
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile(name, rung):
+def test_hostile(name):
     code = (
         "import math\nx = f(3)\nassert x == 4 or math.isclose(x, 4)\n"
         "assert x in (4,) and len(sorted([x, 5])) == 2\n"
     )
     if name == "endless reply":
         code = "assert list(f(3)) == [4]"
-    if rung == "rlimits" and name == "kills the rest":
+    if sandbox.probe() == "rlimits" and name == "kills the rest":
         pytest.skip("would take the machine's processes along")
     outcome, reason = run(HOSTILE[name], code)
     assert outcome == "wrong", reason
