@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Outcome, Problem
-from tramontane.verifier import sandbox
+from tramontane.verifier import functions, sandbox
 from tramontane.verifier.format import fences
 
-CPP_FLAGS = ("-std=c++20", "-O2")
 MAX_TIMEOUTS = 3  # where a failure does not end grading; tests after that count as failed
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 _PYTHON = {"python", "python3", "py"}
@@ -58,18 +56,17 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgement("unscorable", NO_SANDBOX, program)
     with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
-        outcome, reason, passed = _run_tests(program, language, problem, config, Path(folder))
+        run = _run_tests if kind == "stdio" else _run_functions
+        outcome, reason, passed = run(program, language, problem, config, Path(folder))
     return Judgement(outcome, reason, program, passed)
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
-    """The longest that all of a problem's tests can take, compiler included."""
-    cases = (problem.tests or {}).get("cases") or [None]
-    return (
-        min(len(cases), config.code_tests) * (config.code_timeout_s + 0.5)
-        + sandbox.COMPILE_SECONDS
-        + 10
-    )
+    """The longest that all of a problem's tests can take, compilers included."""
+    tests = problem.tests or {}
+    count = min(len(tests.get("cases") or [None]), config.code_tests)
+    compilers = 2 if tests.get("type") == "cpp_assert" else 1  # the program's, the tests'
+    return count * (config.code_timeout_s + 0.5) + compilers * sandbox.COMPILE_SECONDS + 10
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
@@ -80,23 +77,22 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
     return sorted(random.Random(f"tests of {problem.id}").sample(cases, n), key=lambda c: c[0])
 
 
+def _run_functions(
+    program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
+) -> tuple[Outcome, str, float]:
+    """A function test is one test."""
+    outcome, reason = functions.run_tests(program, language, problem, config, folder)
+    return outcome, reason, float(outcome == "right")
+
+
 def _run_tests(
     program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
 ) -> tuple[Outcome, str, float]:
     tests = problem.tests or {}
-    nonce = ""
-    if tests["type"] == "python_assert":
-        # Who exits before the tests ran does not print this.
-        nonce = secrets.token_hex(16)
-        program = f"{program}\n\n{tests['code']}\n\nprint({nonce!r})\n"
-    elif tests["type"] == "cpp_assert":
-        program = f"{program}\n\n{tests['code']}\n"
-    cases: list[tuple[int, dict[str, Any]]] = [(1, {"input": ""})]
-    if tests["type"] == "stdio":
-        cases = draw_tests(problem, config.code_tests)
+    cases = draw_tests(problem, config.code_tests)
     if not cases:
         return "unscorable", "the problem has no tests", 0.0
-    total = len(tests.get("cases", cases))
+    total = len(tests["cases"])
     passed = late = 0
     failures: list[str] = []
     with sandbox.Execution(_job(program, language, cases, config, folder), sandbox.probe()) as runs:
@@ -104,17 +100,15 @@ def _run_tests(
             return "wrong", f"does not compile: {failure}", 0.0
         for (number, case), ran in zip(cases, runs, strict=False):  # a killed sandbox ends `runs`
             failure = ran.failure
-            if not failure and tests["type"] == "stdio":
-                failure = "" if same_output(ran.output, case["output"], tests) else "wrong output"
-            elif not failure and nonce and not ran.output.rstrip().endswith(nonce.encode()):
-                failure = "ended before its tests"
+            if not failure and not same_output(ran.output, case["output"], tests):
+                failure = "wrong output"
             passed += not failure
             if failure:
                 failures.append(f"test {number} of {total}: {failure}" if total > 1 else failure)
                 late += failure.startswith("timed out")
                 if config.reward.code == "all_tests" or late == MAX_TIMEOUTS:
                     break
-    if not failures:
+    if passed == len(cases):
         return "right", "", 1.0
     if config.reward.code == "all_tests":
         return "wrong", failures[0], 0.0
@@ -137,18 +131,7 @@ def _job(
     if language == "python":
         job.source = source
         return job
-    job.headers = sandbox.precompiled(CPP_FLAGS)
-    headers = ["-I", "{headers}"] if job.headers else []
-    compiler = shutil.which("g++") or "g++"
-    job.compiler = [
-        compiler,
-        *CPP_FLAGS,
-        *headers,
-        "-pipe",
-        "-o",
-        "{box}/main",
-        "{folder}/main.cpp",
-    ]
+    job.compile(*sandbox.CPP_FLAGS)
     return job
 
 

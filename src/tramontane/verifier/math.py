@@ -91,7 +91,7 @@ def _equal(gold: str, pred: str) -> bool:
         raise Refused("a box within the box")
     if _APPROXIMATELY.match(gold):
         gold, pred = _APPROXIMATELY.sub("", gold), _APPROXIMATELY.sub("", pred)
-    gold, pred = _before_approximation(gold), _before_approximation(pred)
+    gold, pred = (_label_first(_before_approximation(side)) for side in (gold, pred))
     for pattern, why in ((_LDOTS, "dots"), (_CLOSED_INFINITY, "infinity is not a number")):
         if pattern.search(pred) and not pattern.search(gold):
             raise Refused(why)
@@ -172,9 +172,12 @@ def _same_ratio(gold: str, pred: str) -> bool | None:
     return a * d == b * c
 
 
+_NUMERAL = re.compile(r"(?:[A-Za-z]\s*=\s*)?(-?\d[\w.]*)_\{?(\d+)\}?")
+
+
 def _same_base(gold: str, pred: str) -> bool | None:
     """`204_5` is a numeral in base 5: the same digits in another base are another number."""
-    gold_base, pred_base = (re.fullmatch(r"(-?\d\w*)_\{?(\d+)\}?", s) for s in (gold, pred))
+    gold_base, pred_base = (_NUMERAL.fullmatch(s) for s in (gold, pred))
     if not gold_base:
         return False if pred_base and to_number(gold) is not None else None
     if pred_base:
@@ -243,7 +246,7 @@ def _is_words(text: str) -> bool:
 
 # --------------------------------------------------------------------------- lists and tuples
 
-_RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e)(?![A-Za-z])|<|>")
+_RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])|<|>")
 _PM = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _SIGNS = {"\\pm": "+-", "\\mp": "-+"}
 
@@ -339,6 +342,15 @@ _APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
 _LDOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
+
+
+_LABEL_LAST = re.compile(r"([^=<>]+?)\s*=\s*([A-Za-z])")
+
+
+def _label_first(text: str) -> str:
+    """`x = 5` of `5 = x`."""
+    match = _LABEL_LAST.fullmatch(text)
+    return f"{match[2]} = {match[1]}" if match and not re.search("[a-zA-Z]", match[1]) else text
 
 
 def _before_approximation(text: str) -> str:
@@ -452,10 +464,17 @@ def _symbolic(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
     return values.rounded(gold_parsed, pred) if isinstance(gold_parsed, sympy.Expr) else False
 
 
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}")
+
+
 def _parse(text: str) -> Any:
     """The object, or what stands behind the last `=`: a label may be anything."""
     from tramontane.verifier.symbolic import parse_latex
 
+    if _TRIGONOMETRIC.search(text):
+        text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
     parsed = parse_latex(text)
     members = split(text, "=")
-    return parse_latex(members[-1]) if parsed is None and len(members) > 1 else parsed
+    labelled = parsed is None and len(members) > 1 and not members[0].startswith("-")
+    return parse_latex(members[-1]) if labelled else parsed

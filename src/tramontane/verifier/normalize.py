@@ -65,7 +65,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
         (r"\{([/:])\}", r"\1"),
         # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
-        (r"(?<=\d)(?:\{,\}|,\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
+        (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
         (r"\ue000", ""),
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
@@ -104,22 +104,30 @@ _CONNECTIVE = re.compile(
 _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
     rf"(?<![\d.,])({_DECIMAL})(?![\d.,])\s*({_TEXT}\s*\{{)?\s*(thousand|million|billion|trillion)"
-    r"s?(?![A-Za-z])"
+    r"s?(?![A-Za-z])(\s*\})?"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
 _OR = re.compile(rf"{_TEXT}\s*\{{[\s,]*or[\s,]*\}}|(?<=[\s\d)}}])or(?=[\s(\d-])|\\lor(?![A-Za-z])")
 # What says no more than that a letter is a whole or a real number, or what it stands for.
-_LETTER = r"\s*\$?\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\$?\s*"
+_LETTER = r"\s*\$?\s*[A-Za-z]"
+_LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
 _CONDITION = re.compile(
-    rf"[\s,;(]*(?:(?:{_TEXT}\s*\{{)?\s*(?:,|where|for|with)\s*(?:all|any|every|some|integers?)?\s*\}}?)?"
-    rf"{_LETTER}(?:{_SET}|(?:{_TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
+    rf"(?:[\s,;(]*(?:{_TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some)?\s*(?:integers?)?"
+    rf"\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
+    rf"(?:{_SET}|(?:{_TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
     r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
 )
 _UNWRAP = re.compile(
     r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\})",
     re.DOTALL,
 )
+
+
+def _scaled(m: re.Match[str]) -> str:
+    """`1.2\\text{ million}`, and of `\\text{ million dollars}` the dollars."""
+    rest = "" if m[2] and m[4] else f"{m[2] or ''}{m[4] or ''}"
+    return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
 
 MAX_PASSES = 5  # two do for what is meant as an answer
@@ -139,6 +147,7 @@ def normalize(text: str) -> str:
 
 
 def _apply_rules(text: str) -> str:
+    text = re.sub(r"[\x00-\x1f\x7f]", " ", text)
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+", lambda m: f"_{{{m[0].translate(_SUB)}}}", text)
     text = text.translate(_SYMBOLS).strip()
@@ -147,7 +156,7 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", " ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _SCALE.sub(lambda m: rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {m[2] or ''}", text)
+    text = _SCALE.sub(_scaled, text)
     if _INEQUALITY.search(text):
         text = _OR.sub(r" \\cup ", text)
     text = re.sub(r"\s+", " ", text).strip()
@@ -283,6 +292,8 @@ def split_unit(text: str) -> tuple[str, str]:
         ):
             return text, ""
     if match["degree"]:
+        if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", body):
+            return text, ""  # of the angle, not of the value
         return body, "deg" + match["degree"].replace(r"^{\circ}", "").strip().lower()
     if match["currency"]:
         return body, _PREFIX_UNIT[match["currency"]]

@@ -17,6 +17,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import marshal
 import os
 import select
@@ -42,6 +43,7 @@ PROCESSES = 64  # and threads
 GRACE_SECONDS = 2.0  # for the sandbox itself, beyond a test's own limit
 COMPILE_SECONDS = 10.0
 COMPILE_MB = 2048
+CPP_FLAGS = ("-std=c++20", "-O2")
 # The interpreter beneath a virtual environment: programs see no packages of ours, and start faster.
 INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
 _ENVIRONMENT = {
@@ -58,6 +60,7 @@ _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 _START = (
     "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
 )
+_NEXT_USER = itertools.count()
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
@@ -68,7 +71,8 @@ class Job:
 
     `source` is a Python file of the folder; or `compiler` makes the program `{box}/main` from the
     folder's `main.cpp`, with `headers` in sight. Each input is one execution; with `keep_going` a
-    failed one is not the last.
+    failed one is not the last. With a `channel`, the execution is one half of a function test: the
+    program if there is a source, else its tests.
     """
 
     folder: Path
@@ -79,6 +83,14 @@ class Job:
     compiler: list[str] = field(default_factory=list)
     headers: Path | None = None
     keep_going: bool = False
+    channel: int | None = None  # a socket's descriptor, which the program gets as `runner.CHANNEL`
+
+    def compile(self, *flags: str) -> None:
+        """Make the program from `main.cpp`, under these flags of g++."""
+        self.headers = precompiled(flags)
+        headers = ["-I", "{headers}"] if self.headers else []
+        gpp = shutil.which("g++") or "g++"
+        self.compiler = [gpp, *flags, *headers, "-pipe", "-o", "{box}/main", "{folder}/main.cpp"]
 
 
 class Ended(NamedTuple):
@@ -86,6 +98,7 @@ class Ended(NamedTuple):
 
     output: bytes
     failure: str
+    code: int | None = None  # the exit code, negative for a signal
 
 
 @functools.cache
@@ -181,8 +194,12 @@ class Execution(Iterator[Ended]):
     def __next__(self) -> Ended:
         if not self._limits:
             raise StopIteration
+        return self.next(self._limits[0][0] + GRACE_SECONDS)
+
+    def next(self, patience: float) -> Ended:
+        """The next execution's end, if it comes within so many seconds."""
         seconds, memory_mb = self._limits.pop(0)
-        end = time.monotonic() + seconds + GRACE_SECONDS
+        end = time.monotonic() + patience
         head = self._read(runner.RECORD.size, end)
         if head is None:
             self._limits.clear()
@@ -192,11 +209,13 @@ class Execution(Iterator[Ended]):
         output = self._read(min(n_output, OUTPUT_BYTES), end)
         errors = self._read(min(n_errors, runner.ERROR_BYTES), end)
         if status == 0 and output is not None:
-            return Ended(output, "")
+            return Ended(output, "", 0)
         if not self.job.keep_going:
             self._limits.clear()
         n_output = min(n_output, OUTPUT_BYTES)
-        return Ended(b"", _failure(status, seconds, memory_mb, n_output, errors or b""))
+        failure = _failure(status, seconds, memory_mb, n_output, errors or b"")
+        code = None if status < 0 else os.waitstatus_to_exitcode(status)
+        return Ended(b"", failure, code)
 
     def complaint(self) -> str:
         """What the sandbox's own tools said, last line; only before the end."""
@@ -206,7 +225,10 @@ class Execution(Iterator[Ended]):
         return (self.errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
 
     def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        uid = 0x70000000 + os.getpid() if self.rung != "rlimits" and os.geteuid() == 0 else 0
+        uid = 0
+        if self.rung != "rlimits" and os.geteuid() == 0:
+            # A few users a worker: sandboxes that run at once must not share one.
+            uid = 0x70000000 + 8 * os.getpid() + next(_NEXT_USER) % 8
         if self.rung == "landlock" and uid:
             os.chown(self.box, uid, uid)
         self.job.folder.chmod(0o755)  # that user must read it
@@ -224,6 +246,7 @@ class Execution(Iterator[Ended]):
                 env=_ENVIRONMENT,
                 start_new_session=True,
                 preexec_fn=die_with_parent,
+                pass_fds=[] if self.job.channel is None else [self.job.channel],
             )
         os.close(theirs)
         return process, ours
@@ -251,6 +274,7 @@ class Execution(Iterator[Ended]):
             "command": [str(self.box / "main")] if compiler else None,
             "source": str(folder / self.job.source) if self.job.source else None,
             "inputs": len(self.job.inputs),
+            "channel": self.job.channel,
         }
         return marshal.dumps(settings)
 
@@ -258,7 +282,7 @@ class Execution(Iterator[Ended]):
         """What Landlock lets a program read, and the devices."""
         headers = [str(self.job.headers)] if self.job.headers else []
         system = _readable_paths(own=_interpreter("landlock") == INTERPRETER)
-        readable = [*system, str(self.job.folder), *headers]
+        readable = [*system, str(self.job.folder), str(Path(runner.__file__).parent), *headers]
         return readable, [f"/dev/{name}" for name in _DEVICES]
 
     def _limit(self, seconds: float, memory_mb: int) -> dict[str, float]:
@@ -403,7 +427,9 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache:
     the user's; root's is the system's, since programs run as another user."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
-    key = hashlib.sha256(repr((flags, version, os.uname().machine)).encode()).hexdigest()[:16]
+    beside = "#include_next <bits/stdc++.h>\n"  # for a program that includes it a second time
+    kind = (flags, version, os.uname().machine, beside)
+    key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
     users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path("/var/cache" if os.geteuid() == 0 else users)
     folder = cache / "tramontane" / f"headers-{key}"
@@ -412,6 +438,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=folder.parent))
     (made / "bits").mkdir()
+    (made / "bits" / "stdc++.h").write_text(beside)
     (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
     target = str(made / "bits" / "stdc++.h.gch")
     command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]

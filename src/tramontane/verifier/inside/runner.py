@@ -24,6 +24,7 @@ from . import lockdown
 
 RECORD = struct.Struct("!iII")  # wait status or one of these, bytes of output, of errors
 LATE, MEMORY, DISK, CROWD = -1, -2, -3, -4  # killed for its time, memory, files, processes
+CHANNEL = 3  # where a function test finds its other half
 ERROR_BYTES = 4000
 _PDEATHSIG, _DUMPABLE, _SUBREAPER = 1, 4, 36
 _GLANCE_SECONDS = 0.05  # between looks at what a test uses
@@ -47,7 +48,7 @@ def main() -> None:
         test = Test(settings, settings["limits"], number)
         # Python is compiled in each test: what its compiler says is about the program.
         record = test.run(
-            read_block(job), lambda: execute(command) if command else run_python(source)
+            read_block(job), lambda: execute(command) if command else python(source, settings)
         )
         if send(results, record) != 0 and not settings["keep_going"]:
             return
@@ -104,6 +105,7 @@ class Test:
         self.settings, self.limits = settings, limits
         self.home = os.path.join(settings["box"], f"home{number}")
         self.writable = settings["box"] if number < 0 else self.home  # the compiler's goes there
+        self.channel = settings["channel"] if number >= 0 else None  # not the compiler's
 
     def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
         os.mkdir(self.home)
@@ -113,6 +115,8 @@ class Test:
         pid = os.fork()
         if pid == 0:
             self._child(files, action)
+        if self.channel is not None:
+            os.close(self.channel)  # so that the other end sees the program's end
         status = wait(pid, self.limits["seconds"], self._excess)
         quietly(os.killpg, pid)
         kill_rest(self.settings)
@@ -141,7 +145,9 @@ class Test:
             os.setsid()
             for descriptor, file in enumerate(files):
                 os.dup2(file, descriptor)
-            os.closerange(3, 256)
+            if self.channel is not None:
+                os.dup2(self.channel, CHANNEL)
+            os.closerange(3 if self.channel is None else CHANNEL + 1, 256)
             if sys.platform == "linux":
                 prctl(_PDEATHSIG, signal.SIGKILL)
             os.chdir(self.home)
@@ -339,13 +345,27 @@ def execute(command: list[str]) -> int:
     os.execv(command[0], command)
 
 
-def run_python(path: str) -> int:
-    """Like `python path`, in a process that is up already; the exit code."""
+def python(path: str, settings: dict[str, Any]) -> int:
+    """What a test in Python does: run a program, or one half of a function test."""
+    if settings["channel"] is None:
+        return run_python(path)
+    from . import remote
+
+    if path:
+        return run_python(path, remote.serve)
+    return remote.run_tests(marshal.loads(read_file(0, sys.maxsize)))
+
+
+def run_python(path: str, then: Callable[[ModuleType], None] | None = None) -> int:
+    """Like `python path`, in a process that is up already; the exit code.
+
+    With `then`, like importing it: the module goes to `then` when it is loaded.
+    """
     with open(path, "rb") as file:
         source = file.read()
-    module = ModuleType("__main__")
+    module = ModuleType("solution" if then else "__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__=path)
-    sys.modules["__main__"] = module
+    sys.modules[module.__name__] = module
     sys.argv = [path]
     if sys.platform == "linux":
         prctl(_DUMPABLE, 1)  # as an ordinary process, which may look at itself
@@ -353,6 +373,8 @@ def run_python(path: str) -> int:
     code = 0
     try:
         exec(compile(source, path, "exec"), module.__dict__)
+        if then:
+            then(module)
     except SystemExit as end:
         code = exit_code(end.code)
     except BaseException:
