@@ -70,10 +70,14 @@ def supervise(name: str, seconds: float) -> None:
         edges = (re.findall(r"cov: (\d+)", said) or ["0"])[-1]
         if status == 0:
             break
-        for path in BUILD.glob(f"{name}-*-*"):  # libFuzzer's own: crash-, timeout-, oom-HASH
-            tail = "\n".join(said.splitlines()[-60:])
+        tail = "\n".join(said.splitlines()[-60:])
+        ended_by = list(BUILD.glob(f"{name}-*-*"))  # libFuzzer's own: crash-, timeout-, oom-HASH
+        for path in ended_by:
             record(path.name.rpartition("-")[0], path.read_bytes(), tail, path.name)
             path.unlink()
+        if not ended_by:
+            record(f"{name}-ended", b"", f"the process ended with status {status}\n{tail}", tail)
+            break
     slowest = BUILD / f"{name}.slowest"
     longest = slowest.read_text().partition(" ")[0] if slowest.exists() else "0.00"
     findings = len(list(FINDINGS.glob(f"{name}-*.txt")))

@@ -172,9 +172,8 @@ def main() -> int:
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
             begun = time.monotonic()
-            outcome, reason = judge(f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG)[
-                :2
-            ]
+            judged = judge(f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG)
+            outcome, reason = judged.outcome, judged.reason
             seconds = time.monotonic() - begun
             faults = faults_of(program, outcome, reason, seconds) + world.left(program.name)
             row = rows[program.act]

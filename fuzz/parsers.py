@@ -37,7 +37,7 @@ from tramontane.verifier.score import parse_row
 
 PARSE_SECONDS = 1.0  # of processor time, for a response as long as responses get
 RESPONSE_LENGTH = 100_000
-JUDGE_SECONDS = 5.0  # the pool's limit on a maths verdict
+JUDGE_SECONDS = 5.0  # no verdict may take longer, whatever the answer is
 
 
 def check_boxes(text: str) -> None:
@@ -204,15 +204,11 @@ def check_file(text: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.jsonl.gz" if zipped else "rows.jsonl")
         path.write_bytes(data)
-        options = {"split": "train", "limit": None, "playground": PlaygroundConfig()}
         try:
             problems = load_problems(
-                str(path),
-                fields={},
-                playground_split="train",
-                seed=0,
-                **options,  # type: ignore
-            )
+                str(path), fields={}, split="train", limit=None, playground=PlaygroundConfig(),
+                playground_split="train", seed=0,
+            )  # fmt: skip
         except InputError:
             return
     assert problems and len({p.id for p in problems}) == len(problems)

@@ -74,7 +74,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (r"!=", r"\\neq "),
-        (r"==", "="),
+        (r"==+", "="),
         (r"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (rf"(?<![A-Za-z\\])(?:sqrt|√)\s*({_BARE})", r"\\sqrt{\1}"),
         (r"√", r"\\sqrt "),
