@@ -304,8 +304,9 @@ class Execution(Iterator[Ended]):
         return make(shown, uid, command)
 
     def _readable(self, end: float) -> bool:
-        left = max(0.0, end - time.monotonic())
-        return bool(select.select([self._results], [], [], left)[0])
+        poll = select.poll()  # `select` knows no descriptor above 1,023
+        poll.register(self._results, select.POLLIN)
+        return bool(poll.poll(1000 * max(0.0, end - time.monotonic())))
 
     def _read(self, size: int, end: float) -> bytes | None:
         """So many bytes of the results, or None: late, or the sandbox is gone."""
