@@ -61,7 +61,9 @@ class Decontaminate(Stage):
             if likeness >= self.config.threshold and same:
                 detail = f"{self.ids[item]}, similarity {likeness:.2f}"
                 return row.drop(self.name, "contaminated", detail)
-        shared = Counter(i for gram in self._grams(row.task.problem) for i in self.grams.get(gram, ()))
+        shared = Counter(
+            i for gram in self._grams(row.task.problem) for i in self.grams.get(gram, ())
+        )
         for item in sorted(shared):
             share = shared[item] / self.sizes[item]
             if share >= self.config.overlap:

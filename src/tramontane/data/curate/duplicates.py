@@ -46,8 +46,9 @@ class Deduplicate(Stage):
         self.index = SimilarityIndex(config.threshold, config.same_numbers)
         self.judge = ReferenceJudge(VerifierConfig())
         self.places = array("Q")  # of each kept problem in the file
-        self.file = (folder / "seen.jsonl").open("a+b")
-        self._fresh: dict[str, np.ndarray] = {}
+        self.file = (folder / "seen.jsonl").open("ab")
+        self.reader = (folder / "seen.jsonl").open("rb")
+        self._fresh: tuple[np.ndarray, np.ndarray, int]  # of the last chunk: keys, places, end
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         spelt = [spelling(row.task.problem) for row in rows]
@@ -58,7 +59,6 @@ class Deduplicate(Stage):
         fresh: list[Seen] = []  # kept of this chunk, which the index does not hold yet
         by_key: dict[int, list[int]] = defaultdict(list)
         chosen, decided = [], []
-        self.file.seek(0, 2)
         end = self.file.tell()
         for i, row in enumerate(rows):
             new = Seen(row.task.id, row.task.answer, spelt[i])
@@ -76,25 +76,31 @@ class Deduplicate(Stage):
         self.file.flush()
         self.places.extend(places)
         self.index.add(keys[chosen], range(first, len(self.places)))
-        self._fresh = {"keys": keys[chosen], "places": np.array(places), "end": np.array(end)}
+        self._fresh = (keys[chosen], np.array(places, dtype=np.uint64), end)
         return decided
 
     def save(self, chunk: int) -> None:
         with (self.folder / f"index-{chunk:06d}.npz").open("wb") as file:
-            np.savez(file, **self._fresh)
+            keys, places, end = self._fresh
+            np.savez(file, keys=keys, places=places, end=end)
 
     def restore(self, chunks: int) -> None:
         end = 0
         for chunk in range(chunks):
-            with np.load(self.folder / f"index-{chunk:06d}.npz") as saved:
+            file = self.folder / f"index-{chunk:06d}.npz"
+            if not file.is_file():  # no row of that chunk came so far
+                continue
+            with np.load(file) as saved:
                 first = len(self.places)
                 self.places.extend(saved["places"].tolist())
                 self.index.add(saved["keys"], range(first, len(self.places)))
                 end = int(saved["end"])
         self.file.truncate(end)
+        self.file.seek(end)
 
     def close(self) -> None:
         self.file.close()
+        self.reader.close()
         self.judge.close()
 
     def _keys(self, row: Row, spelt: str) -> np.ndarray:
@@ -106,8 +112,8 @@ class Deduplicate(Stage):
         return self.index.keys(spelt, f"{kind} {bool(problem.answer or tests)}")
 
     def _read(self, item: int) -> Seen:
-        self.file.seek(self.places[item])
-        return Seen(*json.loads(self.file.readline()))
+        self.reader.seek(self.places[item])
+        return Seen(*json.loads(self.reader.readline()))
 
     def _standing(self, row: Row, new: Seen, old: Sequence[Seen]) -> Row:
         like = [(1.0 if o.spelt == new.spelt else similarity(o.spelt, new.spelt), o) for o in old]

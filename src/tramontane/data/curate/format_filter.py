@@ -60,7 +60,10 @@ class FormatFilter(Stage):
         ]
         faults = self.judge.faults([decided[i].task.answer or "" for i in asked])
         for i, fault in zip(asked, faults, strict=True):
-            if fault:
+            if fault and decided[i].stage == self.name:  # only a rewritten row bears its name
+                detail = f"its answer cannot be judged without its letter: {fault}"
+                decided[i] = rows[i].drop(self.name, "multiple_choice", detail)
+            elif fault:
                 decided[i] = decided[i].drop(self.name, "unverifiable", fault)
         return decided
 
@@ -94,7 +97,9 @@ def classify(problem: Problem) -> Finding | None:
     choices = _choices(problem)
     if choices is not None:
         return None
-    return _missing_choices(text, answer) or _breaks_off(text) or _asks_nothing(text) or _vain(answer)
+    return (
+        _missing_choices(text, answer) or _breaks_off(text) or _asks_nothing(text) or _vain(answer)
+    )
 
 
 def _choices(problem: Problem) -> Choices | None:
@@ -174,8 +179,8 @@ _LABELS = {
 }
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi")
 _ALSO = re.compile(
-    r"(?:[.?!]|[.?!]\$|\\\])\s*(?:also|additionally|in addition|furthermore|moreover|secondly|and)\b"
-    r"\s*[,:]?\s+(?=\S)",
+    r"(?:[.?!]|[.?!]\$|\\\])\s*"
+    r"(?:also|additionally|in addition|furthermore|moreover|secondly|and)\b\s*[,:]?\s+(?=\S)",
     re.IGNORECASE,
 )
 
@@ -189,7 +194,9 @@ _DIRECT = re.compile(
 def _multi_part(text: str, answer: str) -> Finding | None:
     for style, pattern in _LABELS.items():
         # At the start of a line or of a sentence: "f(a)" and "case (i)" are none.
-        labels = list(re.finditer(rf"(?:^|(?<=[.?!:;\n]\s)|(?<=\n))\s*{pattern}", text, re.I | re.M))
+        labels = list(
+            re.finditer(rf"(?:^|(?<=[.?!:;\n]\s)|(?<=\n))\s*{pattern}", text, re.I | re.M)
+        )
         parts = _in_order(labels)
         if len(parts) < 2:
             continue
@@ -199,7 +206,9 @@ def _multi_part(text: str, answer: str) -> Finding | None:
     for match in _ALSO.finditer(text):
         before, after = text[: match.start() + 1], text[match.end() :]
         first = _sentences(after)[0] if after.strip() else ""
-        if _requests(before) and (_direct(first) or (match[0].rstrip().endswith(":") and _asks(after))):
+        if _requests(before) and (
+            _direct(first) or (match[0].rstrip().endswith(":") and _asks(after))
+        ):
             return Finding("multi_part", f"a second question: {first[:60]!r}")
     given = [part for part in answer.split(";") if part.strip()]
     asked = [s for s in _sentences(text) if s.rstrip(" )$").endswith(("?", "？"))]
@@ -231,7 +240,9 @@ def _direct(sentence: str) -> bool:
 
 # --------------------------------------------------------------------------------- incomplete
 
-_PICTURE = r"(?:figures?|diagrams?|pictures?|drawings?|images?|illustrations?|sketch|graphs?|grids?|maps?)"
+_PICTURE = (
+    r"(?:figures?|diagrams?|pictures?|drawings?|images?|illustrations?|sketch|graphs?|grids?|maps?)"
+)
 _MISSING_FIGURE = re.compile(
     rf"\b(?:in|from|of|on|at|by|see|to|using|with)\s+(?:the|this|these|each)\s+"
     rf"(?:(?:following|given|above|adjoining|accompanying|adjacent|attached|right|left|below)\s+)?"
@@ -263,9 +274,14 @@ _MISSING_TABLE = re.compile(
     re.IGNORECASE,
 )
 _HAS_FIGURE = re.compile(r"\[asy\]|tikz|\\includegraphics|!\[|<svg|<img|https?://|picture\}", re.I)
-_HAS_TABLE = re.compile(r"\\begin\{(?:tabular|array|[a-z]*matrix|align|tabularx)|\\hline|\\bullet|\n\s*\|.*\||<table", re.I)
+_HAS_TABLE = re.compile(
+    r"\\begin\{(?:tabular|array|[a-z]*matrix|align|tabularx)|\\hline|\\bullet|\n\s*\|.*\||<table",
+    re.I,
+)
 # What follows in the text itself: "as shown: 1, 2, 4", "the lattice below. $\bullet$ Row 1".
-_FOLLOWS = re.compile(r"[^.?!]{0,80}:\s*(?:\S|$)|[^?]{0,200}(?:\\\[|\$\$|\\begin|\\bullet|\n\s*[-*•])", re.S)
+_FOLLOWS = re.compile(
+    r"[^.?!]{0,80}:\s*(?:\S|$)|[^?]{0,200}(?:\\\[|\$\$|\\begin|\\bullet|\n\s*[-*•])", re.S
+)
 
 
 def _missing(statement: str) -> Finding | None:
@@ -351,8 +367,9 @@ def _asks_nothing(text: str) -> Finding | None:
 # ------------------------------------------------------------------------------- unverifiable
 
 _VAIN = re.compile(
-    r"(?:see|refer to)\b.*|(?:answers?|solutions?)\s+(?:may|will|can|could)?\s*var(?:y|ies).*|n/?a\.?|none\.?"
-    r"|null|nan|proof.*|omitted.*|q\.?e\.?d\.?|\?+|-+|unknown|no\s+answer.*|not\s+(?:given|available).*",
+    r"(?:see|refer to)\b.*|(?:answers?|solutions?)\s+(?:may|will|can|could)?\s*var(?:y|ies).*"
+    r"|n/?a\.?|none\.?|null|nan|proof.*|omitted.*|q\.?e\.?d\.?|\?+|-+|unknown|no\s+answer.*"
+    r"|not\s+(?:given|available).*",
     re.IGNORECASE | re.DOTALL,
 )
 MAX_PROSE = 8  # words of an answer

@@ -1,4 +1,4 @@
-"""Reference answers before the maths verifier, in its pool: a hostile one cannot hang a curation."""
+"""Reference answers before the maths verifier, in its pool: a hostile one can hang nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tramontane.verifier.normalize import vote
 from tramontane.verifier.pool import VerifierPool
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(?:\.\d{1,30})?")
-# An answer to compare a reference with that nothing has, so that the reference must be parsed.
-_PROBE = r"\pi^{7919}+x_{0}"
+# An answer that no rule decides on and no parser takes: so the reference must be parsed, and that
+# is all that it costs.
+_PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:

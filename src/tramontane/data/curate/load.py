@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from tramontane.data.curate.rows import Row
 from tramontane.data.files import ENDINGS, JSON_ENDINGS, SCHEMES, read_rows, require_file
 from tramontane.data.load import check_fields, parse_problem
-from tramontane.data.curate.rows import Row
 from tramontane.errors import InputError
 
 STAGE = "load"

@@ -39,7 +39,7 @@ Progress = Callable[[str, int], None]
 
 
 def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
-    """Run or continue a curation; returns its summary, as in `summary.json`.
+    """Run or continue a curation; returns its summary, as in `summary.json`, with `out`.
 
     Args:
         config: what to do; `out` must be given.
@@ -59,8 +59,8 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, 
             _run(name, config, before, folder, report)
         _finish(config, out, folders)
     shutil.rmtree(out / "work", ignore_errors=True)
-    summary: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
-    return summary
+    summary = json.loads(done.read_text(encoding="utf-8"))
+    return {**summary, "out": str(out)}
 
 
 def _open(config: CurateConfig) -> Path:
@@ -118,9 +118,10 @@ def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: 
         stage.restore(first)
         for chunk in range(first, count):
             rows = [row for row in _rows(before, chunk) if row.decision != "dropped"]
-            decided = stage.decide(rows) if rows else []
-            stage.save(chunk)
-            _write_rows(folder, chunk, decided)
+            if rows:
+                rows = stage.decide(rows)
+                stage.save(chunk)
+            _write_rows(folder, chunk, rows)
             progress(name, chunk + 1)
 
 
@@ -128,9 +129,10 @@ def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
     """The result from every row's last standing, in the order of the input."""
     tally = Tally((STAGE, *config.stages))
     kept_file, decisions_file = out / "kept.jsonl.partial", out / "decisions.jsonl.partial"
-    with kept_file.open("w", encoding="utf-8") as kept, decisions_file.open(
-        "w", encoding="utf-8"
-    ) as decisions:
+    with (
+        kept_file.open("w", encoding="utf-8") as kept,
+        decisions_file.open("w", encoding="utf-8") as decisions,
+    ):
         for row in _final_rows(folders):
             tally.add(row)
             if row.decision != "dropped":

@@ -1,7 +1,7 @@
 r"""Multiple choice: found in a statement, taken apart, and put as an open question.
 
-    What is 2 + 3?\n(A) 4\n(B) 5\n(C) 6        answer B
-    → What is 2 + 3?                            answer 5
+What is 2 + 3?\n(A) 4\n(B) 5\n(C) 6        answer B
+→ What is 2 + 3?                            answer 5
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ class Stage:
         raise NotImplementedError
 
     def save(self, chunk: int) -> None:
-        """Write what this chunk added to memory; called before its rows are committed."""
+        """Write what this chunk added to memory; called before its rows are committed, and not
+        for a chunk of which no row came so far."""
 
     def restore(self, chunks: int) -> None:
         """Remember the first so many chunks, which were decided before."""

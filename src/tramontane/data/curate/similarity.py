@@ -29,8 +29,8 @@ _SEED = 20_250_612
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _LAYOUT = re.compile(
-    r"\\(?:left|right|[bB]ig{1,2}[lr]?|displaystyle|textstyle|limits|,|;|:|!|\s|q?quad(?![a-z])"
-    r"|(?:text|mathrm|textbf|mathbf|rm|bf|emph|textit)(?=\s*\{))(?![a-z])\s*|~"
+    r"\\(?:(?:left|right|big{1,2}[lr]?|displaystyle|textstyle|limits|q?quad)(?![a-z])|[,;:!\s]"
+    r"|(?:text|mathrm|textbf|mathbf|rm|bf|emph|textit)(?=\s*\{))\s*|~"
 )
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,(?:\\!)?|\\,)(?=\d{3}(?!\d))")
 _SPELLINGS = [
