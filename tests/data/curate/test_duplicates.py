@@ -204,7 +204,9 @@ def test_memory_survives_a_restart_and_forgets_what_was_not_committed(tmp_path):
     assert stage.decide(last) == whole[3:]
     stage.save(2)
     stage.close()
-    assert (tmp_path / "cut/seen.jsonl").read_bytes() == (tmp_path / "whole/seen.jsonl").read_bytes()
+    assert (tmp_path / "cut/seen.jsonl").read_bytes() == (
+        tmp_path / "whole/seen.jsonl"
+    ).read_bytes()
 
 
 # Contamination
@@ -217,7 +219,9 @@ def test_planted_contamination_is_found_with_the_problem_it_comes_from(tmp_path)
     )
     file = tmp_path / "eval.jsonl"
     texts = [TRAIN, poem, "Is 7 prime?"]
-    file.write_text("".join(json.dumps({"id": f"e{i}", "question": t}) + "\n" for i, t in enumerate(texts)))
+    file.write_text(
+        "".join(json.dumps({"id": f"e{i}", "question": t}) + "\n" for i, t in enumerate(texts))
+    )
     stage = Decontaminate(DecontaminateConfig(against=(str(file),)), tmp_path)
     decided = stage.decide(
         rows(

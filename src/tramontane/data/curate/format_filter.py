@@ -258,7 +258,9 @@ _MISSING_FIGURE = re.compile(
     r"|\b(?:is|are)\s+(?:shown|pictured|depicted|drawn\s+below)\s*[.,?]"
     r"|\b(?:square|triangle|circle|rectangle|trapezoid|quadrilateral|hexagon|pentagon|octagon|polygon"
     r"|parallelogram|cube|prism|pyramid|cylinder|cone|region|segments?|lines?|angles?|points?|lattice"
-    r"|pattern|solid|curve|parabola|function)\s*(?:\$[^$]{1,30}\$\s*,?\s*)?(?:as\s+)?shown\b"
+    r"|pattern|solid|curve|parabola|function)\s*(?:\$[^$]{1,30}\$\s*,?\s*)?(?:as\s+)?(?:shown\b|below\b(?!\s+(?:the|a)\b|\s+\d))"
+    r"|^\s*below\s+(?:is|are)\b"
+    r"|\b(?:this|the|following)\s+(?:pie\s+chart|bar\s+(?:graph|chart)|histogram)\b"
     r"|\bshaded\b|\bunshaded\b|\bnot\s+(?:drawn\s+)?to\s+scale\b|\bthe\s+labell?ed\s+(?:points?|sides?)"
     r"|\bthe\s+(?:two\s+|three\s+|four\s+|five\s+|six\s+)?labell?ed\s+\w+"
     r"|\b(?:sur|dans)\s+la\s+figure|\bci-(?:dessous|contre)\b|\ben\s+la\s+figura|\bnella\s+figura"
@@ -296,7 +298,8 @@ def _missing(statement: str) -> Finding | None:
 
 
 _OF_FOLLOWING = re.compile(
-    r"\b(?:which|what)\b[^.?]*\b(?:following|choices|options)\b|\bof\s+the\s+following\b", re.I
+    r"\b(?:which|what)\b[^.?]{0,200}\b(?:following|choices|options)\b|\bof\s+the\s+following\b",
+    re.I,
 )
 
 
@@ -318,7 +321,14 @@ _DANGLING = re.compile(
     r"|least|most|both|either|because|while|since|until|per|this|these|those|any|all|some|no)\s*$",
     re.IGNORECASE,
 )
-_TERMINAL = re.compile(r"(?:[.?!。？！…]|\\ldots|_{2,}|=)(?:[\s\"'”’)\]}$*]|\\[,;! ])*$")
+_MID_FORMULA = re.compile(
+    r"(?:[,:(\-+*/^=<>]|\\(?:le|ge|lt|gt|leq|geq|neq?|times|cdot|in|to|frac|sqrt))\s*\$?\s*$"
+)
+_QUESTION = re.compile(
+    r"(?:[^.?!]*,\s*)?(?:(?:in|for|of|at|to|by|from)\s+)?(?:what|how\s+(?:many|much|long|far))\b",
+    re.IGNORECASE,
+)
+_TERMINAL = re.compile(r"(?:[.?!。？！…]|\\ldots|_{2,})(?:[\s\"'”’)\]}$*]|\\[,;! \])])*$")
 _ITEM = re.compile(r"\s*(?:\$?\\bullet|[-*•]\s|\(?\w{1,2}[.)]\s).*")
 
 
@@ -331,8 +341,16 @@ def _breaks_off(text: str) -> Finding | None:
         return Finding("incomplete", f"breaks off: {what}: …{end!r}")
     if _TERMINAL.search(text):
         return None
-    if re.search(r"[,:(\-+*/^]\s*\$?\s*$", text) or _DANGLING.search(text):
+    last = _sentences(text)[-1]
+    # "17 + 25 =" and "then $f(3) =$" are questions.
+    value = re.search(r"\bthen\b", last) or len(_ENGLISH.findall(text)) < 2
+    sums = value and re.search(r"=\s*\$?\s*$", text)
+    if not sums and (_MID_FORMULA.search(text) or _DANGLING.search(text)):
         return Finding("incomplete", f"breaks off: …{end!r}")
+    if text.count("(") + text.count("[") > text.count(")") + text.count("]"):
+        return Finding("incomplete", f"breaks off within brackets: …{end!r}")
+    if _QUESTION.match(last) and not re.search(r"(?:\$\$|\\\]|\\end\{\w+\*?\})\s*$", text):
+        return Finding("incomplete", f"a question without its mark: …{end!r}")
     # A formula, number or bracket may end a statement; a bare word of a language that closes its
     # sentences does not, but for what asks before ("Find x and y").
     word = re.search(r"(?<![\\A-Za-z])([^\W\d_]{2,})$", text)
@@ -348,19 +366,24 @@ def _unbalanced(text: str) -> str:
     for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)"), (r"\begin{", r"\end{")):
         if bare.count(opening) > bare.count(closing):
             return f"{opening} without {closing}"
-    # Dollars before numbers are money; else a last one that opens a formula is odd.
-    money = all(bare[m.end() :].lstrip()[:1].isdigit() for m in re.finditer(r"\$", bare))
-    if bare.count("$") % 2 and not money and re.search(r"\$[^$]*[\\^_{][^$]*$", bare):
-        return "$ without $"
-    return ""
+    # Dollars beside numbers are money.
+    money = all(
+        re.match(r"\s*\.?\d", bare[m.end() :]) or bare[: m.start()][-1:].isdigit()
+        for m in re.finditer(r"\$", bare)
+    )
+    return "$ without $" if bare.count("$") % 2 and not money else ""
 
 
 _ENGLISH = re.compile(r"\b(?:the|is|are|of|and|has|have|in|that|with|for|if|let|was|were)\b", re.I)
 
 
 def _asks_nothing(text: str) -> Finding | None:
-    if _requests(text) or len(_ENGLISH.findall(text)) < 2:
-        return None  # a bare formula asks for its value; other languages are not read
+    # A bare formula asks for its value; other languages are not read.
+    english = len(_ENGLISH.findall(text)) > 1 or re.match(
+        r"\s*(?:if|let|given|suppose)\b", text, re.I
+    )
+    if _requests(text) or not english:
+        return None
     return Finding("incomplete", "asks nothing")
 
 

@@ -36,8 +36,8 @@ _INSTRUCTION = re.compile(
 # A question about the options themselves, in the seven languages of the paper.
 _ABOUT_OPTIONS = re.compile(
     r"\bwhich\s+(?:one\s+|ones\s+|two\s+)?of\b"
-    r"|\b(?:which|what|one|each|any|all|none|is|are|by|to|equals?|except)\b.*\bfollowing\b"
-    r"|\bfollowing\b.*\b(?:which|is|are|can|could|must)\b"
+    r"|\b(?:which|what|one|each|any|all|none|is|are|by|to|equals?|except)\b.{0,200}\bfollowing\b"
+    r"|\bfollowing\b.{0,200}\b(?:which|is|are|can|could|must)\b"
     r"|\b(?:correct|right|best|true|false)\s+(?:answer|option|choice|statement|alternative)"
     r"|\b(?:must|is|are|be)\s+(?:always\s+|necessarily\s+)?(?:true|false|correct|incorrect)\b"
     r"|\b(?:a|one)\s+possible\b|\bexcept\s*:?$"
@@ -65,6 +65,7 @@ _REQUEST = re.compile(
 )
 MAX_WORDS = 4
 MAX_OPTION = 300  # characters
+MAX_LABELS = 60  # looked at, from the end
 BLANK = "____"
 
 
@@ -83,7 +84,7 @@ def find_choices(statement: str) -> Choices | None:
     """The options of a statement, at its end: three or more with letters in order from A on."""
     # Code of figures is full of labels; blanked, everything keeps its place.
     visible = _FIGURE.sub(lambda m: " " * len(m[0]), statement)
-    labels = list(_LABEL.finditer(visible))
+    labels = list(_LABEL.finditer(visible))[-MAX_LABELS:]
     for start in reversed(range(len(labels))):
         run: list[re.Match[str]] = []
         for label in labels[start:]:
