@@ -23,7 +23,7 @@ from tramontane.data.curate.pipeline import curate
 
 HERE = Path(__file__).parent
 RECENT = 50_000  # rows that a planted row may repeat: what limits the memory of this script
-SYLLABLES = list(map("".join, zip("bdfglmnprstvwxzkmpc", "aeioueaioueaiouieao", strict=True)))
+SYLLABLES = [c + v for c, v in zip("bdfglmnprstvwxzk", "oieuaiouaeiouaei", strict=True)]
 KINDS = (
     ["new"] * 82 + ["exact"] * 8 + ["near"] * 4 + ["number"] * 2 + ["proof"] * 2 + ["choice"] * 2
 )

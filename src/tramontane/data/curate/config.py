@@ -27,7 +27,7 @@ class DecontaminateConfig(DeduplicateConfig):
     split: str = "test"
     fields: dict[str, str] = Field(default_factory=dict)
     ngram: int = Field(13, ge=2)
-    overlap: float = Field(0.5, gt=0, le=1)
+    overlap: float = Field(0.8, gt=0, le=1)
 
 
 class FilterConfig(Section):

@@ -36,6 +36,7 @@ _INSTRUCTION = re.compile(
 # A question about the options themselves, in the seven languages of the paper.
 _ABOUT_OPTIONS = re.compile(
     r"\bwhich\s+(?:one\s+|ones\s+|two\s+)?of\b"
+    r"|\bwhich\s+(?:is|are|equation|expression|statement|graph|pair|set|option|function|inequalit)"
     r"|\b(?:which|what|one|each|any|all|none|is|are|by|to|equals?|except)\b.{0,200}\bfollowing\b"
     r"|\bfollowing\b.{0,200}\b(?:which|is|are|can|could|must)\b"
     r"|\b(?:correct|right|best|true|false)\s+(?:answer|option|choice|statement|alternative)"

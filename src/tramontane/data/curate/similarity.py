@@ -5,9 +5,8 @@ exact duplicates. Near ones share most of their five-character pieces (Jaccard),
 (Broder, 1997) and locality-sensitive hashing over bands of it, then checked exactly. Maths
 problems that differ in a number or a sign differ, so near duplicates must have these in common.
 
-The index is our own: the libraries for this hold one dictionary entry a band and problem, some
-gigabytes for a million problems, and cannot go on from what a killed process left on disk. Sorted
-arrays take 12 bytes each.
+The index is our own: the libraries for this hold a dictionary entry for each band and problem, and
+cannot go on from what a killed process left on disk. Sorted arrays take 12 bytes each.
 """
 
 from __future__ import annotations
