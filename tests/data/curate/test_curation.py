@@ -325,7 +325,11 @@ def test_a_config_and_what_is_refused(tmp_path):
         ({"overrides": ["fields.anwser=x"]}, "no such field; did you mean 'answer'"),
         ({"inputs": [str(tmp_path / "rw.jsonl")]}, "no such file; did you mean"),
         ({"inputs": ["playground:"]}, "has no end"),
-        ({"overrides": ["inputs=[]"]}, "no inputs"),
+        (
+            {"overrides": ["inputs=[]"], "against": [source], "stages": ["decontaminate"]},
+            "no inputs",
+        ),
+        ({"inputs": ["no/such-dataset"], "out": tmp_path / "n"}, "cannot be loaded"),
         ({"overrides": ["out=null"]}, "no output folder"),
     ]:
         with pytest.raises(InputError, match=message):

@@ -47,6 +47,9 @@ def read_problems(
     A row that is no problem (not JSON, not UTF-8, no statement, tests of no known form) is dropped
     as `malformed`, and so is the place where a file breaks off. Rows without an answer pass: what
     they lack is for later stages to say.
+
+    Raises:
+        InputError: a dataset cannot be loaded.
     """
     raw = enumerate(item for source in inputs for item in _raw_rows(source, split))
     for number, (source, where, content) in islice(raw, skip, None):
@@ -90,6 +93,8 @@ def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
         for where, row in read_rows(source, split):
             yield source, where, row
     except InputError as error:
+        if not source.endswith(ENDINGS):
+            raise  # a dataset that cannot be had now may be had later
         yield source, where, InputError(f"{where}: {error}")
 
 

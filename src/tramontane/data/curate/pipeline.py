@@ -68,7 +68,9 @@ def _open(config: CurateConfig) -> Path:
     if config.out is None:
         raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
     out = Path(config.out)
-    prints = check_inputs((*config.inputs, *config.decontaminate.against), config.fields)
+    prints = check_inputs(config.inputs, config.fields)
+    if config.decontaminate.against:
+        prints |= check_inputs(config.decontaminate.against, config.decontaminate.fields)
     asked = config.model_dump(mode="json", exclude={"out"})
     if (out / "config.yaml").is_file():
         held = load_section(CurateConfig, out / "config.yaml").model_dump(
