@@ -315,6 +315,7 @@ def test_a_config_and_what_is_refused(tmp_path):
     source = write(tmp_path / "raw.jsonl", [{"frage": "Was ist $1+1$?", "answer": 2}])
     config = tmp_path / "c.yaml"
     config.write_text(f"inputs: [{source}]\nfields: {{problem: frage}}\nout: {tmp_path}/o\n")
+    (tmp_path / "empty").mkdir()  # a folder is taken for a copy of a dataset
     assert tramontane.curate(config)["kept"] == 1
     for arguments, message in [
         (
@@ -329,7 +330,7 @@ def test_a_config_and_what_is_refused(tmp_path):
             {"overrides": ["inputs=[]"], "against": [source], "stages": ["decontaminate"]},
             "no inputs",
         ),
-        ({"inputs": ["no/such-dataset"], "out": tmp_path / "n"}, "cannot be loaded"),
+        ({"inputs": [str(tmp_path / "empty")], "out": tmp_path / "n"}, "cannot be loaded"),
         ({"overrides": ["out=null"]}, "no output folder"),
     ]:
         with pytest.raises(InputError, match=message):
