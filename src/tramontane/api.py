@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +297,46 @@ def audit(
     from tramontane.verifier.audit import audit as run
 
     return run(path, out, rows=rows, sample=sample, config=config, progress=progress)
+
+
+def curate(
+    config: Any = None,
+    overrides: list[str] | None = None,
+    *,
+    inputs: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    against: Sequence[str] = (),
+    out: str | Path | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> dict[str, Any]:
+    """From raw problem sets to a set worth training on; returns the summary. See `data.curate`.
+
+    Args:
+        config: a `CurateConfig`, the path of one, or none for the defaults.
+        overrides: `key.sub=value` texts laid over it.
+        inputs: files or datasets, instead of the config's.
+        stages: stages, instead of the config's.
+        against: evaluation sets that no problem may come from.
+        out: folder of the result; a curation that was stopped there goes on.
+        progress: called with (stage, chunks done).
+
+    Raises:
+        InputError: before any work is done, but for an evaluation set that cannot be read.
+    """
+    from tramontane.config import parse_settings
+    from tramontane.data.curate.config import CurateConfig
+    from tramontane.data.curate.pipeline import curate as run
+
+    if against and not stages and config is None:
+        stages = ("deduplicate", "decontaminate", "filter")
+    given = {"inputs": list(inputs), "stages": list(stages), "decontaminate.against": list(against)}
+    texts = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+    texts = [*(overrides or []), *texts, *([] if out is None else [f"out={out}"])]
+    if config is None:
+        config = parse_settings(CurateConfig, {}, texts, "curate")
+    elif not isinstance(config, CurateConfig):
+        config = _load_section(CurateConfig, config, texts)
+    return run(config, progress)
 
 
 def _check_sizes(**sizes: int | None) -> None:

@@ -251,6 +251,53 @@ def audit(
 
 
 @app.command()
+def curate(
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="A YAML file, or files and datasets; then any key.sub=value."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the result.")] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="Only this stage; several are run in the order given.")
+    ] = None,
+    decontaminate: Annotated[
+        list[str] | None, typer.Option(help="An evaluation set that no problem may come from.")
+    ] = None,
+) -> None:
+    """Turn raw problem sets into one to train on; exit code 1 when rows could not be read."""
+    overrides = [s for s in sources if "=" in s and not Path(s).exists()]
+    given = [s for s in sources if s not in overrides]
+    config = given.pop(0) if given and given[0].endswith((".yaml", ".yml")) else None
+    with _progress() as progress:
+        bars: dict[str, Any] = {}
+
+        def show(name: str, chunks: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=None)
+            progress.update(bars[name], completed=chunks)
+
+        summary = api.curate(
+            config,
+            overrides,
+            inputs=given,
+            stages=stage or (),
+            against=decontaminate or (),
+            out=out,
+            progress=show,
+        )
+    table = Table("after", "rows left", "dropped there")
+    for step in summary["stages"]:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in step["dropped"].items())
+        table.add_row(step["stage"], f"{step['left']:,}", dropped)
+    console.print(table)
+    console.print(f"{summary['rewritten']:,} rewritten; everything: {summary['out']}/report.html")
+    for line in summary["malformed_rows"]:
+        _complain(_escape(line))
+    if summary["malformed"]:
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor() -> None:
     """Say what works on this machine, and how to mend what does not; exit code 1 if it matters."""
     from tramontane.doctor import examine

@@ -33,10 +33,10 @@ def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, dict[str
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
     if path.name.endswith(JSON_ENDINGS):
-        _require(path)
+        require_file(path)
         rows = _json_rows(source, path)
     elif path.suffix == ".parquet":
-        _require(path)
+        require_file(path)
         rows = _parquet_rows(source, path)
     elif not folder and (path.exists() or source.startswith((".", "/", "~"))):
         raise InputError(
@@ -143,7 +143,12 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]
         yield f"{source}[{i}]", dict(row)
 
 
-def _require(path: Path) -> None:
+def require_file(path: Path) -> None:
+    """Refuse a path that is no file, with the nearest name beside it.
+
+    Raises:
+        InputError: there is none.
+    """
     if path.is_file():
         return
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -182,7 +182,7 @@ def _file_problems(source: str, fields: dict[str, str], split: str) -> list[Prob
     for where, row in read_rows(source, split):
         names.update(row)
         line = re.findall(r"\d+", where)[-1]
-        problem = _problem(row, where, fields, default_id=f"{prefix}-{line}", source=stem)
+        problem = parse_problem(row, where, fields, default_id=f"{prefix}-{line}", source=stem)
         while problem.id in problems:
             # A run's records name problems by their id, so each needs its own.
             problem = replace(problem, id=f"{problem.id}-{line}")
@@ -196,10 +196,20 @@ def _file_problems(source: str, fields: dict[str, str], split: str) -> list[Prob
     return list(problems.values())
 
 
-def _problem(
-    row: dict[str, Any], where: str, fields: dict[str, str], default_id: str, source: str
+def parse_problem(
+    row: dict[str, Any],
+    where: str,
+    fields: dict[str, str],
+    default_id: str,
+    source: str,
+    gradable: bool = True,
 ) -> Problem:
-    """One row as a Problem; what a Problem has no field for goes into `metadata`."""
+    """One row as a Problem; what a Problem has no field for goes into `metadata`.
+
+    Raises:
+        InputError: there is no statement, the tests are of no known form, or, where it must be
+            `gradable`, there is neither an answer nor tests.
+    """
     rest = {name: value for name, value in row.items() if value is not None}
     got: dict[str, Any] = {}
     for field in FIELDS:
@@ -211,12 +221,12 @@ def _problem(
     says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
     if not isinstance(statement, str) or not statement.strip():
         raise InputError(f"{where}: no text in field {fields.get('problem', 'problem')!r}; {says}")
-    if domain == "code" and not tests:
+    if gradable and domain == "code" and not tests:
         raise InputError(f"{where}: no tests in field {fields.get('tests', 'tests')!r}; {says}")
     if got["domain"] not in (None, "math", "code"):
         rest["domain"] = got["domain"]
     answer = _answer(got["answer"])
-    if domain == "math" and not answer:
+    if gradable and domain == "math" and not answer:
         raise InputError(
             f"{where}: no answer (text or a number) in field "
             f"{fields.get('answer', 'answer')!r}, and no tests: the row could not be graded; "

@@ -242,7 +242,7 @@ _UNIT_LINES = """
     ms millisecond | s sec second | min minute | h hr hrs hour | day | week | month | year yr
     hz hertz | newton | j joule | w watt | volt | pa pascal | kelvin | mol mole | mph
     deg degree grad grado degré градус 度 | rad radian | % percent pct percentage prozent
-    usd dollar | cent | eur euro € | gbp £ | jpy yen ¥ | am a.m | pm p.m
+    usd dollar | cent | eur euro € | gbp £ | jpy yen ¥ | inr rupee rs ₹ | am a.m | pm p.m
 """
 KNOWN_UNITS = {
     name: names.split()[0]
@@ -262,8 +262,18 @@ _SUFFIX = re.compile(
     \s*(?:\^\s*\{{?\s*(?P<power>\d)\s*\}}?)?\s*$""",
     re.VERBOSE,
 )
-_PREFIX = re.compile(r"(-?)\s*(\\\$|€|£|¥|(?:USD|EUR|GBP)(?![A-Za-z]))\s*(?=[\d.])")
-_PREFIX_UNIT = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "jpy"}
+_PREFIX = re.compile(
+    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.])"
+)
+_PREFIX_UNIT = {
+    "\\$": "usd",
+    "€": "eur",
+    "£": "gbp",
+    "¥": "jpy",
+    "₹": "inr",
+    "Rs": "inr",
+    "Rs.": "inr",
+}
 
 
 def split_unit(text: str) -> tuple[str, str]:

@@ -1,0 +1,102 @@
+"""What travels from stage to stage: a row, and what was decided of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tramontane.types import Problem
+
+Verb = Literal["kept", "rewritten", "dropped"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the input with its standing.
+
+    Args:
+        number: from 0 over all inputs: the order of everything written.
+        where: `file:line` or `name[index]`.
+        problem: none where the row could not be read.
+        stage: the stage whose decision stands; empty until one says more than `kept`.
+        decision: `kept`, `rewritten` (kept, in another form) or `dropped`.
+        reason: a code, e.g. `near_duplicate`; of a kept row a note, mostly empty.
+        detail: what a person needs to check the decision.
+    """
+
+    number: int
+    where: str
+    problem: Problem | None
+    stage: str = ""
+    decision: Verb = "kept"
+    reason: str = ""
+    detail: str = ""
+
+    def drop(self, stage: str, reason: str, detail: str) -> Row:
+        return replace(self, stage=stage, decision="dropped", reason=reason, detail=detail)
+
+    def note(self, stage: str, reason: str, detail: str) -> Row:
+        """Kept, with a remark, unless an earlier stage had one."""
+        if self.reason:
+            return self
+        return replace(self, stage=stage, reason=reason, detail=detail)
+
+    def rewrite(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
+        """In a new form; the statement and answer that it had go into the metadata."""
+        old = {"original_problem": self.task.problem, "original_answer": self.task.answer}
+        problem = replace(problem, metadata={**problem.metadata, **old})
+        return replace(
+            self, stage=stage, decision="rewritten", reason=reason, detail=detail, problem=problem
+        )
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+    @property
+    def task(self) -> Problem:
+        """The problem of a row that could be read; no stage sees any other."""
+        assert self.problem is not None
+        return self.problem
+
+    @classmethod
+    def parse(cls, line: str) -> Row:
+        got = json.loads(line)
+        problem = got.pop("problem")
+        return cls(problem=problem and Problem(**problem), **got)
+
+
+class Stage:
+    """A step of a curation: the base of all.
+
+    `decide` sees the rows that no earlier stage dropped, a chunk at a time and in order, and may
+    depend on nothing but them, its config and what it saw before: so a curation that was killed
+    ends as if it had not been. What must be remembered of earlier chunks goes through `save` and
+    `restore`.
+
+    Args:
+        config: the stage's own section.
+        folder: for what the stage keeps on disk.
+    """
+
+    name: str
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+
+    def decide(self, rows: Sequence[Row]) -> list[Row]:
+        """The same rows in the same order, each with its new standing."""
+        raise NotImplementedError
+
+    def save(self, chunk: int) -> None:
+        """Write what this chunk added to memory; called before its rows are committed, and not
+        for a chunk of which no row came so far."""
+
+    def restore(self, chunks: int) -> None:
+        """Remember the first so many chunks, which were decided before."""
+
+    def close(self) -> None:
+        """Let go of processes."""
