@@ -1,7 +1,7 @@
 """A thousand hostile programs in a row, and what they leave behind: `make hostile`.
 
 `python -m fuzz.hostile --rung bubblewrap --programs 1000 --seed 0` judges programs that `programs`
-combines from acts of hostility. None may be right that does not print what the tests ask for, none
+combines from acts of hostility. None may be right that does not do what the tests ask, none
 unscorable, none take longer than its limits; and after each one there must be no process, mount,
 file, socket, queue, segment or descriptor that was not there before. Exit code 1 otherwise.
 """
@@ -29,7 +29,13 @@ from tramontane.verifier.code import judge
 
 CONFIG = VerifierConfig(code_timeout_s=1.0)
 CASES = [{"input": f"{n}\n", "output": f"{n}\n"} for n in (7, 8)]
-PROBLEM = Problem("echo", "code", "Print it.", tests={"type": "stdio", "cases": CASES})
+ASSERTS = "assert echo(7) == 7\nassert echo('a') == 'a'"
+PROBLEMS = {
+    "stdio": Problem("stdio", "code", "Print it.", tests={"type": "stdio", "cases": CASES}),
+    "python_assert": Problem(
+        "asserts", "code", "Return it.", tests={"type": "python_assert", "code": ASSERTS}
+    ),
+}
 LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (CONFIG.code_timeout_s + sandbox.GRACE_SECONDS)
 GONE_SECONDS = 3.0  # for what was killed to be gone
 MEMORY_MB = 64  # that this process may grow by, over all programs
@@ -142,7 +148,7 @@ def faults_of(program: Program, outcome: str, reason: str, seconds: float) -> li
     if outcome not in ("right", "wrong"):
         found.append(f"{outcome}: {reason}")
     if outcome == "right" and not program.echoes:
-        found.append("right, though it never prints what it should")
+        found.append("right, though it does not do what the tests ask")
     if seconds > LIMIT_SECONDS:
         found.append(f"took {seconds:.1f} s")
     return found
@@ -167,12 +173,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as name:
         os.chmod(name, 0o711)  # programs may run as a user of their own
         tempfile.tempdir = name
-        judge("```cpp\n#include <bits/stdc++.h>\n```\n", PROBLEM, CONFIG)  # compiles the header
+        judge(
+            "```cpp\n#include <bits/stdc++.h>\n```\n", PROBLEMS["stdio"], CONFIG
+        )  # compiles the header
         world = World(mark, Path(name))
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
             begun = time.monotonic()
-            judged = judge(f"```{program.tag}\n{program.source}\n```\n", PROBLEM, CONFIG)
+            block = f"```{program.tag}\n{program.source}\n```\n"
+            judged = judge(block, PROBLEMS[program.tests], CONFIG)
             outcome, reason = judged.outcome, judged.reason
             seconds = time.monotonic() - begun
             faults = faults_of(program, outcome, reason, seconds) + world.left(program.name)

@@ -29,7 +29,7 @@ from tramontane.types import Problem
 from tramontane.verifier import language, sandbox
 from tramontane.verifier.code import draw_tests, same_output, time_limit
 from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
-from tramontane.verifier.inside import runner
+from tramontane.verifier.inside import runner, wire
 from tramontane.verifier.math import judge_answer
 from tramontane.verifier.normalize import normalize, split_unit, to_number, vote
 from tramontane.verifier.reward import grade
@@ -236,6 +236,26 @@ def check_records(text: str) -> None:
     assert sum(len(run.output) + runner.RECORD.size for run in ended[:-1]) <= len(data)
 
 
+def check_wire(text: str) -> None:
+    """What a program sends to its tests: a plain value that can be sent back, or garbage."""
+    kept = object()
+
+    def resolve(tag: int, number: int) -> object:
+        return kept
+
+    def refer(value: object) -> tuple[int, int]:
+        assert value is kept, "an object came out of bytes"
+        return wire.MINE, 0
+
+    try:
+        value = wire.decode(text.encode("latin-1", "replace"), resolve)
+    except wire.Garbage:
+        return
+    data = wire.encode(value, refer)
+    again = wire.decode(data, resolve)
+    assert type(again) is type(value) and len(wire.encode(again, refer)) == len(data)
+
+
 def check_growth(before: str, repeated: str, behind: str) -> None:
     """No scan takes more than its time on a response as long as responses get."""
     repeated = repeated or " "
@@ -273,6 +293,13 @@ class Target(NamedTuple):
 _PAIRS = [f"{a}{PART}{b}" for a, b in itertools.pairwise(ANSWERS)]
 _THREE = [f"{a}{PART}{b}{PART}{a}" for a in RESPONSES for b in RESPONSES]
 _RECORD = runner.RECORD.pack(0, 2, 0) + b"7\n"
+_VALUES = [
+    wire.encode(value, lambda kept: (wire.MINE, 0)).decode("latin-1")
+    for value in (
+        None, -1, 2**70, 1.5, "x", b"x", [1, 2, 3, 4], [1.0] * 4, (1, "a"), {1, 2}, {"a": [None]},
+        1j, range(3), object(), int, [[], ()], frozenset("a"), bytearray(b"b"),
+    )
+]  # fmt: skip
 TARGETS = {
     "boxes": Target(check_boxes, RESPONSES),
     "fences": Target(check_fences, RESPONSES),
@@ -290,6 +317,7 @@ TARGETS = {
     "odd-row": Target(check_odd_row, ["a", "b" * 12, "abcdefghijkl"], share=2),
     "file": Target(check_file, ["\n".join(ROWS) + PART, ROWS[0] + PART + "z<"], 2, share=2),
     "records": Target(check_records, [(_RECORD * 3).decode()]),
+    "wire": Target(check_wire, _VALUES, share=2),
     "growth": Target(check_growth, [PART.join("abc"), *_THREE[:5]], 3, seconds=12, share=3),
 }  # fmt: skip
 

@@ -11,7 +11,8 @@ import textwrap
 from string import Template
 from typing import NamedTuple
 
-ECHO = "print(input())"  # what the tests ask for
+# What the tests ask for, by their type.
+GOOD = {"stdio": "print(input())", "python_assert": "def echo(n): return n"}
 PYTHON = {
     # -- processes
     "fork bomb": "while True: os.fork()",
@@ -350,9 +351,10 @@ _CPP_HEAD = (
 class Program(NamedTuple):
     """A program, the act it is listed under, and whether it goes on to do what the tests ask.
 
-    `name` is what it calls whatever it may leave.
+    `tests` is their type; `name` is what it calls whatever it may leave.
     """
 
+    tests: str
     name: str
     act: str
     tag: str
@@ -374,17 +376,17 @@ def generate(seed: int, count: int, mark: str) -> list[Program]:
                 "mark": f"{mark}-{len(found)}",
             }  # fmt: skip
             make = _python if act in PYTHON else _cpp
-            tag, source, echoes = make(act, draw)
-            found.append(
-                Program(str(words["mark"]), act, tag, Template(source).substitute(words), echoes)
-            )
+            tests = draw.choice(["stdio", "stdio", "python_assert"] if act in PYTHON else ["stdio"])
+            tag, source, good = make(act, draw, GOOD[tests])
+            source = Template(source).substitute(words)
+            found.append(Program(tests, str(words["mark"]), act, tag, source, good))
     return found
 
 
 KEY = 0x7A3F0001  # of System V objects
 
 
-def _python(act: str, draw: random.Random) -> tuple[str, str, bool]:
+def _python(act: str, draw: random.Random, good: str) -> tuple[str, str, bool]:
     """The act as it is; or shielded from its own errors, or in a child; with another one beside."""
     lines = [_HEAD]
     shape = draw.choice(["plain", "plain", "shielded", "child", "beside"])
@@ -399,14 +401,14 @@ def _python(act: str, draw: random.Random) -> tuple[str, str, bool]:
         lines.append(_function("other", PYTHON[draw.choice([*PYTHON])]))
         lines.append("if os.fork() == 0:\n    os.setsid()\n    other()\n    os._exit(0)\nact()")
     echoes = draw.random() < 0.6
-    return "python", "\n".join([*lines, ECHO * echoes]), echoes
+    return "python", "\n".join([*lines, good * echoes]), echoes
 
 
 def _function(name: str, body: str) -> str:
     return f"def {name}():\n{textwrap.indent(textwrap.dedent(body).strip(), '    ')}\n"
 
 
-def _cpp(act: str, draw: random.Random) -> tuple[str, str, bool]:
+def _cpp(act: str, draw: random.Random, good: str) -> tuple[str, str, bool]:
     if act in COMPILER:
         return "cpp", COMPILER[act], False
     echoes = draw.random() < 0.6 and act != "C++ before main"

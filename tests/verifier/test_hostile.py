@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fuzz.hostile import World, faults_of
-from fuzz.programs import COMPILER, CPP, ECHO, PYTHON, generate
+from fuzz.programs import COMPILER, CPP, GOOD, PYTHON, generate
 
 LEAVES = """
 import os, socket, sys, time
@@ -51,7 +51,7 @@ def test_programs_are_drawn_by_the_seed():
     assert {p.act for p in programs} == {*PYTHON, *CPP, *COMPILER}
     for program in programs:
         if program.tag == "python":
-            assert program.echoes == program.source.endswith(ECHO)
+            assert program.echoes == program.source.endswith(GOOD[program.tests])
             if "is not Python" not in program.act and "\0" not in program.source:
                 ast.parse(program.source)
 
