@@ -214,7 +214,7 @@ class Execution(Iterator[Ended]):
             self._limits.clear()
         n_output = min(n_output, OUTPUT_BYTES)
         failure = _failure(status, seconds, memory_mb, n_output, errors or b"")
-        code = None if status < 0 else os.waitstatus_to_exitcode(status)
+        code = None if status < 0 else _exit_code(status)
         return Ended(b"", failure, code)
 
     def complaint(self) -> str:
@@ -321,6 +321,11 @@ class Execution(Iterator[Ended]):
         return data
 
 
+def _exit_code(status: int) -> int:
+    """As `os.waitstatus_to_exitcode`, but of any number: what a sandbox says may be broken."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors: bytes) -> str:
     if status == runner.LATE:
         return f"timed out after {seconds:g} s"
@@ -330,7 +335,7 @@ def _failure(status: int, seconds: float, memory_mb: int, n_output: int, errors:
         return f"started more than {runner.MAX_PROCESSES} processes"
     if status == runner.DISK:
         return f"wrote more than {BOX_MB} MB"
-    code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+    code = _exit_code(status)
     if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
         return f"printed more than {OUTPUT_BYTES >> 20} MB"
     said = errors.decode(errors="replace").strip().splitlines()
