@@ -2,12 +2,12 @@
 
 Four small loops around three kinds of workers, none of which waits for another:
 
-    feed ──requests──▶ generator ──completions──▶ collect ──groups──▶ verifiers
-      ▲                    ▲                                              │
-      │                    └──weights── train ◀──batches── batch ◀──────── ┘
+    feed ──requests──▶ generators ──completions──▶ collect ──groups──▶ verifiers
+      ▲                    ▲                                               │
+      │                    └──weights── train ◀──batches── batch ◀─────────┘
 
 State is shared by the loops and touched only between awaits, so there are no locks around it.
-Every wait is `_until` (a condition, with a name and a timeout) or `call` (a worker, likewise).
+Every wait is `_until` (a condition, with a name and a timeout) or on a worker, likewise.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tramontane.config import Config
+from tramontane.generator.pool import GeneratorPool, PooledGenerator
 from tramontane.groups import OpenGroup, pack, unpack
 from tramontane.placement import Handle, Limit, WorkerStalled, call
 from tramontane.staleness import choose, room
@@ -30,6 +31,7 @@ from tramontane.types import (
     SamplingParams,
     Verdict,
 )
+from tramontane.weights import LocalWeights, Weights
 
 HOPELESS = 64  # groups in a row without a verdict, after which a run gives up
 
@@ -69,7 +71,7 @@ class Observer(Protocol):
 @dataclass
 class Update:
     """One update done: the batch, what was filtered since the one before, the trainer's metrics,
-    and the seconds that the generator stood still for the new weights."""
+    and the longest that a generator stood still for the new weights, in seconds."""
 
     number: int
     batch: Batch
@@ -90,23 +92,24 @@ class Pipeline:
     def __init__(
         self,
         config: Config,
-        generator: Handle,
+        generators: GeneratorPool,
         trainer: Handle,
         verifiers: Verifiers,
         problems: Problems,
         encode: Callable[[Problem], list[int]],
         observer: Observer,
+        new_weights: Callable[[], Weights] = LocalWeights,
     ) -> None:
         self.config, self.sizes, self.timeouts = config, config.pipeline, config.timeouts
-        self.generator, self.trainer, self.verifiers = generator, trainer, verifiers
+        self.generators, self.trainer, self.verifiers = generators, trainer, verifiers
+        self.new_weights = new_weights
         self.problems, self.encode, self.observer = problems, encode, observer
         self.sampling = SamplingParams(self.sizes.l_max, config.generator.temperature)
 
         self.trained_version = 0  # updates done
-        self.generator_version = 0  # the weights that sample now
+        self.generator_version = 0  # the weights that all generators sample with now
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
-        self.in_flight = 0  # completions in the generator
         self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
         self.ready: list[int] = []  # of those, graded and kept, in order of completion
         self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
@@ -114,16 +117,22 @@ class Pipeline:
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
-        self._stepping = asyncio.Lock()  # held while requests and completions are on their way
         self._round: dict[str, Any] = {}  # the state before a synchronous round
         self._tasks: set[asyncio.Task[None]] = set()  # the loops, and groups being graded
 
+    @property
+    def in_flight(self) -> int:
+        """Completions in the generators."""
+        return self.generators.in_flight
+
     async def run(self) -> None:
         """Run all loops until `train` is done, or until one fails: its error is raised."""
-        if self.outstanding:
-            await self._resume()
+        loops = [self.feed(), self.batch(), *(self.collect(g) for g in self.generators)]
+        self._tasks |= {asyncio.create_task(loop) for loop in loops}
+        for group in self.outstanding.values():  # restored
+            if not group.requests and not group.verdicts:
+                self._grade_soon(group)
         train = asyncio.create_task(self.train())
-        self._tasks |= {asyncio.create_task(f()) for f in (self.feed, self.collect, self.batch)}
         try:
             while not train.done():
                 # A timeout, so that tasks begun meanwhile are looked at too.
@@ -145,23 +154,19 @@ class Pipeline:
         """
         while True:
             await self._until(self._room, "feed: room to hand out a group")
-            async with self._stepping:
-                if self.sizes.max_staleness == 0:
-                    self._round = self._state({})
-                opened = [self._open(self.problems.next()) for _ in range(self._room())]
-                requests = [request for group in opened for request in group.requests]
-                self.in_flight += len(requests)
-                await self._generate("submit", requests)
+            if self.sizes.max_staleness == 0:
+                self._round = self._state()
+            for _ in range(self._room()):
+                self.generators.submit(self._open(self.problems.next()).requests)
             await self._notify()
 
-    async def collect(self) -> None:
-        """Take completions as they end, and have each group graded once it is whole. Waits for
-        the generator; unblocked by `feed` (something is in flight)."""
+    async def collect(self, generator: PooledGenerator) -> None:
+        """Take one generator's completions as they end, and have each group graded once it is
+        whole. Waits for the generator; unblocked by `feed` (it has something to do)."""
         while True:
-            await self._until(lambda: self.in_flight, "collect: something in flight")
-            async with self._stepping:
-                for completion in await self._generate("step"):
-                    self._take(completion)
+            await self._until(lambda: generator.requests, "collect: something in flight")
+            for completion in await generator.poll():
+                self._take(completion)
             await self._notify()
 
     async def batch(self) -> None:
@@ -179,7 +184,7 @@ class Pipeline:
             await self.batches.put(batch)
 
     async def train(self) -> None:
-        """Train on each batch and send the new weights to the generator, whose sequences stay in
+        """Train on each batch and send the new weights to the generators, whose sequences stay in
         flight. Waits for a batch; unblocked by `batch`. Ends the run."""
         while self.trained_version < self.sizes.updates and not self.stopping:
             await self._until(
@@ -191,7 +196,7 @@ class Pipeline:
             limit = Limit.of(self.timeouts, "training")
             metrics = await call(self.trainer, "step", batch, limit=limit)
             self.trained_version += 1
-            pause = await self._send_weights()
+            pause = await self.send_weights()
             for group in batch.groups:
                 del self.batched[group.id]
             filtered, self.filtered = [(g.group(), why) for g, why in self.filtered], []
@@ -204,47 +209,35 @@ class Pipeline:
             await self._notify()
         await self.observer.ended()
 
-    async def _send_weights(self) -> float:
-        """Trainer → generator, between two decode steps; returns the pause in seconds."""
+    async def send_weights(self) -> float:
+        """Trainer → generators, between two decode steps; returns the pause in seconds."""
         limit = Limit.of(self.timeouts, "weight_update")
-        weights = await call(self.trainer, "weights", limit=limit)
-        version = self.trained_version
-        pause = await call(self.generator, "update_weights", version, weights, limit=limit)
-        return float(pause)
-
-    async def _resume(self) -> None:
-        """Put restored groups where they were: in the generator, or before the verifiers."""
-        groups = list(self.outstanding.values())
-        await self._generate("submit", [r for g in groups for r in g.requests])
-        for group in groups:
-            if not group.requests and not group.verdicts:
-                self._grade_soon(group)
+        weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
+        return await self.generators.update(self.trained_version, weights)
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""
         self.stopping = True
         await self._notify()
 
-    async def snapshot(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the workers' own states: JSON-able.
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that a resumed run needs besides the trainer's own state: JSON-able.
 
         Of a synchronous round under way, the state before it: begun again as a whole, it gives the
         same bits, which completions continued from their last token would not.
         """
-        async with self._stepping:
-            if self.sizes.max_staleness == 0 and len(self.ready) < len(self.outstanding):
-                return self._round
-            requests: list[Request] = await self._generate("pending")
-            return self._state({(r.group, r.index): r for r in requests})
+        if self.sizes.max_staleness == 0 and len(self.ready) < len(self.outstanding):
+            return self._round
+        return self._state()
 
-    def _state(self, partial: dict[tuple[int, int], Request]) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         groups = [*self.batched.values(), *self.outstanding.values()]
         return {
             "version": self.trained_version,
             "next_group": self.next_group,
             "problems": self.problems.state(),
-            "groups": [pack(group, partial) for group in groups],
-            "filtered": [[pack(group, partial), why] for group, why in self.filtered],
+            "groups": [pack(group) for group in groups],
+            "filtered": [[pack(group), why] for group, why in self.filtered],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -257,7 +250,7 @@ class Pipeline:
         for row in state["groups"]:
             group = unpack(row)
             self.outstanding[group.id] = group
-            self.in_flight += len(group.requests)
+            self.generators.submit(group.requests)
             if group.verdicts:
                 self.ready.append(group.id)
 
@@ -290,7 +283,6 @@ class Pipeline:
         return group
 
     def _take(self, completion: Completion) -> None:
-        self.in_flight -= 1
         group = self.outstanding[completion.group]
         group.completions[completion.index] = completion
         group.requests = [r for r in group.requests if r.index != completion.index]
@@ -352,10 +344,6 @@ class Pipeline:
             self.sizes.groups_per_batch,
         )
         return [ids[i] for i in chosen or ()]
-
-    async def _generate(self, method: str, *args: Any) -> Any:
-        limit = Limit.of(self.timeouts, "generation")
-        return await call(self.generator, method, *args, limit=limit)
 
     async def _until(self, condition: Callable[[], Any], name: str) -> None:
         """Wait until `condition()` is true; it is looked at whenever something changed."""
