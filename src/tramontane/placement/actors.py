@@ -170,7 +170,7 @@ class ActorHandle:
         except RayActorError as error:
             where = f"process {self._place[1]}" if self._place else "no process yet"
             self._place = None
-            reason = str(error).strip().splitlines()[-1][:200]
+            reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
             raise WorkerDied(
                 f"{self.name} ({where}) died {time.monotonic() - began:.1f} s into {what}: {reason}"
             ) from None
