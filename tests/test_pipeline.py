@@ -23,11 +23,12 @@ class WatchedPipeline(pipeline_module.Pipeline):
     most_in_flight = 0
 
     async def _notify(self) -> None:
-        assert 0 <= self.in_flight <= self.sizes.n_async
-        type(self).most_in_flight = max(self.most_in_flight, self.in_flight)
+        in_flight = self.generators.in_flight
+        assert 0 <= in_flight <= self.sizes.n_async
+        type(self).most_in_flight = max(self.most_in_flight, in_flight)
         assert self.batches.qsize() <= 1
-        waiting = sum(len(g.requests) for g in self.outstanding.values())
-        assert waiting == self.in_flight
+        waiting = sum(len(g.requests) for g in self.ledger.outstanding.values())
+        assert waiting == in_flight
         await super()._notify()
 
 

@@ -40,7 +40,7 @@ class Harm:
 
         class Harmed(WatchedPipeline):
             async def _notify(self) -> None:
-                if act := plan.pop(self.trained_version, None):
+                if act := plan.pop(self.ledger.trained_version, None):
                     for member in self.generators:
                         for key, request in member.requests.items():
                             harm.known[key] = [*request.versions], [*request.logprobs]

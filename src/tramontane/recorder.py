@@ -108,18 +108,18 @@ class Recorder:
 
     async def ended(self) -> None:
         # A run that was stopped has more pending than at its last update.
-        if self._saved_at != self.pipeline.trained_version or self.pipeline.stopping:
+        if self._saved_at != self.pipeline.ledger.trained_version or self.pipeline.stopping:
             await self.checkpoint()
 
     async def checkpoint(self) -> None:
         """Weights, trainer state and everything pending, complete or absent."""
-        version = self.pipeline.trained_version
+        version = self.pipeline.ledger.trained_version
         partial = self.folder.checkpoint_dir(version).absolute()
         limit = Limit.of(self.config.timeouts, "training")
         await call(self.trainer, "save_weights", partial / "weights", limit=limit)
         await call(self.trainer, "save_state", partial / "trainer", limit=limit)
         self.tokenizer.save_pretrained(partial / "weights")
-        state = self.pipeline.snapshot() | {"seconds": self.seconds}
+        state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
         await asyncio.to_thread(RunFolder(partial).write_json, "pipeline.json", state, None)
         keep = self.config.checkpoint.keep
         await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)

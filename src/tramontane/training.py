@@ -28,6 +28,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, slots
+from tramontane.ledger import Ledger
 from tramontane.pipeline import Pipeline
 from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, place, started
 from tramontane.recorder import Recorder
@@ -252,27 +253,19 @@ async def _run(
             began,
             state["version"] if state else -1,
         )
-        pipeline = Pipeline(
-            config,
-            generators,
-            trainer,
-            pool,
-            prepared.problems,
-            prepared.encode,
-            recorder,
-            placement.weights,
-        )
+        ledger = Ledger(config, prepared.problems, prepared.encode)
+        pipeline = Pipeline(config, ledger, generators, pool, trainer, placement.weights, recorder)
         recorder.pipeline = pipeline
         if checkpoint and state:
             limit = Limit.of(config.timeouts, "start")
             await call(trainer, "load_state", checkpoint.absolute() / "trainer", limit=limit)
-            pipeline.restore(state)
+            ledger.restore(state)
             await pipeline.send_weights()
         await gate()
         loop = asyncio.get_running_loop()
         with interrupt.stops(loop, pipeline):
             await pipeline.run()
-        return pipeline.trained_version
+        return ledger.trained_version
     finally:
         generators.close()
         trainer.close()
