@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
 import pytest
 import torch.distributed as dist
 
+from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.placement import (
     Limit,
@@ -17,6 +20,8 @@ from tramontane.placement import (
     WorkerDied,
     WorkerStalled,
     call,
+    check,
+    place,
     started,
 )
 from tramontane.placement.ranks import RankFailed
@@ -177,3 +182,31 @@ def test_an_actor_that_gives_no_sign_of_life_is_lost_and_killed(ray_cluster) -> 
     while os.path.exists(f"/proc/{pid}/exe") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not os.path.exists(f"/proc/{pid}/exe")
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'tramontane\[ray\]'"):
+        check(small_config(tmp_path, placement={"kind": "ray"}))
+    check(small_config(tmp_path))
+
+
+def test_a_cluster_that_is_too_small_is_refused(ray_cluster, tmp_path) -> None:
+    config = small_config(tmp_path, placement={"kind": "ray", "generator": {"cpus": 70}})
+    with pytest.raises(InputError, match="has 8 CPUs and the run asks for 72; lower"):
+        place(config)
+
+
+def test_no_cluster_at_the_address_is_said(tmp_path) -> None:
+    pytest.importorskip("ray")
+    config = "placement:\n  kind: ray\n  address: 127.0.0.1:1\n"
+    file = tmp_path / "config.yaml"
+    file.write_text(config)
+    done = subprocess.run(
+        [sys.executable, "-m", "tramontane.cli", "train", str(file), f"run_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "no Ray cluster answers" in done.stderr, done.stderr

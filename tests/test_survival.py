@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,14 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     train(resumed, NoScreen(), folder)
     check_ledger(tmp_path, config)
+
+
+def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:
+    """In a process of its own: one process has one cluster."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.two_nodes", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

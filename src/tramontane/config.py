@@ -266,12 +266,12 @@ class Resources(Section):
 
 class PlacementConfig(Section):
     """Where workers run; see docs/placement.md. `kind: thread`: in the controller's own process;
-    `ray`: as actors, on the cluster at `address`, or (null) on one that starts and ends with the
-    run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
+    `ray`: as actors, on the cluster at `address` (HOST:PORT, or auto: the one that is found), or
+    (null) on one that starts and ends with the run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
     known, or starts again. The rest is for each generator, verifier, and rank of the trainer."""
 
     kind: Literal["thread", "ray"] = "thread"
-    address: str | None = None
+    address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
     lost_sequences: Literal["continue", "restart"] = "continue"
     generator: Resources = Field(default_factory=Resources)
     verifier: Resources = Field(default_factory=Resources)

@@ -30,7 +30,7 @@ from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, slots
 from tramontane.ledger import Ledger
 from tramontane.pipeline import Pipeline
-from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, place, started
+from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, check, place, started
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
 from tramontane.studies.report import write_report
@@ -71,6 +71,7 @@ def prepare(config: Config) -> Prepared:
         InputError: whatever is wrong with model, data or sizes.
     """
     data, sizes = config.data, config.pipeline
+    check(config)
     if config.placement.kind == "thread":  # this machine, not one of a cluster's
         models.check_device(config.generator.device, "generator.device")
         models.check_device(config.trainer.device, "trainer.device")
@@ -128,6 +129,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     # Lanes (see generator/cache.py) take up to three times the full length of every slot.
     total = 3 * per_token * prepared.max_len * slots(config) * config.generator.workers
     return config.resolved_arithmetic() | {
+        "generators": f"{config.generator.workers} × {slots(config)} slots",
         "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
         "KV cache": f"{total / 2**20:,.0f} MiB at most ({per_token / 1024:.1f} KiB a token)",
     }

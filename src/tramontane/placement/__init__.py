@@ -13,7 +13,7 @@ from tramontane.placement.handle import (
     call,
     started,
 )
-from tramontane.placement.place import Placement, place
+from tramontane.placement.place import Placement, check, place
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
 
@@ -27,6 +27,7 @@ __all__ = [
     "WorkerLost",
     "WorkerStalled",
     "call",
+    "check",
     "place",
     "started",
 ]

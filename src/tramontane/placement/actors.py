@@ -32,6 +32,7 @@ from tramontane.weights import Bucket, Weights
 
 ALIGNMENT = 64  # bytes, of each tensor in a bucket
 Joins = tuple[str, str, int, int]  # backend, address, rank, ranks
+CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
 
 
@@ -170,7 +171,7 @@ class ActorHandle:
         except RayActorError as error:
             where = f"process {self._place[1]}" if self._place else "no process yet"
             self._place = None
-            reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
+            reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
             raise WorkerDied(
                 f"{self.name} ({where}) died {time.monotonic() - began:.1f} s into {what}: {reason}"
             ) from None
@@ -235,6 +236,7 @@ class Cluster:
         has = ray.cluster_resources()
         for kind, asked in (("CPU", cpus), ("GPU", gpus)):
             if has.get(kind, 0) < asked:
+                self.close()
                 raise InputError(
                     f"the Ray cluster has {has.get(kind, 0):g} {kind}s and the run asks for "
                     f"{asked:g}; lower generator.workers, verifier.workers, trainer.ranks or what "
@@ -291,8 +293,11 @@ def _start(address: str | None, cpus: float) -> None:
         # On one's own machine workers may share cores, as threads do.
         own = {"num_cpus": max(os.cpu_count() or 1, int(cpus)), "include_dashboard": False}
     try:
+        if address and address != "auto":  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
-    except ConnectionError as error:
+    except OSError as error:
         raise InputError(
             f"placement.address {address!r}: no Ray cluster answers there ({error}); start one "
             f"with `ray start --head`, or leave the address out"

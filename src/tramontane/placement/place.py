@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -59,20 +60,27 @@ def backend(device: str) -> str:
     return "nccl" if device.startswith("cuda") else "gloo"
 
 
+def check(config: Config) -> None:
+    """Refuse a placement that cannot be had here.
+
+    Raises:
+        InputError: Ray is wanted and not installed.
+    """
+    if config.placement.kind == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError(
+            "placement.kind is ray, but Ray is not installed; pip install 'tramontane[ray]'"
+        )
+
+
 def place(config: Config) -> Placement:
     """The placement that `config.placement.kind` names, started.
 
     Raises:
-        InputError: Ray is wanted and not installed, no cluster at the address, or one too small.
+        InputError: as `check`; or no cluster at the address, or one too small.
     """
+    check(config)
     if config.placement.kind == "thread":
         return Controller(config)
-    try:
-        from tramontane.placement.actors import Cluster
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise InputError(
-            "placement.kind is ray, but Ray is not installed; pip install 'tramontane[ray]'"
-        ) from None
+    from tramontane.placement.actors import Cluster  # Ray is an extra
+
     return Cluster(config)

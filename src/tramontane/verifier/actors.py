@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, fields
+from typing import Any
 
 from tramontane.config import TimeoutsConfig, VerifierConfig
 from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
@@ -70,6 +71,8 @@ class VerifierActors:
 
     def score(self, problem: Problem, responses: list[Response]) -> Future[list[Verdict]]:
         """Grade the completions of one group; see `VerifierPool.score`."""
+        if self._closing:
+            raise RuntimeError("the verifiers are closed")
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
         self._tasks.put(_Task(problem, responses, future))
@@ -123,16 +126,17 @@ class VerifierActors:
 
     def _ask(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
-        handle.started.result(self._timeouts.start)
+        self._wait(handle.started, "start", f"{handle.name}'s start")
         future = handle.submit("score", task.problem, task.responses)
-        limit = Limit.of(self._timeouts, "verification")
-        try:
-            verdicts, self._stats[number] = future.result(limit.seconds)
-        except TimeoutError:
-            raise WorkerStalled(
-                f"{handle.name}.score did not return within {limit.seconds:g} s ({limit.key})"
-            ) from None
+        verdicts, self._stats[number] = self._wait(future, "verification", f"{handle.name}.score")
         return list(verdicts)
+
+    def _wait(self, future: Future[Any], key: str, what: str) -> Any:
+        limit = Limit.of(self._timeouts, key)
+        try:
+            return future.result(limit.seconds)
+        except TimeoutError:
+            raise WorkerStalled(f"{what} took over {limit.seconds:g} s ({limit.key})") from None
 
     def _replace(self, number: int, lost: WorkerLost) -> None:
         self._replaced(lost)
