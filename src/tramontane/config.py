@@ -265,9 +265,11 @@ class Resources(Section):
 
 
 class PlacementConfig(Section):
-    """Where workers run; see docs/placement.md. `kind: thread`: in the controller's own process;
-    `ray`: as actors, on the cluster at `address` (HOST:PORT, or auto: the one that is found), or
-    (null) on one that starts and ends with the run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
+    """Where workers run; see docs/placement.md.
+
+    `kind: thread`: in the controller's own process; `ray`: as actors, on the cluster at `address`
+    (HOST:PORT, or auto: the one that is found), or (null) on one that starts and ends with the
+    run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
     known, or starts again. The rest is for each generator, verifier, and rank of the trainer."""
 
     kind: Literal["thread", "ray"] = "thread"
