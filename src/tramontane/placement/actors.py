@@ -151,8 +151,12 @@ class ActorHandle:
         return str(self._mailbox.submit(ray.get, self._actor.free_address.remote()).result())
 
     def _start(self, make: Callable[[], Any], joins: Joins | None) -> None:
-        # Until there is a machine with room for the process, and its imports are done.
-        self._place = ray.get(self._actor.beat.remote())
+        began = time.monotonic()
+        try:
+            # Until there is a machine with room for the process, and its imports are done.
+            self._place = ray.get(self._actor.beat.remote())
+        except RayActorError as error:
+            raise self._died("its start", began, error) from None
         self._call("its start", self._actor.make, make, joins)
 
     def _call(self, what: str, method: Any, *args: Any) -> Any:
@@ -169,12 +173,14 @@ class ActorHandle:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            where = f"process {self._place[1]}" if self._place else "no process yet"
-            self._place = None
-            reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
-            raise WorkerDied(
-                f"{self.name} ({where}) died {time.monotonic() - began:.1f} s into {what}: {reason}"
-            ) from None
+            raise self._died(what, began, error) from None
+
+    def _died(self, what: str, began: float, error: RayActorError) -> WorkerDied:
+        where = f"process {self._place[1]}" if self._place else "no process yet"
+        self._place = None
+        reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
+        seconds = time.monotonic() - began
+        return WorkerDied(f"{self.name} ({where}) died {seconds:.1f} s into {what}: {reason}")
 
 
 class ActorRanks:
