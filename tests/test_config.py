@@ -57,6 +57,10 @@ def test_resolved_arithmetic(load):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "generator: {workers: 5}\npipeline: {n_async: 64, n_batch: 64}",
+            r"5 workers share 4 groups .* raise n_async",
+        ),
         ("pipelin: {}", r"run\.yaml: pipelin: unknown key; did you mean 'pipeline'\?"),
         ("pipeline: {n_bacth: 3}", r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\?"),
         ("trainer: {objective: {epslow: 0}}", r"trainer\.objective\.epslow: .* 'eps_low'\?"),

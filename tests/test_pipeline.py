@@ -23,11 +23,12 @@ class WatchedPipeline(pipeline_module.Pipeline):
     most_in_flight = 0
 
     async def _notify(self) -> None:
-        assert 0 <= self.in_flight <= self.sizes.n_async
-        type(self).most_in_flight = max(self.most_in_flight, self.in_flight)
+        in_flight = self.generators.in_flight
+        assert 0 <= in_flight <= self.sizes.n_async
+        type(self).most_in_flight = max(self.most_in_flight, in_flight)
         assert self.batches.qsize() <= 1
-        waiting = sum(len(g.requests) for g in self.outstanding.values())
-        assert waiting == self.in_flight
+        waiting = sum(len(g.requests) for g in self.ledger.outstanding.values())
+        assert waiting == in_flight
         await super()._notify()
 
 
@@ -72,12 +73,15 @@ def weights(folder: Path, update: int) -> dict[str, torch.Tensor]:
 
 
 def test_asynchronous_run_keeps_its_invariants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
     monkeypatch.setattr("tramontane.training.Pipeline", WatchedPipeline)
+    monkeypatch.setattr(WatchedPipeline, "most_in_flight", 0)
     # Updates of few completions, so that several of them fall into one sequence.
     sizes = {"updates": 8, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 4}
-    config = small_config(tmp_path / "run", pipeline=sizes)
+    config = small_config(
+        tmp_path / "run", pipeline=sizes, placement={"kind": placement}, generator={"workers": 2}
+    )
     train(config, NoScreen())
     check_ledger(tmp_path / "run", config)
     assert WatchedPipeline.most_in_flight == 32
@@ -114,6 +118,17 @@ def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> N
     assert [r["text"] for r in rollouts(tmp_path / "a")] == [
         r["text"] for r in rollouts(tmp_path / "b")
     ]
+
+
+def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
+    tmp_path: Path, ray_cluster: Any
+) -> None:
+    for kind in ("thread", "ray"):
+        sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
+        config = small_config(tmp_path / kind, pipeline=sizes, placement={"kind": kind})
+        train(config, NoScreen())
+    a, b = weights(tmp_path / "thread", 2), weights(tmp_path / "ray", 2)
+    assert all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_another_seed_gives_another_run(tmp_path: Path) -> None:

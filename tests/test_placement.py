@@ -3,13 +3,27 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
 import pytest
+import torch.distributed as dist
 
+from tests.runs import small_config
 from tramontane.errors import InputError
-from tramontane.placement import Limit, ProcessRanks, ThreadHandle, WorkerStalled, call, started
+from tramontane.placement import (
+    Limit,
+    ProcessRanks,
+    ThreadHandle,
+    WorkerDied,
+    WorkerStalled,
+    call,
+    check,
+    place,
+    started,
+)
 from tramontane.placement.ranks import RankFailed
 
 LIMIT = Limit(60.0, "timeouts.start")
@@ -37,20 +51,45 @@ class Worker:
         time.sleep(seconds)
 
 
-@pytest.fixture(params=["thread", "ranks"])
+class Meeting(Worker):
+    """Ranks that meet, of which one does not come."""
+
+    def meet(self, dead: int) -> None:
+        if os.getpid() == dead:
+            time.sleep(0.5)
+            os.kill(dead, signal.SIGKILL)
+        dist.barrier()
+
+
+@pytest.fixture(params=["thread", "ranks", "actor"])
 def make(request: pytest.FixtureRequest):
     handles = []
+    kind = request.param
+    if kind == "actor":
+        request.getfixturevalue("ray_cluster")
 
     def build(worker=Worker):
-        if request.param == "thread":
+        if kind == "thread":
             handles.append(ThreadHandle("worker", worker))
-        else:
+        elif kind == "ranks":
             handles.append(ProcessRanks("worker", worker, 2, "gloo"))
+        else:
+            handles.append(actors(worker, 1))
         return handles[-1]
 
     yield build
     for handle in handles:
         handle.close()
+
+
+def actors(worker, ranks: int, heartbeat: float = 30.0):
+    from tramontane.placement.actors import ActorHandle, ActorRanks
+
+    cpu = {"num_cpus": 1.0}
+    if ranks == 1:
+        return ActorHandle("worker", cpu, heartbeat).start(worker)
+    each = [ActorHandle(f"worker rank {n}", cpu, heartbeat) for n in range(ranks)]
+    return ActorRanks("worker", worker, each, "gloo")
 
 
 def test_calls_run_in_order_and_errors_reach_the_caller(make) -> None:
@@ -103,3 +142,71 @@ def test_ctrl_c_does_not_reach_a_rank() -> None:
     os.kill(handle.submit("pid").result(60), signal.SIGINT)
     assert handle.submit("note", 7).result(60) == [7]
     handle.close()
+
+
+def test_an_actor_that_is_killed_is_named_with_what_it_was_at(ray_cluster) -> None:
+    handle = actors(Worker, 1)
+    pid = handle.submit("pid").result(60)
+    slow = handle.submit("slow", 60.0)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match=rf"worker \(process {pid}\) died 0\.\d s into slow"):
+        slow.result(10)
+    with pytest.raises(WorkerDied, match="into note"):
+        handle.submit("note", 1).result(10)
+    handle.close()
+
+
+def test_a_rank_that_is_killed_is_named_though_its_peers_fail_too(ray_cluster) -> None:
+    handle = actors(Meeting, 2)
+    handle.started.result(60)
+    dead = handle._ranks[1].submit("pid").result(60)
+    late = handle.submit("meet", dead)
+    with pytest.raises(WorkerDied, match=rf"worker rank 1 \(process {dead}\) died"):
+        late.result(60)
+    handle.close()
+
+
+def test_an_actor_that_gives_no_sign_of_life_is_lost_and_killed(ray_cluster) -> None:
+    handle = actors(Worker, 1, heartbeat=1.0)
+    pid = handle.submit("pid").result(60)
+    # Busy is not stopped: this outlasts the heartbeat by far.
+    assert handle.submit("slow", 2.5).result(30) is None
+    slow = handle.submit("slow", 60.0)
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerStalled, match=r"worker gave no sign of life for 1 s .* into slow"):
+        slow.result(10)
+    handle.close()
+    deadline = time.monotonic() + 10
+    while os.path.exists(f"/proc/{pid}/exe") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}/exe")
+
+
+def test_without_ray_the_error_says_how_to_get_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'tramontane\[ray\]'"):
+        check(small_config(tmp_path, placement={"kind": "ray"}))
+    check(small_config(tmp_path))
+
+
+def test_a_cluster_that_is_too_small_is_refused(ray_cluster, tmp_path) -> None:
+    config = small_config(tmp_path, placement={"kind": "ray", "generator": {"cpus": 70}})
+    with pytest.raises(InputError, match="has 8 CPUs and the run asks for 72; lower"):
+        place(config)
+
+
+def test_no_cluster_at_the_address_is_said(tmp_path) -> None:
+    pytest.importorskip("ray")
+    config = "placement:\n  kind: ray\n  address: 127.0.0.1:1\n"
+    file = tmp_path / "config.yaml"
+    file.write_text(config)
+    done = subprocess.run(
+        [sys.executable, "-m", "tramontane.cli", "train", str(file), f"run_dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "no Ray cluster answers" in done.stderr, done.stderr

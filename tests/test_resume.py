@@ -19,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.run import RunFolder
 from tramontane.training import open_run, train
-from tramontane.types import Request
+from tramontane.types import Progress, Request
 
 
 def start(config: Config, tmp_path: Path) -> subprocess.Popen[str]:
@@ -137,14 +137,15 @@ def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_p
 def test_checkpoints_while_groups_come_and_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow snapshot: verdicts arrive, groups are filtered and new ones opened beside it."""
-    pending = Generator.pending
+    """Slow polls: whatever is on its way between controller and generator is in the snapshot."""
+    poll = Generator.poll
 
-    def slow(self: Generator) -> list[Request]:
+    def slow(self: Generator, requests: list[Request]) -> Progress:
+        progress = poll(self, requests)
         time.sleep(0.1)
-        return pending(self)
+        return progress
 
-    monkeypatch.setattr(Generator, "pending", slow)
+    monkeypatch.setattr(Generator, "poll", slow)
     sizes = {"updates": 8, "n_batch": 8, "n_async": 64, "group_size": 4, "max_staleness": 7}
     config = small_config(tmp_path, pipeline=sizes, checkpoint={"every": 1})
     train(config, NoScreen())

@@ -136,7 +136,7 @@ class PipelineConfig(Section):
 
 
 class GeneratorConfig(Section):
-    """How completions are sampled.
+    """How completions are sampled. `workers` generators share `n_async`.
 
     `kv_cache`: after a weight update, sequences in flight `keep` their keys and values (the
     paper's choice) or `recompute` them. `steps_per_call`: decode steps between two looks at the
@@ -148,6 +148,7 @@ class GeneratorConfig(Section):
     kv_cache: Literal["keep", "recompute"] = "keep"
     steps_per_call: int = Field(8, ge=1)
     prefill_tokens: int = Field(4096, ge=1)
+    workers: int = Field(1, ge=1)
     device: Device = "cpu"
 
 
@@ -259,9 +260,39 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
 
 
+class Resources(Section):
+    """What a worker takes of a Ray cluster. `cpus` is also its torch threads; `gpus` null: one
+    where its device is a GPU."""
+
+    cpus: int = Field(1, ge=1)
+    gpus: float | None = Field(None, ge=0)
+
+
+class PlacementConfig(Section):
+    """Where workers run; see docs/placement.md.
+
+    `kind: thread`: in the controller's own process; `ray`: as actors, on the cluster at `address`
+    (HOST:PORT, or auto: the one that is found), or (null) on one that starts and ends with the
+    run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
+    known, or starts again. The rest is for each generator, verifier, and rank of the trainer."""
+
+    kind: Literal["thread", "ray"] = "thread"
+    address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
+    lost_sequences: Literal["continue", "restart"] = "continue"
+    generator: Resources = Field(default_factory=Resources)
+    verifier: Resources = Field(default_factory=Resources)
+    trainer: Resources = Field(default_factory=Resources)
+
+    @property
+    def mortal(self) -> bool:
+        """Whether a worker can die without the controller, and be replaced."""
+        return self.kind == "ray"
+
+
 class TimeoutsConfig(Section):
     """The longest that each wait may last, in seconds; a wait that lasts longer ends the run with
-    an error that names it."""
+    an error that names it, or has the worker replaced where that can be. `heartbeat`: how long a
+    process may give no sign of life, whatever it is at."""
 
     generation: float = Field(600.0, gt=0)
     verification: float = Field(600.0, gt=0)
@@ -269,6 +300,7 @@ class TimeoutsConfig(Section):
     weight_update: float = Field(600.0, gt=0)
     batch: float = Field(7200.0, gt=0)
     start: float = Field(600.0, gt=0)
+    heartbeat: float = Field(30.0, gt=0)
 
 
 class Config(Section):
@@ -286,6 +318,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
 
     @model_validator(mode="after")
@@ -296,6 +329,12 @@ class Config(Section):
                 f"pipeline: group_size {group_size} does not divide n_minibatch {minibatch}: a "
                 f"group's tokens are normalised together, so it cannot be split over optimizer "
                 f"steps; try n_minibatch {_nearest(minibatch, group_size)}, or leave it out"
+            )
+        groups = self.pipeline.n_async // group_size
+        if groups < self.generator.workers:
+            raise ValueError(
+                f"generator: {self.generator.workers} workers share {groups} groups (pipeline: "
+                f"n_async {self.pipeline.n_async} / group_size {group_size}); raise n_async"
             )
         if minibatch % self.trainer.ranks:
             raise ValueError(

@@ -28,7 +28,7 @@ def examine() -> list[Finding]:
         *_devices(),
         *_sandbox(),
         _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
-        _package("ray", "workers on several machines: pip install ray"),
+        _package("ray", "workers on several machines: pip install 'tramontane[ray]'"),
         _package("vllm", "the scale-out generator: pip install vllm"),
         _package(
             "reasoning-gym", "more training problems: pip install 'tramontane[reasoning-gym]'"

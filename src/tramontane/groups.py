@@ -27,11 +27,8 @@ class OpenGroup:
         return Group(self.id, self.problem, ordered, self.verdicts)
 
 
-def pack(group: OpenGroup, partial: dict[tuple[int, int], Request]) -> dict[str, Any]:
-    row = asdict(group)
-    row["requests"] = [asdict(partial[group.id, r.index]) for r in group.requests]
-    row["completions"] = [asdict(c) for c in group.completions.values()]
-    return row
+def pack(group: OpenGroup) -> dict[str, Any]:
+    return asdict(group) | {"completions": [asdict(c) for c in group.completions.values()]}
 
 
 def unpack(row: dict[str, Any]) -> OpenGroup:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import Config
 from tramontane.evaluation.evaluate import thinking_text
+from tramontane.generator.pool import GeneratorPool
 from tramontane.placement import Handle, Limit, call
 from tramontane.run import RunFolder
 from tramontane.types import Completion, Group, Outcome
@@ -35,7 +36,7 @@ class Recorder:
         self,
         config: Config,
         folder: RunFolder,
-        generator: Handle,
+        generators: GeneratorPool,
         trainer: Handle,
         pool: Any,
         tokenizer: PreTrainedTokenizerBase,
@@ -46,7 +47,7 @@ class Recorder:
         done: int,
     ) -> None:
         self.config, self.folder, self.screen = config, folder, screen
-        self.generator, self.trainer, self.pool = generator, trainer, pool
+        self.generators, self.trainer, self.pool = generators, trainer, pool
         self.tokenizer = tokenizer
         self.gate = gate  # run once, after the session's first update
         self.measure = measure  # (name, weights) → evaluation
@@ -111,18 +112,18 @@ class Recorder:
 
     async def ended(self) -> None:
         # A run that was stopped has more pending than at its last update.
-        if self._saved_at != self.pipeline.trained_version or self.pipeline.stopping:
+        if self._saved_at != self.pipeline.ledger.trained_version or self.pipeline.stopping:
             await self.checkpoint()
 
     async def checkpoint(self) -> None:
         """Weights, trainer state and everything pending, complete or absent."""
-        version = self.pipeline.trained_version
-        partial = self.folder.checkpoint_dir(version)
+        version = self.pipeline.ledger.trained_version
+        partial = self.folder.checkpoint_dir(version).absolute()
         limit = Limit.of(self.config.timeouts, "training")
         await call(self.trainer, "save_weights", partial / "weights", limit=limit)
         await call(self.trainer, "save_state", partial / "trainer", limit=limit)
         self.tokenizer.save_pretrained(partial / "weights")
-        state = await self.pipeline.snapshot() | {"seconds": self.seconds}
+        state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
         await asyncio.to_thread(RunFolder(partial).write_json, "pipeline.json", state, None)
         keep = self.config.checkpoint.keep
         await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
@@ -150,15 +151,14 @@ class Recorder:
 
     async def _throughput(self, update: Any) -> dict[str, float]:
         """Tokens a second and idle share of each worker since the last update."""
-        limit = Limit.of(self.config.timeouts, "generation")
-        generator = await call(self.generator, "stats", limit=limit)
+        limit = Limit.of(self.config.timeouts, "training")
         trainer = await call(self.trainer, "stats", limit=limit)
         pool = self.pool.stats()
         now = time.monotonic()
         then, before = self._last
         totals = {
-            "generated": generator["generated_tokens"],
-            "generating": generator["busy_seconds"],
+            "generated": self.generators.generated_tokens,
+            "generating": self.generators.busy_seconds,
             "training": trainer["busy_seconds"],
         }
         self._last = (now, totals)

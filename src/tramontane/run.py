@@ -5,6 +5,7 @@ metrics.jsonl            a line per update
 rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
 summary.json report.html at the end
+events.log               workers that were lost and replaced, if any
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,11 @@ class RunFolder:
     def log(self, metrics: dict[str, Any]) -> None:
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(metrics) + "\n")
+
+    def log_event(self, text: str) -> None:
+        """Something out of the ordinary, for people: a worker that was lost and replaced."""
+        with (self.path / "events.log").open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def log_evaluation(self, figures: dict[str, Any]) -> None:
         with self.evaluations_file.open("a", encoding="utf-8") as file:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,17 +27,22 @@ from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
+from tramontane.generator.pool import GeneratorPool, slots
+from tramontane.ledger import Ledger
 from tramontane.pipeline import Pipeline
-from tramontane.placement import Handle, Limit, ProcessRanks, ThreadHandle, call, started
+from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, check, place, started
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
 from tramontane.studies.report import write_report
 from tramontane.trainer import Trainer, parity
 from tramontane.types import Problem, SamplingParams
 from tramontane.verifier import VerifierPool, custom
+from tramontane.verifier.actors import Grader, VerifierActors
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
 SAMPLE, ENDLESS_PROMPT = 256, 256
+Verifiers = VerifierPool | VerifierActors
+Lost = Callable[[WorkerLost], None]
 
 
 @dataclass
@@ -66,8 +71,10 @@ def prepare(config: Config) -> Prepared:
         InputError: whatever is wrong with model, data or sizes.
     """
     data, sizes = config.data, config.pipeline
-    models.check_device(config.generator.device, "generator.device")
-    models.check_device(config.trainer.device, "trainer.device")
+    check(config)
+    if config.placement.kind == "thread":  # this machine, not one of a cluster's
+        models.check_device(config.generator.device, "generator.device")
+        models.check_device(config.trainer.device, "trainer.device")
     custom.check(config.verifier.reward.custom)
     tokenizer = models.load_tokenizer(config.model)
     context = models.context_length(models.load_config(config.model))
@@ -120,8 +127,9 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     item = torch.finfo(getattr(torch, config.generator.dtype)).bits // 8
     per_token = 2 * model.num_hidden_layers * heads * width * item
     # Lanes (see generator/cache.py) take up to three times the full length of every slot.
-    total = 3 * per_token * prepared.max_len * config.pipeline.n_async
+    total = 3 * per_token * prepared.max_len * slots(config) * config.generator.workers
     return config.resolved_arithmetic() | {
+        "generators": f"{config.generator.workers} × {slots(config)} slots",
         "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
         "KV cache": f"{total / 2**20:,.0f} MiB at most ({per_token / 1024:.1f} KiB a token)",
     }
@@ -147,13 +155,17 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     screen.start(f"{config.name} → {folder.path}", resolved(prepared), config.pipeline.updates)
     began -= state["seconds"] if state else 0.0
     sizes = config.pipeline
+    lost = partial(_note_lost, folder, screen)
     with (
         _one_thread(),
-        VerifierPool(config.verifier, sizes.l_max, sizes.l_cache) as pool,
+        closing(place(config)) as placement,
+        _verifiers(config, placement, lost) as pool,
     ):
         before = _measure("before", config.model, prepared, pool, folder, screen)
         interrupt = Interrupt()
-        run = _run(prepared, pool, folder, screen, checkpoint, state, began, interrupt)
+        run = _run(
+            prepared, placement, pool, lost, folder, screen, checkpoint, state, began, interrupt
+        )
         ended = interrupt.complete(run)
         summary: dict[str, Any] = {"updates": ended}
         if ended == sizes.updates:
@@ -180,9 +192,29 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def _verifiers(config: Config, placement: Placement, lost: Lost) -> Verifiers:
+    sizes = config.pipeline
+    if not config.placement.mortal:  # its processes are kept alive by the pool
+        return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
+    make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
+    return VerifierActors(
+        lambda number: placement.verifier(number, make),
+        config.verifier.workers,
+        config.timeouts,
+        lost,
+    )
+
+
+def _note_lost(folder: RunFolder, screen: Any, lost: WorkerLost) -> None:
+    folder.log_event(f"replaced: {lost}")
+    screen.status({"replaced": str(lost)})
+
+
 async def _run(
     prepared: Prepared,
-    pool: VerifierPool,
+    placement: Placement,
+    pool: Verifiers,
+    lost: Lost,
     folder: RunFolder,
     screen: Any,
     checkpoint: Path | None,
@@ -192,34 +224,28 @@ async def _run(
 ) -> int:
     """Start the workers, run the pipeline, and return the number of updates done."""
     config, sizes = prepared.config, prepared.config.pipeline
-    weights = str(checkpoint / "weights") if checkpoint else config.model
-    generator: Handle = ThreadHandle(
-        "generator",
-        partial(Generator.load, weights, config.generator, sizes.n_async, prepared.max_len),
+    # Never from a checkpoint, which a replacement would find deleted: it gets the newest weights.
+    make = partial(Generator.load, config.model, config.generator, slots(config), prepared.max_len)
+    generators = GeneratorPool(lambda number: placement.generator(number, make), config, lost)
+    trainer = placement.trainer(
+        partial(
+            Trainer.load,
+            config.model,
+            config.trainer,
+            sizes,
+            config.generator.temperature,
+            sizes.updates,
+            config.seed,
+        )
     )
-    make = partial(
-        Trainer.load,
-        config.model,
-        config.trainer,
-        sizes,
-        config.generator.temperature,
-        sizes.updates,
-        config.seed,
-    )
-    trainer: Handle
-    if config.trainer.ranks == 1:
-        trainer = ThreadHandle("trainer", make)
-    else:
-        backend = "nccl" if config.trainer.device.startswith("cuda") else "gloo"
-        trainer = ProcessRanks("trainer", make, config.trainer.ranks, backend)
     try:
-        for worker in (generator, trainer):
-            await started(worker, Limit.of(config.timeouts, "start"))
-        gate = partial(_parity_gate, prepared, generator, trainer)
+        await generators.started()
+        await started(trainer, Limit.of(config.timeouts, "start"))
+        gate = partial(_parity_gate, prepared, generators, trainer)
         recorder = Recorder(
             config,
             folder,
-            generator,
+            generators,
             trainer,
             pool,
             prepared.tokenizer,
@@ -229,23 +255,21 @@ async def _run(
             began,
             state["version"] if state else -1,
         )
-        pipeline = Pipeline(
-            config, generator, trainer, pool, prepared.problems, prepared.encode, recorder
-        )
+        ledger = Ledger(config, prepared.problems, prepared.encode)
+        pipeline = Pipeline(config, ledger, generators, pool, trainer, placement.weights, recorder)
         recorder.pipeline = pipeline
         if checkpoint and state:
             limit = Limit.of(config.timeouts, "start")
-            await call(trainer, "load_state", checkpoint / "trainer", limit=limit)
-            current = await call(trainer, "weights", limit=limit)
-            await call(generator, "update_weights", state["version"], current, limit=limit)
-            pipeline.restore(state)
+            await call(trainer, "load_state", checkpoint.absolute() / "trainer", limit=limit)
+            ledger.restore(state)
+            await pipeline.send_weights()
         await gate()
         loop = asyncio.get_running_loop()
         with interrupt.stops(loop, pipeline):
             await pipeline.run()
-        return pipeline.trained_version
+        return ledger.trained_version
     finally:
-        generator.close()
+        generators.close()
         trainer.close()
 
 
@@ -303,44 +327,44 @@ def _in_a_loop() -> bool:
     return True
 
 
-async def _parity_gate(prepared: Prepared, generator: Handle, trainer: Handle) -> None:
-    """Refuse to run when trainer and generator disagree about the same tokens."""
+async def _parity_gate(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
+    """Refuse to run when the trainer and a generator disagree about the same tokens."""
     config = prepared.config
     limit = Limit.of(config.timeouts, "start")
-    completions = await call(
-        generator,
-        "probe",
-        prepared.probes,
-        min(PROBE_TOKENS, config.pipeline.l_max),
-        config.seed,
-        config.generator.temperature,
-        limit=limit,
-    )
-    logprobs = await call(trainer, "logprobs", completions, limit=limit)
-    mismatch = parity.compare(completions, logprobs)
     tolerance = parity.tolerance(config.trainer, config.generator)
-    if mismatch.mean <= tolerance:
-        return
-    ids = completions[0].prompt_ids + completions[0].token_ids
-    weights = [await call(worker, "weights", limit=limit) for worker in (generator, trainer)]
-    hidden = [
-        await call(worker, "hidden_states", ids, limit=limit) for worker in (generator, trainer)
-    ]
-    parity.check(
-        mismatch,
-        tolerance,
-        (parity.fingerprint(weights[0]), parity.fingerprint(weights[1])),
-        (hidden[0], hidden[1]),
-        {"dtype": (config.generator.dtype, config.trainer.dtype)},
-        coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
-    )
+    for generator in generators:
+        completions = await generator.ask(
+            "start",
+            "probe",
+            prepared.probes,
+            min(PROBE_TOKENS, config.pipeline.l_max),
+            config.seed,
+            config.generator.temperature,
+        )
+        logprobs = await call(trainer, "logprobs", completions, limit=limit)
+        mismatch = parity.compare(completions, logprobs)
+        if mismatch.mean <= tolerance:
+            continue
+        ids = completions[0].prompt_ids + completions[0].token_ids
+        weights = await generator.ask("start", "weights")
+        trained = await call(trainer, "weights", limit=limit)
+        hidden = await generator.ask("start", "hidden_states", ids)
+        computed = await call(trainer, "hidden_states", ids, limit=limit)
+        parity.check(
+            mismatch,
+            tolerance,
+            (parity.fingerprint(weights), parity.fingerprint(trained)),
+            (hidden, computed),
+            {"dtype": (config.generator.dtype, config.trainer.dtype)},
+            coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
+        )
 
 
 def _measure(
     when: str,
     model: str,
     prepared: Prepared,
-    pool: VerifierPool,
+    pool: Verifiers,
     folder: RunFolder,
     screen: Any,
 ) -> EvaluationResult | None:

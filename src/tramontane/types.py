@@ -97,6 +97,32 @@ class Completion:
     text: str = ""
 
 
+@dataclass
+class Growth:
+    """What one unfinished request gained; the fields are those of `Request`."""
+
+    group: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+@dataclass
+class Progress:
+    """What a generator did since it was last asked.
+
+    Args:
+        completions: those that ended, whole.
+        grown: of the others, those that gained tokens.
+        busy_seconds: the time that it worked, over its whole life.
+    """
+
+    completions: list[Completion]
+    grown: list[Growth]
+    busy_seconds: float
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a verifier says of one completion.

@@ -1,10 +1,14 @@
 """Two ranks, sharded by FSDP2 over gloo, give what one rank gives."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from rollouts import batch, equal, trainer
+
+from tramontane.weights import LocalWeights
 
 SETTINGS = {
     "plain": {"n_minibatch": 8},
@@ -15,6 +19,24 @@ SETTINGS = {
         "objective": {"kl_coef": 0.1, "entropy_coef": 0.01, "importance_correction": "truncated"},
     },
 }
+
+
+def check_buckets(t, weights, ranks):
+    """They hold the whole model, within the size, one at a time."""
+    size = 6000  # bytes: below the largest tensor
+    seen, before = {}, []
+    for bucket in t.buckets(size):
+        assert all(tensor() is None for tensor in before)
+        own = {id(tensor): tensor for tensor in bucket.values()}
+        assert sum(tensor.nbytes for tensor in own.values()) <= size or len(own) == 1
+        seen |= {name: tensor.clone() for name, tensor in bucket.items()}
+        if ranks > 1:  # gathered ones, which nobody else holds
+            before = [weakref.ref(tensor) for tensor in own.values()]
+        del own
+    assert equal(seen, weights)
+    local = t.publish(LocalWeights()).tensors()
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        assert equal(local, weights)
 
 
 def run(rank, ranks, folder):
@@ -34,6 +56,7 @@ def run(rank, ranks, folder):
         assert resumed.step(batch(3)) == t.step(batch(3))
         weights = t.weights()
         assert equal(weights, resumed.weights())
+        check_buckets(t, weights, ranks)
         hidden = t.hidden_states([1, 2, 3])
         if rank == ranks - 1:
             torch.save((metrics, logprobs, weights, hidden), folder / f"{name}.pt")

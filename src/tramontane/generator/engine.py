@@ -21,7 +21,7 @@ from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.cache import Layout, PackedCache, Prefix, SlotCache
 from tramontane.generator.sampling import sample, streams, uniforms
 from tramontane.models import context_length, pack
-from tramontane.types import Completion, Request
+from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
 
@@ -181,10 +181,31 @@ class SlotEngine:
         flights += [(f.serial, replace(f.request)) for f in self._waiting]
         return [request for _, request in sorted(flights, key=lambda pair: pair[0])]
 
+    def grown(self) -> list[Growth]:
+        """What each sequence in flight gained since this was last asked."""
+        slots = list(self._flights)
+        if not slots:
+            return []
+        s, at = self._state, torch.tensor(slots, device=self._device)
+        counts = s.count[at].tolist()
+        told = [self._told[slot] for slot in slots]
+        self._told |= zip(slots, counts, strict=True)
+        news = max(now - then for now, then in zip(counts, told, strict=True))
+        # The newest `news` tokens of each, whether all of them are new or not: one read for all.
+        places = s.count[at, None] - torch.arange(news, 0, -1, device=self._device)
+        columns = [c[at].gather(1, places.clamp(min=0)) for c in (s.tokens, s.logprobs, s.versions)]
+        rows = zip(slots, counts, told, *(c.tolist() for c in columns), strict=True)
+        return [
+            Growth(f.request.group, f.request.index, *(values[then - now :] for values in gained))
+            for slot, now, then, *gained in rows
+            if now > then and (f := self._flights[slot])
+        ]
+
     def clear(self) -> None:
         """Forget everything in flight and waiting."""
         self._cache = SlotCache(self._layout, self.slots, self.max_len)
         self._flights: dict[int, _Flight] = {}
+        self._told: dict[int, int] = {}  # tokens of each flight that `grown` has told of
         self._free = list(reversed(range(self.slots)))
         self._waiting: deque[_Flight] = deque()
         # Prefixes stay until the last sequence that starts with them is admitted.
@@ -318,6 +339,9 @@ class SlotEngine:
         self.stats.prefill_tokens += sum(map(len, missing.values()))
         self._state.place(slots, [f.request for f in flights])
         self._flights |= zip(slots, flights, strict=True)
+        self._told |= {
+            slot: len(f.request.token_ids) for slot, f in zip(slots, flights, strict=True)
+        }
         self._order = None
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             rows = [slot for slot, _ in members]

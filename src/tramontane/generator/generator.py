@@ -13,7 +13,8 @@ from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
 from tramontane.models import load_model, load_tokenizer, pack
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, Progress, Request, SamplingParams
+from tramontane.weights import Weights
 
 
 class Generator:
@@ -83,6 +84,21 @@ class Generator:
             completion.text = self._decode(completion.token_ids)
         self._busy += time.perf_counter() - start
         return done
+
+    def poll(self, requests: list[Request]) -> Progress:
+        """Take new requests, `step`, and say what ended and what the others gained: all that it
+        takes to go on elsewhere, should this generator die.
+
+        Raises:
+            InputError: as `submit`.
+        """
+        self.submit(requests)
+        completions = self.step()
+        return Progress(completions, self._engine.grown(), self._busy)
+
+    def receive(self, version: int, weights: Weights) -> float:
+        """`update_weights` with what the trainer published."""
+        return self.update_weights(version, weights.tensors())
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
         """Replace the weights between two decode steps; everything in flight stays in flight.

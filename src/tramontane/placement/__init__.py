@@ -4,8 +4,30 @@ A handle runs the calls made on it one after another, in the order made, and let
 each: so `update_weights` takes effect between two `step` calls, wherever the worker lives.
 """
 
-from tramontane.placement.handle import Handle, Limit, WorkerStalled, call, started
+from tramontane.placement.handle import (
+    Handle,
+    Limit,
+    WorkerDied,
+    WorkerLost,
+    WorkerStalled,
+    call,
+    started,
+)
+from tramontane.placement.place import Placement, check, place
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
 
-__all__ = ["Handle", "Limit", "ProcessRanks", "ThreadHandle", "WorkerStalled", "call", "started"]
+__all__ = [
+    "Handle",
+    "Limit",
+    "Placement",
+    "ProcessRanks",
+    "ThreadHandle",
+    "WorkerDied",
+    "WorkerLost",
+    "WorkerStalled",
+    "call",
+    "check",
+    "place",
+    "started",
+]

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple, Protocol
 from tramontane.config import TimeoutsConfig
 
 
-class WorkerStalled(RuntimeError):
+class WorkerLost(RuntimeError):
+    """A worker that nothing more can be expected of; the message names it and what it was at."""
+
+
+class WorkerDied(WorkerLost):
+    """Its process is gone."""
+
+
+class WorkerStalled(WorkerLost):
     """A wait lasted longer than its timeout; the message names both."""
 
 

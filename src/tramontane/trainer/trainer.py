@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Batch, Completion
+from tramontane.weights import BUCKET_BYTES, Bucket, LocalWeights, Weights
 
 
 class Trainer:
@@ -146,11 +148,42 @@ class Trainer:
         With several ranks, every one must call it, and each gets them all. Tied weights are one
         tensor under two names.
         """
-        tied: dict[int, torch.Tensor] = {}
-        for tensor in self.model.state_dict(keep_vars=True).values():
-            if id(tensor) not in tied:
-                tied[id(tensor)] = sharding.whole(tensor.detach()).to("cpu", copy=True)
-        return {n: tied[id(t)] for n, t in self.model.state_dict(keep_vars=True).items()}
+        weights = LocalWeights()
+        for bucket in self.buckets(BUCKET_BYTES):
+            weights.add(bucket)
+        return weights.tensors()
+
+    def publish(self, weights: Weights) -> Weights:
+        """Add the whole model to `weights`, one bucket after another; every rank must call it, and
+        the first one's result counts."""
+        for bucket in self.buckets(BUCKET_BYTES):
+            if sharding.rank() == 0:
+                weights.add(bucket)
+        return weights
+
+    def buckets(self, size: int) -> Iterator[Bucket]:
+        """The weights by the names of `model.state_dict()`, gathered from all ranks, in buckets of
+        at most `size` bytes (a larger tensor has one to itself).
+
+        A bucket is gathered when it is asked for and emptied when the next one is, so that no more
+        than one is held; its tensors may be the trainer's own. Every rank must go through all.
+        """
+        tensors = self.model.state_dict(keep_vars=True)
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            names.setdefault(id(tensor), []).append(name)
+        bucket: Bucket = {}
+        filled = 0
+        for tied in names.values():
+            tensor = tensors[tied[0]].detach()
+            own = tensor.numel() * tensor.element_size()  # of the whole, where it is sharded
+            if bucket and filled + own > size:
+                yield bucket
+                bucket.clear()
+                filled = 0
+            bucket |= dict.fromkeys(tied, sharding.whole(tensor))
+            filled += own
+        yield bucket
 
     @torch.no_grad()
     def logprobs(self, completions: list[Completion]) -> list[list[float]]:

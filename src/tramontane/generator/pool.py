@@ -1,0 +1,188 @@
+"""The generators as the controller sees them: who has which requests, and what is known of each.
+
+The controller learns every token within one poll of its being sampled. So when a generator dies,
+what it was at goes on in the one that takes its place, from the tokens that are known, under the
+newest weights (arXiv 2506.10910, section 3, asks only that sequences go on under new weights; where
+they do so is no matter).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tramontane.config import Config
+from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
+from tramontane.types import Completion, Progress, Request
+from tramontane.weights import Weights
+
+STARTS = 5  # of one generator, without one poll between them, after which a run gives up
+
+
+class PooledGenerator:
+    """One generator, whoever it is at the moment, and the requests that it has.
+
+    Calls on it run one at a time. One that loses the worker brings a new one to the same point:
+    the newest weights, the unfinished requests.
+    """
+
+    def __init__(
+        self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
+    ) -> None:
+        self.make, self.config, self.replaced = make, config, replaced
+        self.handle = make()
+        self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
+        self.generated_tokens, self.busy_seconds = 0, 0.0
+        self._busy_before = 0.0  # of the worker at the moment, when last asked
+        self._unsent: list[Request] = []
+        self._weights: tuple[int, Weights] | None = None
+        self._lost = 0  # workers, since the last poll
+        self._lock = asyncio.Lock()
+
+    def submit(self, requests: list[Request]) -> None:
+        """Queue requests for the next poll; their tokens grow as they are sampled."""
+        self.requests |= {(r.group, r.index): r for r in requests}
+        self._unsent += requests
+
+    async def poll(self) -> list[Completion]:
+        """Let it work for a few decode steps; returns what ended (nothing, if it was lost).
+
+        Raises:
+            WorkerLost: it cannot be replaced.
+        """
+        async with self._lock:
+            # The worker's own copies: the tokens of ours grow.
+            requests = [replace(r, token_ids=[*r.token_ids]) for r in self._unsent]
+            self._unsent = []
+            try:
+                progress = await self._call("generation", "poll", requests)
+            except WorkerLost as lost:
+                await self._replace(lost)
+                return []
+        self._lost = 0
+        self._note(progress)
+        return list(progress.completions)
+
+    async def ask(self, limit: str, method: str, *args: Any) -> Any:
+        """Any other call, made again where the worker is lost over it."""
+        async with self._lock:
+            while True:
+                try:
+                    return await self._call(limit, method, *args)
+                except WorkerLost as lost:
+                    await self._replace(lost)
+
+    async def update(self, version: int, weights: Weights) -> float:
+        """New weights, between two decode steps; returns the pause in seconds."""
+        if self.config.placement.mortal:
+            self._weights = version, weights
+        return float(await self.ask("weight_update", "receive", version, weights))
+
+    async def _call(self, limit: str, method: str, *args: Any) -> Any:
+        return await call(self.handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
+
+    def _note(self, progress: Progress) -> None:
+        done = {(c.group, c.index): c for c in progress.completions}
+        sampled = sum(len(c.token_ids) for c in progress.completions)
+        sampled -= sum(len(self.requests.pop(key).token_ids) for key in done)
+        for g in progress.grown:
+            request = self.requests[g.group, g.index]
+            request.token_ids += g.token_ids
+            request.logprobs += g.logprobs
+            request.versions += g.versions
+            sampled += len(g.token_ids)
+        self.generated_tokens += sampled
+        self.busy_seconds += progress.busy_seconds - self._busy_before
+        self._busy_before = progress.busy_seconds
+
+    async def _replace(self, lost: WorkerLost) -> None:
+        while True:
+            self._lost += 1
+            if not self.config.placement.mortal or self._lost > STARTS:
+                raise lost
+            self.replaced(lost)
+            self.handle.close()
+            self.handle, self._busy_before = self.make(), 0.0
+            try:
+                await started(self.handle, Limit.of(self.config.timeouts, "start"))
+                if self._weights is not None:
+                    await self._call("weight_update", "receive", *self._weights)
+                break
+            except WorkerLost as again:
+                lost = again
+        if self.config.placement.lost_sequences == "restart":
+            for request in self.requests.values():
+                request.token_ids, request.logprobs, request.versions = [], [], []
+        self._unsent = list(self.requests.values())
+
+
+class GeneratorPool:
+    """`config.generator.workers` generators that share `n_async` completions.
+
+    Args:
+        make: a handle on the generator of a given number.
+        config: sizes, timeouts, and what becomes of a lost worker's sequences.
+        replaced: told of each worker that is lost and about to be replaced.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Handle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
+    ) -> None:
+        def one(number: int) -> PooledGenerator:
+            return PooledGenerator(lambda: make(number), config, replaced)
+
+        self._config = config
+        self._members = [one(number) for number in range(config.generator.workers)]
+
+    def __iter__(self) -> Iterator[PooledGenerator]:
+        return iter(self._members)
+
+    @property
+    def in_flight(self) -> int:
+        """Completions submitted and unfinished."""
+        return sum(len(m.requests) for m in self._members)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(m.generated_tokens for m in self._members)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Mean over the generators."""
+        return sum(m.busy_seconds for m in self._members) / len(self._members)
+
+    async def started(self) -> None:
+        """Wait until all can be called.
+
+        Raises:
+            WorkerLost: one did not start.
+        """
+        limit = Limit.of(self._config.timeouts, "start")
+        await asyncio.gather(*(started(m.handle, limit) for m in self._members))
+
+    def submit(self, requests: list[Request]) -> None:
+        """Give a group to the generator that has least; it stays whole, since it shares a prompt.
+
+        With at most `n_async` in flight, none ever has more than `slots(config)`.
+        """
+        min(self._members, key=lambda m: len(m.requests)).submit(requests)
+
+    async def update(self, version: int, weights: Weights) -> float:
+        """New weights for all; returns the longest pause in seconds."""
+        return max(await asyncio.gather(*(m.update(version, weights) for m in self._members)))
+
+    def close(self) -> None:
+        for member in self._members:
+            member.handle.close()
+
+
+def slots(config: Config) -> int:
+    """What each generator must hold: a group goes to the least loaded of W, which has at most
+    (n_async − G) / W in flight when another G fit under n_async."""
+    sizes = config.pipeline
+    return (sizes.n_async - sizes.group_size) // config.generator.workers + sizes.group_size

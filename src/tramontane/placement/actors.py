@@ -1,0 +1,310 @@
+"""Workers as Ray actors: a process each, on this machine or on a cluster's.
+
+Ray starts processes, gives them their share of the machines, and carries calls and weights. That
+an actor died or hangs is found here and said to whoever called it; Ray itself restarts nothing and
+repeats no call, since a worker's state would be lost and a batch trained on twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from ray.exceptions import RayActorError, RayTaskError
+
+from tramontane.config import Config, Resources
+from tramontane.errors import InputError
+from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
+from tramontane.placement.place import backend as collectives
+from tramontane.weights import Bucket, Weights
+
+ALIGNMENT = 64  # bytes, of each tensor in a bucket
+Joins = tuple[str, str, int, int]  # backend, address, rank, ranks
+CONNECT_SECONDS = 10.0
+GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
+
+
+class StoredWeights:
+    """Weights in Ray's object store, one object a bucket: shared memory on the trainer's machine,
+    which generators there map and copy from; other machines fetch each bucket once.
+
+    Beside the model itself, the trainer holds one bucket and a machine's store one copy.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype  # the generators'
+        self._stored: list[ray.ObjectRef] = []
+        self._tables: list[list[tuple[list[str], torch.Size, int]]] = []
+
+    def add(self, bucket: Bucket) -> None:
+        names: dict[int, list[str]] = {}
+        for name, tensor in bucket.items():
+            names.setdefault(id(tensor), []).append(name)
+        table, end = [], 0
+        for tied in names.values():
+            shape = bucket[tied[0]].shape
+            table.append((tied, shape, end))
+            end += -(-shape.numel() * self._dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        flat = np.empty(end, np.uint8)
+        for (tied, *_), own in zip(table, self._views(flat, table), strict=True):
+            own.copy_(bucket[tied[0]])
+        self._tables.append(table)
+        self._stored.append(ray.put(flat))
+
+    def tensors(self) -> Bucket:
+        return {
+            name: tensor
+            for flat, table in zip(ray.get(self._stored), self._tables, strict=True)
+            for (tied, *_), tensor in zip(table, self._views(flat, table), strict=True)
+            for name in tied
+        }
+
+    def _views(
+        self, flat: np.ndarray, table: list[tuple[list[str], torch.Size, int]]
+    ) -> list[torch.Tensor]:
+        with warnings.catch_warnings():  # what is mapped cannot be written, nor will it be
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return [
+                torch.frombuffer(flat, dtype=self._dtype, count=shape.numel(), offset=at).view(
+                    shape
+                )
+                for _, shape, at in table
+            ]
+
+
+class Actor:
+    """What every actor's process runs: one worker, and a pulse beside it."""
+
+    def make(self, make: Callable[[], Any], joins: Joins | None) -> None:
+        """Make the worker, which as one rank of several `joins` the others first."""
+        if joins is not None:
+            backend, address, rank, ranks = joins
+            dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks)
+        self._worker = make()
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self._worker, method)(*args)
+
+    @ray.method(concurrency_group="pulse")
+    def beat(self) -> tuple[str, int]:
+        """Node and process. Answered by a thread of its own, whatever the worker is at."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    @ray.method(concurrency_group="pulse")
+    def free_address(self) -> str:
+        """Where ranks can meet, on this actor's machine."""
+        with socket.socket() as free:
+            free.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+
+
+def _actor_class() -> Any:
+    decorate: Any = ray.remote
+    return decorate(concurrency_groups={"pulse": 1})(Actor)
+
+
+class ActorHandle:
+    """One actor. Calls run in order; errors reach the caller as they are.
+
+    A call may take as long as its caller waits, but while it does the process is asked for a
+    heartbeat; one that gives none is taken for lost.
+    """
+
+    def __init__(self, name: str, resources: dict[str, float], heartbeat: float) -> None:
+        self.name, self._heartbeat = name, heartbeat
+        options: Any = {"max_restarts": 0, "max_task_retries": 0, **resources}
+        self._actor: Any = _actor_class().options(**options).remote()
+        self._place: tuple[str, int] | None = None  # node and process, while it is known to live
+        self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.started: Future[None] = Future()
+
+    def start(self, make: Callable[[], Any], joins: Joins | None = None) -> ActorHandle:
+        self.started = self._mailbox.submit(self._start, make, joins)
+        return self
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        return self._mailbox.submit(self._call, method, self._actor.call, method, *args)
+
+    def close(self) -> None:
+        """Kill the process."""
+        self._mailbox.shutdown(wait=False, cancel_futures=True)
+        ray.kill(self._actor)
+        # Ray asks the process to die, which one that is stopped cannot hear.
+        if self._place and self._place[0] == ray.get_runtime_context().get_node_id():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._place[1], signal.SIGKILL)
+
+    def free_address(self) -> str:
+        """Where ranks can meet, on this actor's machine."""
+        return str(self._mailbox.submit(ray.get, self._actor.free_address.remote()).result())
+
+    def _start(self, make: Callable[[], Any], joins: Joins | None) -> None:
+        began = time.monotonic()
+        try:
+            # Until there is a machine with room for the process, and its imports are done.
+            self._place = ray.get(self._actor.beat.remote())
+        except RayActorError as error:
+            raise self._died("its start", began, error) from None
+        self._call("its start", self._actor.make, make, joins)
+
+    def _call(self, what: str, method: Any, *args: Any) -> Any:
+        began = time.monotonic()
+        done = method.remote(*args)
+        try:
+            while not ray.wait([done], timeout=self._heartbeat)[0]:
+                if not ray.wait([self._actor.beat.remote()], timeout=self._heartbeat)[0]:
+                    raise WorkerStalled(
+                        f"{self.name} gave no sign of life for {self._heartbeat:g} s "
+                        f"(timeouts.heartbeat), {time.monotonic() - began:.0f} s into {what}"
+                    )
+            return ray.get(done)
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            raise self._died(what, began, error) from None
+
+    def _died(self, what: str, began: float, error: RayActorError) -> WorkerDied:
+        where = f"process {self._place[1]}" if self._place else "no process yet"
+        self._place = None
+        reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
+        seconds = time.monotonic() - began
+        return WorkerDied(f"{self.name} ({where}) died {seconds:.1f} s into {what}: {reason}")
+
+
+class ActorRanks:
+    """Several ranks of one worker, an actor each, joined by torch.distributed.
+
+    Every call goes to all, as collectives want it; rank 0's result is the result.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Any], ranks: list[ActorHandle], backend: str
+    ) -> None:
+        self.name, self._ranks = name, ranks
+        self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self.started: Future[None] = self._mailbox.submit(self._start, make, backend)
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        return self._mailbox.submit(
+            lambda: self._result([rank.submit(method, *args) for rank in self._ranks])
+        )
+
+    def close(self) -> None:
+        self._mailbox.shutdown(wait=False, cancel_futures=True)
+        for rank in self._ranks:
+            rank.close()
+
+    def _start(self, make: Callable[[], Any], backend: str) -> None:
+        address, count = self._ranks[0].free_address(), len(self._ranks)
+        for number, rank in enumerate(self._ranks):
+            rank.start(make, (backend, address, number, count))
+        self._result([rank.started for rank in self._ranks])
+
+    def _result(self, futures: list[Future[Any]]) -> Any:
+        """Rank 0's result once all have one; a rank that fails fails the call at once, since its
+        peers would wait for it in a collective."""
+        _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        if waiting:
+            # The peers of a rank that died may notice first; the error is to name the dead one.
+            wait(waiting, GRACE_SECONDS, FIRST_EXCEPTION)
+        failed = [e for f in futures if f.done() and (e := f.exception())]
+        if failed:
+            raise next((e for e in failed if isinstance(e, WorkerLost)), failed[0])
+        return futures[0].result()
+
+
+class Cluster:
+    """The Ray cluster of a run: joined, or started on this machine and ended with the run.
+
+    Raises:
+        InputError: no cluster at `placement.address`, or one without the CPUs and GPUs asked for.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        cpus, gpus = self._needs()
+        # One that the caller started, in a notebook say, is used and left running.
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _start(config.placement.address, cpus)
+        has = ray.cluster_resources()
+        for kind, asked in (("CPU", cpus), ("GPU", gpus)):
+            if has.get(kind, 0) < asked:
+                self.close()
+                raise InputError(
+                    f"the Ray cluster has {has.get(kind, 0):g} {kind}s and the run asks for "
+                    f"{asked:g}; lower generator.workers, verifier.workers, trainer.ranks or what "
+                    f"placement gives each of them"
+                )
+
+    def generator(self, number: int, make: Callable[[], Any]) -> Handle:
+        config = self._config
+        resources = _resources(config.placement.generator, config.generator.device)
+        return self._actor(f"generator {number}", resources).start(make)
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+        resources = _resources(self._config.placement.verifier, "cpu")
+        return self._actor(f"verifier {number}", resources).start(make)
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        config = self._config
+        resources = _resources(config.placement.trainer, config.trainer.device)
+        if config.trainer.ranks == 1:
+            return self._actor("trainer", resources).start(make)
+        ranks = [self._actor(f"trainer rank {n}", resources) for n in range(config.trainer.ranks)]
+        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device))
+
+    def weights(self) -> Weights:
+        return StoredWeights(getattr(torch, self._config.generator.dtype))
+
+    def close(self) -> None:
+        if self._ours:
+            ray.shutdown()
+
+    def _actor(self, name: str, resources: dict[str, float]) -> ActorHandle:
+        return ActorHandle(name, resources, self._config.timeouts.heartbeat)
+
+    def _needs(self) -> tuple[float, float]:
+        config, place = self._config, self._config.placement
+        workers = (
+            (config.generator.workers, place.generator, config.generator.device),
+            (config.verifier.workers, place.verifier, "cpu"),
+            (config.trainer.ranks, place.trainer, config.trainer.device),
+        )
+        each = [(n, _resources(resources, device)) for n, resources, device in workers]
+        return sum(n * r["num_cpus"] for n, r in each), sum(n * r["num_gpus"] for n, r in each)
+
+
+def _resources(resources: Resources, device: str) -> dict[str, float]:
+    gpus = float(device.startswith("cuda")) if resources.gpus is None else resources.gpus
+    return {"num_cpus": resources.cpus, "num_gpus": gpus}
+
+
+def _start(address: str | None, cpus: float) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own: dict[str, Any] = {}
+    if address is None:
+        # On one's own machine workers may share cores, as threads do.
+        own = {"num_cpus": max(os.cpu_count() or 1, int(cpus)), "include_dashboard": False}
+    try:
+        if address and address != "auto":  # Ray itself would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+    except OSError as error:
+        raise InputError(
+            f"placement.address {address!r}: no Ray cluster answers there ({error}); start one "
+            f"with `ray start --head`, or leave the address out"
+        ) from None

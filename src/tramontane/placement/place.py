@@ -1,0 +1,86 @@
+"""Where workers run, by config: one key chooses, and nothing else of the program differs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.placement.handle import Handle
+from tramontane.placement.ranks import ProcessRanks
+from tramontane.placement.thread import ThreadHandle
+from tramontane.weights import LocalWeights, Weights
+
+
+class Placement(Protocol):
+    """Makes workers, each by its name and a function that makes the plain object."""
+
+    def generator(self, number: int, make: Callable[[], Any]) -> Handle: ...
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle: ...
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        """`trainer.ranks` of them behind one handle."""
+
+    def weights(self) -> Weights:
+        """An empty vessel for the next version of the weights."""
+
+    def close(self) -> None: ...
+
+
+class Controller:
+    """Workers in the controller's own process, a thread each; a process for each of several ranks
+    of the trainer."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def generator(self, number: int, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(f"generator {number}", make)
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(f"verifier {number}", make)
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        config = self._config.trainer
+        if config.ranks == 1:
+            return ThreadHandle("trainer", make)
+        return ProcessRanks("trainer", make, config.ranks, backend(config.device))
+
+    def weights(self) -> Weights:
+        return LocalWeights()
+
+    def close(self) -> None: ...
+
+
+def backend(device: str) -> str:
+    """How ranks of the trainer talk to each other."""
+    return "nccl" if device.startswith("cuda") else "gloo"
+
+
+def check(config: Config) -> None:
+    """Refuse a placement that cannot be had here.
+
+    Raises:
+        InputError: Ray is wanted and not installed.
+    """
+    if config.placement.kind == "ray" and importlib.util.find_spec("ray") is None:
+        raise InputError(
+            "placement.kind is ray, but Ray is not installed; pip install 'tramontane[ray]'"
+        )
+
+
+def place(config: Config) -> Placement:
+    """The placement that `config.placement.kind` names, started.
+
+    Raises:
+        InputError: as `check`; or no cluster at the address, or one too small.
+    """
+    check(config)
+    if config.placement.kind == "thread":
+        return Controller(config)
+    from tramontane.placement.actors import Cluster  # Ray is an extra
+
+    return Cluster(config)

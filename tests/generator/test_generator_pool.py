@@ -1,0 +1,129 @@
+"""Generators that share completions, and one that is killed over them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.runs import small_config
+from tramontane.generator import Generator
+from tramontane.generator.pool import GeneratorPool, PooledGenerator, slots
+from tramontane.placement import Handle, WorkerDied, WorkerLost
+from tramontane.types import Request, SamplingParams
+from tramontane.weights import LocalWeights
+
+
+class Nobody:
+    """A handle that is never called."""
+
+    name = "nobody"
+
+
+@given(
+    workers=st.integers(1, 5),
+    group_size=st.integers(2, 6),
+    more=st.integers(0, 40),
+    order=st.lists(st.integers(0, 10**6), max_size=120),
+)
+def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, order):
+    n_async = workers * group_size + more
+    config = small_config(
+        "unused",
+        pipeline={"n_async": n_async, "n_batch": group_size * 8, "group_size": group_size},
+        generator={"workers": workers},
+    )
+    pool = GeneratorPool(lambda number: Nobody(), config, print)
+    assert workers > 1 or slots(config) == n_async
+    for number, choice in enumerate(order):
+        if pool.in_flight + group_size <= n_async and choice % 2:
+            sampling = SamplingParams(4)
+            pool.submit([Request(number, i, [1], 0, sampling) for i in range(group_size)])
+        elif pool.in_flight:
+            every = [(m, key) for m in pool for key in m.requests]
+            member, key = every[choice % len(every)]
+            del member.requests[key]
+        assert max(len(m.requests) for m in pool) <= slots(config)
+
+
+@pytest.mark.parametrize("lost_sequences", ["continue", "restart"])
+def test_what_a_killed_generator_was_at_ends_as_if_it_had_lived(
+    ray_cluster, tmp_path, lost_sequences
+):
+    """Under the newest weights (here equal ones), from the known tokens on or from the start."""
+    from tramontane.placement.actors import ActorHandle, StoredWeights
+
+    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": lost_sequences})
+    load = partial(Generator.load, "tiny", config.generator, 4, 64)
+    sampling = SamplingParams(40)
+    requests = [Request(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))]
+    alone = load()
+    alone.submit(requests)
+    expected = {}
+    while alone.pending():
+        expected |= {c.index: c for c in alone.step()}
+
+    def make() -> Handle:
+        return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(load)
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(make, config, lost.append)
+        generator.submit(requests)
+        assert await generator.poll() == []
+        assert generator.generated_tokens == 3 * 8
+        known = {key: list(r.token_ids) for key, r in generator.requests.items()}
+        assert {len(tokens) for tokens in known.values()} == {8}
+        weights = StoredWeights(alone.model.dtype)
+        weights.add(dict(alone.model.state_dict()))
+        await generator.update(1, weights)
+        os.kill(generator.handle._place[1], signal.SIGKILL)
+        assert await generator.poll() == []
+        assert [type(error) for error in lost] == [WorkerDied]
+        done = {}
+        while generator.requests:
+            done |= {c.index: c for c in await generator.poll()}
+        generator.handle.close()
+        for index, completion in done.items():
+            assert completion.token_ids == expected[index].token_ids
+            assert completion.logprobs == pytest.approx(expected[index].logprobs, abs=1e-4)
+            old = 8 if lost_sequences == "continue" else 0
+            assert completion.versions == [0] * old + [1] * (len(completion.token_ids) - old)
+        lost_tokens = 0 if lost_sequences == "continue" else 24
+        tokens = sum(len(c.token_ids) for c in done.values())
+        assert generator.generated_tokens == tokens + lost_tokens
+
+    asyncio.run(use())
+
+
+def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monkeypatch):
+    from tramontane.placement.actors import ActorHandle
+
+    monkeypatch.setattr("tramontane.generator.pool.STARTS", 1)
+    config = small_config(tmp_path, placement={"kind": "ray"})
+    lost: list[WorkerLost] = []
+
+    def make() -> Handle:
+        return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(partial(os._exit, 3))
+
+    async def use() -> None:
+        generator = PooledGenerator(make, config, lost.append)
+        generator.submit([Request(0, 0, [1], 0, SamplingParams(4))])
+        with pytest.raises(WorkerLost, match="generator 0"):
+            await generator.poll()
+        assert len(lost) == 1
+
+    asyncio.run(use())
+
+
+def test_thread_weights_are_copies():
+    bucket = dict(Generator.load("tiny", small_config("x").generator, 1, 8).model.state_dict())
+    local = LocalWeights()
+    local.add(bucket)
+    for name, tensor in local.tensors().items():
+        assert tensor.data_ptr() != bucket[name].data_ptr()
