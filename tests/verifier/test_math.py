@@ -240,6 +240,8 @@ RIGHT = [
     ("yes", "Yes!"),
     ("1234.5", r"\$1,234.50"),
     ("7", r"\text{7 apples}"),
+    ("7", "7 cm squared"),
+    ("A^{T}", "A^T"),
     ("6", r"6\ \mathrm{cm^2}"),
     (r"\varnothing", r"\emptyset"),
 ]
@@ -404,6 +406,10 @@ WRONG = [
     ("5", r"6 \equiv 5"),
     ("6", r"6 \equiv 5"),
     ("5", "5 otherwise six"),
+    ("A", "A^T"),
+    ("10", r"10\text{ dozen}"),
+    ("10", "10 minus one"),
+    ("10", "10 squared"),
     ("6", r"\text{6 or 7}"),
 ]
 

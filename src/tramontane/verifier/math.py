@@ -96,7 +96,7 @@ def _equal(gold: str, pred: str) -> bool:
         if pattern.search(pred) and not pattern.search(gold):
             raise Refused(why)
     if _primes(gold) != _primes(pred):  # the parser drops them
-        raise Refused("the derivative, or another variable")
+        raise Refused("a derivative, a transpose, or another name")
     for rule in (_same_congruence, _same_structure):
         if (decided := rule(gold, pred)) is not None:
             return decided
@@ -347,7 +347,7 @@ _APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
 _LDOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
-_PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|\\prime(?![A-Za-z]))")
+_PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
 
 
 def _primes(text: str) -> int:

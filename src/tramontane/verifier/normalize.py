@@ -259,7 +259,10 @@ _NEUTRAL = {"unit", "units", "of", "the", "a", "an", "in", "total", "each"}
 _HEDGES = re.compile(
     r"\b(?:not|no|or|maybe|perhaps|possibly|probably|sometimes|otherwise|else|if|unless"
     r"|about|approximately|nearly|almost|isn't|except|either|neither"
-    r"|oder|ou|o|или|nicht|non)\b|或|不"
+    r"|oder|ou|o|или|nicht|non"
+    # What makes another number of it.
+    r"|dozen|hundred|lakh|crore|factorial|half|halves|minus|plus|over|mod|pi)\b|或|不"
+    r"|^\s*(?:squared|cubed)\b"
 )
 _WORDS = r"[^\W\d_](?:[^\W\d_]|[ .'/²-])*"
 _SUFFIX = re.compile(
