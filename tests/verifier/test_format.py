@@ -105,6 +105,11 @@ def test_fences_with_a_tag(opening, closing, tag):
     assert (fence.tag, fence.body.strip()) == (tag, "print(5)")
 
 
+def test_a_fence_in_a_list_is_not_indented():
+    [fence] = fences("1. Loop:\n   ```python\n   for x in y:\n       z\n\n  w\n   ```\n")
+    assert fence.body == "for x in y:\n    z\n\nw\n"
+
+
 def test_a_tagged_fence_after_one_without_will_do():
     assert check_format("<think>a</think>```\n3\n```\n```py\nprint(3)\n```", "code").ok
 

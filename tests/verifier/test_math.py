@@ -235,6 +235,15 @@ RIGHT = [
     (r"\frac{\pi}{2}+\pi k, k\in\mathbb Z", r"\frac{\pi}{2}+k\pi"),
     (r"2 \text{ million dollars}", "2000000"),
     ("1.5", r"\sin 30^\circ + 1"),
+    (r"\lceil n/2 \rceil", r"\lfloor \frac{n+1}{2} \rfloor"),
+    ("2x", "f'(x) = 2x"),
+    ("yes", "Yes!"),
+    ("1234.5", r"\$1,234.50"),
+    ("7", r"\text{7 apples}"),
+    ("7", "7 cm squared"),
+    ("A^{T}", "A^T"),
+    ("6", r"6\ \mathrm{cm^2}"),
+    (r"\varnothing", r"\emptyset"),
 ]
 
 WRONG = [
@@ -382,6 +391,26 @@ WRONG = [
     ("0.0011_2", "0.0011_4"),
     (r"m_{\max }=n^{2}-n-1", r"-m_{\max }=n^{2}-n-1"),
     (r"84\%", "84a^2+100b^2=0"),
+    # Equal at whole or at positive numbers only.
+    ("x", r"\lfloor x \rfloor"),
+    (r"\lfloor 2x \rfloor", r"2\lfloor x \rfloor"),
+    ("ab", "|ab|"),
+    ("xyz", "|yz|x"),
+    # What the parser, or the comparison of words, would drop.
+    ("f(x)", "f'(x)"),
+    ("x", r"x^{\prime}"),
+    ("abc", "-abc"),
+    ("yes", "!yes"),
+    ("5", r"x \not= 5"),
+    ("(1,2)", r"x \not\in (1,2)"),
+    ("5", r"6 \equiv 5"),
+    ("6", r"6 \equiv 5"),
+    ("5", "5 otherwise six"),
+    ("A", "A^T"),
+    ("10", r"10\text{ dozen}"),
+    ("10", "10 minus one"),
+    ("10", "10 squared"),
+    ("6", r"\text{6 or 7}"),
 ]
 
 HOSTILE = [

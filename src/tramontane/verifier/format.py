@@ -82,9 +82,10 @@ def last_box(text: str) -> str | None:
 
 
 def fences(text: str) -> list[Fence]:
-    """All closed fenced code blocks, as Markdown sees them."""
+    """All closed fenced code blocks, as Markdown sees them: a fence's indentation, as in a list, is
+    taken off the block's lines."""
     found = []
-    opened: tuple[str, str, int, int] | None = None
+    opened: tuple[str, str, int, int, int] | None = None
     for line in _LINE.finditer(text):
         match = _FENCE.match(line[0])
         if match is None:
@@ -92,9 +93,13 @@ def fences(text: str) -> list[Fence]:
         marks, info = match[1] or match[2], match[3]
         if opened is None:
             tag = _TAG.match(info)
-            opened = (marks, tag[0] if tag else "", line.start(), line.end())
+            indent = len(line[0]) - len(line[0].lstrip(" "))
+            opened = (marks, tag[0] if tag else "", line.start(), line.end(), indent)
         elif marks.startswith(opened[0]) and not info.strip():
-            _, tag_name, start, body = opened
-            found.append(Fence(tag_name, text[body : line.start()], start, line.end()))
+            _, tag_name, start, first, indent = opened
+            body = text[first : line.start()]
+            if indent:
+                body = re.sub(rf"(?:^|(?<=[\r\n])) {{1,{indent}}}", "", body)
+            found.append(Fence(tag_name, body, start, line.end()))
             opened = None
     return found

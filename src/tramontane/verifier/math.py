@@ -95,6 +95,8 @@ def _equal(gold: str, pred: str) -> bool:
     for pattern, why in ((_LDOTS, "dots"), (_CLOSED_INFINITY, "infinity is not a number")):
         if pattern.search(pred) and not pattern.search(gold):
             raise Refused(why)
+    if _primes(gold) != _primes(pred):  # the parser drops them
+        raise Refused("a derivative, a transpose, or another name")
     for rule in (_same_congruence, _same_structure):
         if (decided := rule(gold, pred)) is not None:
             return decided
@@ -218,12 +220,15 @@ def _option(text: str) -> tuple[str, str] | None:
     return match[1], match[3]
 
 
+_NOT_SAID = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
+
+
 def _same_text(gold: str, pred: str) -> bool | None:
     """A reference in words is compared as words; letters are never multiplied together."""
     bare = _unwrap_text(gold)
     if not _is_words(bare):
         return None
-    return _words(bare) == _words(_unwrap_text(pred))
+    return _words(bare) == _words(_unwrap_text(pred)) and not _NOT_SAID.search(_unwrap_text(pred))
 
 
 def _unwrap_text(text: str) -> str:
@@ -254,7 +259,7 @@ _SIGNS = {"\\pm": "+-", "\\mp": "-+"}
 def _same_structure(gold: str, pred: str) -> bool | None:
     """Item by item: lists and sets in any order, tuples and intervals in theirs."""
     gold, pred = _bare(gold, pred)
-    if None not in _numbers(gold, pred):
+    if None not in _numbers(split_unit(gold)[0], split_unit(pred)[0]):
         return None  # 1,000 is a number, and so is 3,5 where 3.5 is asked for
     gold_kind, gold_items = _items(gold)
     pred_kind, pred_items = _items(pred)
@@ -342,6 +347,12 @@ _APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
 _LDOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")
+_PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
+
+
+def _primes(text: str) -> int:
+    """Those of the value: `f'(x) = 2x` is 2x."""
+    return len(_PRIME.findall(_EQUALS.split(text)[-1]))
 
 
 _LABEL_LAST = re.compile(r"([^=<>]+?)\s*=\s*([A-Za-z])")

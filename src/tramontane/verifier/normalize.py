@@ -73,7 +73,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
-        (r"!=", r"\\neq "),
+        (r"!=|\\not\s*(?:=|\\eq(?![A-Za-z]))", r"\\neq "),
+        (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
+        (r"\\equiv(?![A-Za-z])(?!.*mod)", "="),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"==+", "="),
         (r"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (rf"(?<![A-Za-z\\])(?:sqrt|√)\s*({_BARE})", r"\\sqrt{\1}"),
@@ -94,6 +97,8 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^{\\circ}"),
         (rf"{_TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
         (rf"^\s*{_TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
+        (rf"^\s*{_TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
+        (rf"({_TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
     ]
 ]  # fmt: skip
@@ -252,8 +257,12 @@ KNOWN_UNITS = {
 }
 _NEUTRAL = {"unit", "units", "of", "the", "a", "an", "in", "total", "each"}
 _HEDGES = re.compile(
-    r"\b(?:not|no|or|maybe|perhaps|about|approximately|nearly|almost|isn't|except|either|neither"
-    r"|oder|ou|o|или|nicht|non)\b|或|不"
+    r"\b(?:not|no|or|maybe|perhaps|possibly|probably|sometimes|otherwise|else|if|unless"
+    r"|about|approximately|nearly|almost|isn't|except|either|neither"
+    r"|oder|ou|o|или|nicht|non"
+    # What makes another number of it.
+    r"|dozen|hundred|lakh|crore|factorial|half|halves|minus|plus|over|mod|pi)\b|或|不"
+    r"|^\s*(?:squared|cubed)\b"
 )
 _WORDS = r"[^\W\d_](?:[^\W\d_]|[ .'/²-])*"
 _SUFFIX = re.compile(

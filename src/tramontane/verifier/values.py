@@ -62,9 +62,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
         "conjugate": "conj",
     }.items()
 }
-_WHOLE = (
-    sympy.factorial, sympy.binomial, sympy.Mod, sympy.floor, sympy.ceiling, sympy.Sum, sympy.Product
-)  # fmt: skip
+_WHOLE = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
+_ROUNDING = (sympy.floor, sympy.ceiling)
+_WHOLE_LETTERS = set("ijklmnpqIKMN")  # by custom; of x the floor is not x
 
 
 class _Evaluation:
@@ -202,16 +202,17 @@ class _Evaluation:
 
 def _point(names: Sequence[str], index: int, whole: bool) -> dict[str, Any]:
     """The same points every time; `i` is the imaginary unit. Mostly above zero, where roots and
-    logarithms are real."""
+    logarithms are real; of up to four names each two differ in sign once, or `|xy|` were `xy`."""
     point = {}
-    for name in names:
+    for position, name in enumerate(names):
         draw = zlib.crc32(f"{index} {name}".encode())
         if name in ("i", "I"):
             point[name] = mpmath.mpc(0, 1)
         elif whole:
             point[name] = mpmath.mpf(3 + draw % 17 + index)
         else:
-            sign = -1 if index == 5 or (index == 2 and draw & 1) else 1
+            below = {2: position & 1, 4: position & 2, 5: True}.get(index)
+            sign = -1 if below else 1
             point[name] = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
     return point
 
@@ -226,7 +227,10 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
     """
     names = sorted({s.name for e in (a, b) for s in e.free_symbols})
     bound = {s.name for e in (a, b) for s in e.atoms(sympy.Symbol)}
-    whole = a.has(*_WHOLE) or b.has(*_WHOLE)
+    whole = any(
+        e.has(*_WHOLE) or (e.has(*_ROUNDING) and {name[0] for name in names} <= _WHOLE_LETTERS)
+        for e in (a, b)
+    )
     imaginary = bool(bound & {"i", "I"}) or a.has(sympy.I) or b.has(sympy.I)
     for index in range(POINTS if set(names) - {"i", "I"} else 1):
         digits, tolerance = DIGITS, mpmath.mpf(0)
