@@ -18,6 +18,7 @@ from tramontane.verifier.caps import MAX_ITEMS, MAX_LENGTH, MAX_NESTING, nesting
 from tramontane.verifier.format import last_box
 from tramontane.verifier.normalize import normalize, split_unit, to_number, units_clash
 from tramontane.verifier.structure import split
+from tramontane.verifier.wording import WRAPPER, choice, same_text, unwrap
 
 
 class Judgement(NamedTuple):
@@ -77,14 +78,14 @@ _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 
 def _spelling(text: str) -> str:
-    return _SPACE.sub("", _unwrap_text(text)).rstrip(".")
+    return _SPACE.sub("", unwrap(text)).rstrip(".")
 
 
 def _equal(gold: str, pred: str) -> bool:
     """The judge proper, on normalised strings. Each step either decides or passes on."""
     if gold == pred or _spelling(gold) == _spelling(pred):
         return True
-    for rule in (_choice, _same_text):
+    for rule in (choice, same_text):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
@@ -185,68 +186,6 @@ def _same_base(gold: str, pred: str) -> bool | None:
     if pred_base:
         return gold_base.groups() == pred_base.groups()
     return gold_base[1] == pred
-
-
-# ------------------------------------------------------------------------------------- text
-
-_LETTER = re.compile(r"\(?([A-Z])\)?")
-_LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
-_WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
-)
-_FUNCTIONS = re.compile(
-    r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
-)
-
-
-def _choice(gold: str, pred: str) -> bool | None:
-    """Choice letters: `C`, `(C)`, `\\text{(C)}`, and a letter with its option's text."""
-    gold, pred = _unwrap_text(gold), _unwrap_text(pred)
-    g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)
-    if g and p:
-        return g[1] == p[1]
-    if g and (long := _option(pred)):
-        return g[1] == long[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", long[1])
-    if p and (long := _option(gold)):
-        return p[1] == long[0]
-    return None
-
-
-def _option(text: str) -> tuple[str, str] | None:
-    """A letter with its option's text: `C) 12`, `(C) Cecile`, `C Cecile`; not `C + 12`."""
-    match = _LETTER_WITH_TEXT.fullmatch(text)
-    if match is None or not (match[2] or _is_words(match[3])):
-        return None
-    return match[1], match[3]
-
-
-_NOT_SAID = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
-
-
-def _same_text(gold: str, pred: str) -> bool | None:
-    """A reference in words is compared as words; letters are never multiplied together."""
-    bare = _unwrap_text(gold)
-    if not _is_words(bare):
-        return None
-    return _words(bare) == _words(_unwrap_text(pred)) and not _NOT_SAID.search(_unwrap_text(pred))
-
-
-def _unwrap_text(text: str) -> str:
-    return _WRAPPER.sub(r" \1 ", text).strip()
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[^\W_]+", text.casefold())
-
-
-def _is_words(text: str) -> bool:
-    """Words, not a product of variables: letters only, three of them with a vowel among them."""
-    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
-        return False
-    longest = max(_words(text), key=len)
-    if not longest.isascii():
-        return True
-    return len(longest) >= 3 and bool(re.search("[aeiouy]", longest))
 
 
 # --------------------------------------------------------------------------- lists and tuples
@@ -369,13 +308,18 @@ def _before_approximation(text: str) -> str:
 
 
 def _refuse_contradiction(pred: str) -> None:
-    """A chain such as `1 = 2 = 5` must hold: each member without variables equals the last one."""
+    """A chain such as `1 = 2 = 5` must hold: each member without variables equals the last one,
+    and so does each behind the first that has the last one's variables."""
     for statement in split(pred, ",", ";"):
         members = [m for m in split(statement, "=") if m]
-        for member in members[:-1]:
-            constant = re.sub(r"\\[A-Za-z]+|\{[a-z]?matrix\}", "", member)
-            if re.search(r"[^\W\d_]", constant) is None and not _holds(member, members[-1]):
+        for i, member in enumerate(members[:-1]):
+            told = _variables(member) == (_variables(members[-1]) if i else set())
+            if (told or not _variables(member)) and not _holds(member, members[-1]):
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
+
+
+def _variables(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d_]", re.sub(r"\\[A-Za-z]+|\{[a-z]?matrix\}", "", text)))
 
 
 def _holds(left: str, right: str) -> bool:
@@ -390,7 +334,7 @@ def _not_a_number(pred: str) -> str:
     """Why this cannot stand for one number, or nothing. The parser would drop what it does not
     know: `7\\text{ or more}` is not 7."""
     value = _EQUALS.split(pred)[-1]
-    if _WRAPPER.search(value):
+    if WRAPPER.search(value):
         return "words beside the number"
     if len(structure.structure(value)[1]) > 1:
         return "a list, not a number"
@@ -481,8 +425,10 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}")
 
 def _parse(text: str) -> Any:
     """The object, or what stands behind the last `=`: a label may be anything."""
-    from tramontane.verifier.symbolic import parse_latex
+    from tramontane.verifier.symbolic import parse_latex, union
 
+    if (either := union(split(text, "\\cup"))) is not None:
+        return either
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
     parsed = parse_latex(text)

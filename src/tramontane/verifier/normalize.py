@@ -52,6 +52,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:left|right|[bB]ig[lr]?)(?![A-Za-z])\.?", " "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
+        (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
         (r"\\leq(?:slant)?(?![A-Za-z])", r"\\le "),

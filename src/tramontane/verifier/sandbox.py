@@ -44,7 +44,8 @@ GRACE_SECONDS = 2.0  # for the sandbox itself, beyond a test's own limit
 COMPILE_SECONDS = 10.0
 COMPILE_MB = 2048
 CPP_FLAGS = ("-std=c++20", "-O2")
-# The interpreter beneath a virtual environment: programs see no packages of ours, and start faster.
+# The interpreter beneath a virtual environment, started without `site`: programs have the standard
+# library and no package, on every rung and machine alike.
 INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -294,7 +295,7 @@ class Execution(Iterator[Ended]):
     def _command(self, uid: int) -> list[str]:
         inside = Path(runner.__file__).parent
         start = _START.format(where="/" if self.namespaces else str(inside.parent))
-        command = [_interpreter(self.rung), "-I", "-B", "-c", start]
+        command = [_interpreter(self.rung), "-I", "-S", "-B", "-c", start]
         if not self.namespaces:
             return command
         shown = [("/program", str(self.job.folder)), ("/inside", str(inside))]

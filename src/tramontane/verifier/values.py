@@ -22,6 +22,7 @@ MAX_MAGNITUDE = 2000  # digits before or behind the point; the precision grows w
 MAX_TERMS = 1000  # of a sum or product
 MAX_STEPS = 20_000  # of evaluating one expression once
 POINTS = 6
+FAR_POINTS = 2  # one at a thousand, one below zero: `|x - 100|` is not `100 - x`
 
 
 class TooLarge(Exception):
@@ -200,20 +201,25 @@ class _Evaluation:
         return total
 
 
-def _point(names: Sequence[str], index: int, whole: bool) -> dict[str, Any]:
+def _point(names: Sequence[str], index: int, whole: bool, positive: bool) -> dict[str, Any]:
     """The same points every time; `i` is the imaginary unit. Mostly above zero, where roots and
     logarithms are real; of up to four names each two differ in sign once, or `|xy|` were `xy`."""
     point = {}
     for position, name in enumerate(names):
         draw = zlib.crc32(f"{index} {name}".encode())
+        far = 0 if index < POINTS else (-1) ** (index - POINTS)
         if name in ("i", "I"):
             point[name] = mpmath.mpc(0, 1)
         elif whole:
             point[name] = mpmath.mpf(3 + draw % 17 + index)
+        elif far:
+            point[name] = far * (1500 + mpmath.mpf(draw % 9973) / 13)
         else:
             below = {2: position & 1, 4: position & 2, 5: True}.get(index)
             sign = -1 if below else 1
             point[name] = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
+        if positive and name not in ("i", "I"):
+            point[name] = abs(point[name])
     return point
 
 
@@ -231,14 +237,22 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
         e.has(*_WHOLE) or (e.has(*_ROUNDING) and {name[0] for name in names} <= _WHOLE_LETTERS)
         for e in (a, b)
     )
+    # Of a logarithm's letters one supposes that they have one: `\\ln x^2` is `2 \\ln x`.
+    positive = a.has(sympy.log) or b.has(sympy.log)
     imaginary = bool(bound & {"i", "I"}) or a.has(sympy.I) or b.has(sympy.I)
-    for index in range(POINTS if set(names) - {"i", "I"} else 1):
+    points = POINTS + (0 if whole else FAR_POINTS)
+    for index in range(points if set(names) - {"i", "I"} else 1):
         digits, tolerance = DIGITS, mpmath.mpf(0)
         for _ in range(2):  # once to see the sizes, once more if they ask for more digits
             with mpmath.workdps(digits):
-                point = _point(names, index, whole)
+                point = _point(names, index, whole, positive)
                 runs = [_Evaluation(point), _Evaluation(point)]
-                first, second = (_try(run, e) for run, e in zip(runs, (a, b), strict=True))
+                try:
+                    first, second = (_try(run, e) for run, e in zip(runs, (a, b), strict=True))
+                except TooLarge:
+                    if index < POINTS:
+                        raise
+                    first = second = mpmath.nan  # far out much is too large: nothing is learnt
                 down = max(run.down for run in runs)
                 if tolerance == 0:
                     tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + down)

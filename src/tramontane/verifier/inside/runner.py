@@ -7,6 +7,7 @@ a record goes to stdout as each test ends. Expected outputs are never here.
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import marshal
 import os
@@ -369,6 +370,7 @@ def run_python(path: str, then: Callable[[ModuleType], None] | None = None) -> i
     sys.argv = [path]
     if sys.platform == "linux":
         prctl(_DUMPABLE, 1)  # as an ordinary process, which may look at itself
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as `site` would
     sys.setrecursionlimit(1010)  # ours are not the program's
     code = 0
     try:
