@@ -5,6 +5,7 @@ Each says True (right), False (wrong) or None (cannot say) of a box and a refere
 
 from __future__ import annotations
 
+import logging
 import re
 from fractions import Fraction
 
@@ -35,6 +36,7 @@ def math_verify(problem: Problem, text: str, n_tokens: int) -> float:
     from math_verify import parse, verify
     from math_verify.parser import LatexExtractionConfig
 
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout
     box = last_box(text.rpartition(CLOSE)[2])
     if box is None or not problem.answer:
         return 0.5
