@@ -178,7 +178,8 @@ def check_row(text: str) -> None:
         return
     assert isinstance(response, str) and isinstance(tokens, int)
     assert 0 < time_limit(problem, VerifierConfig()) < float("inf")
-    json.dumps({"id": problem.id}, ensure_ascii=False).encode()
+    written = json.dumps({"id": problem.id}, ensure_ascii=False).encode(errors="backslashreplace")
+    assert json.loads(written) == {"id": problem.id}
 
 
 def check_odd_row(text: str) -> None:
