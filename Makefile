@@ -15,7 +15,7 @@ quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
