@@ -430,4 +430,6 @@ WRONG = [
     (r"\sqrt{x^2}", "x"),
     ("|x|", "x"),
     ("A=6", "A=3=6"),
+    (r"(-1,1)\cup(2,\infty)", r"x^2<1 \text{ or } x>2"),  # not solved
+    (r"x<-2 \text{ or } x>3", r"x<-2 \text{ or } y>3"),
 ]

@@ -313,8 +313,9 @@ def _refuse_contradiction(pred: str) -> None:
     for statement in split(pred, ",", ";"):
         members = [m for m in split(statement, "=") if m]
         for i, member in enumerate(members[:-1]):
-            told = _variables(member) == (_variables(members[-1]) if i else set())
-            if (told or not _variables(member)) and not _holds(member, members[-1]):
+            variables = _variables(member)
+            comparable = not variables or (i > 0 and variables == _variables(members[-1]))
+            if comparable and not _holds(member, members[-1]):
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
 
 
@@ -410,11 +411,9 @@ def _symbolic(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
             if symbolic.same(*scaled):
                 return True
         except values.TooLarge as error:
-            symbolic_gold = symbolic.bounded(gold_parsed)
-            if not symbolic_gold:
-                raise Unscorable(
-                    "the reference cannot be judged: its value is too large"
-                ) from error
+            if not symbolic.bounded(gold_parsed):
+                why = "the reference cannot be judged: its value is too large"
+                raise Unscorable(why) from error
             raise Refused("the value is too large") from error
     return values.rounded(gold_parsed, pred) if isinstance(gold_parsed, sympy.Expr) else False
 

@@ -43,10 +43,12 @@ def parse_latex(text: str) -> Any:
 
 def union(parts: list[str]) -> Any:
     """`x < 1` or `x > 2`, which LaTeX has no one way to join; None of anything else."""
-    parsed = [parse_latex(part) for part in parts] if len(parts) > 1 else []
-    if not parsed or not all(isinstance(p, Relational | sympy.And) for p in parsed):
-        return None
-    return sympy.Or(*parsed, evaluate=False)
+    parsed: list[Any] = []
+    for part in parts if len(parts) > 1 else []:
+        parsed.append(parse_latex(part))
+        if not isinstance(parsed[-1], Relational | sympy.And):
+            return None
+    return sympy.Or(*parsed, evaluate=False) if parsed else None
 
 
 def bounded(e: Any) -> bool:
@@ -192,11 +194,10 @@ _LINE = _Piece(-mpmath.inf, True, mpmath.inf, True)
 def _region(e: Any) -> _Region | None:
     """A set, or an inequality in one variable that stands alone; None for anything else."""
     if isinstance(e, sympy.Or):
-        either = [_region(a) for a in e.args]
-        named = [part for part in either if part is not None and part.name == either[0].name]  # type: ignore[union-attr]
-        if len(named) < len(either):
+        either = [part for a in e.args if (part := _region(a)) is not None]
+        if len(either) < len(e.args) or len({part.name for part in either}) > 1:
             return None
-        return _Region(_tidy([p for part in named for p in part.pieces]).pieces, named[0].name)
+        return _Region(_tidy([p for part in either for p in part.pieces]).pieces, either[0].name)
     if isinstance(e, sympy.And):
         parts = [_region(a) for a in e.args]
         if len(parts) == 0 or any(p is None for p in parts):

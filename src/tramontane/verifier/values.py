@@ -237,7 +237,7 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
         e.has(*_WHOLE) or (e.has(*_ROUNDING) and {name[0] for name in names} <= _WHOLE_LETTERS)
         for e in (a, b)
     )
-    # Of a logarithm's letters one supposes that they have one: `\\ln x^2` is `2 \\ln x`.
+    # Of a logarithm's letters one supposes that they have one: `\ln x^2` is `2 \ln x`.
     positive = a.has(sympy.log) or b.has(sympy.log)
     imaginary = bool(bound & {"i", "I"}) or a.has(sympy.I) or b.has(sympy.I)
     points = POINTS + (0 if whole else FAR_POINTS)
