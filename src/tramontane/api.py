@@ -260,25 +260,31 @@ def score(
     """
     from tramontane.verifier.score import score_file
 
-    settings = config if isinstance(config, Config) else grading(config, overrides)
+    keys = ("verifier.*", "pipeline.l_max", "pipeline.l_cache")
+    settings = config if isinstance(config, Config) else grading(config, overrides, keys)
     lengths = {}
     if "pipeline" in settings.model_fields_set:
         lengths = {"l_max": settings.pipeline.l_max, "l_cache": settings.pipeline.l_cache}
     return score_file(path, out, settings.verifier, progress=progress, **lengths)
 
 
-def grading(config: str | Path | None, overrides: list[str] | None) -> Config:
+def grading(
+    config: str | Path | None, overrides: list[str] | None, keys: Sequence[str] = ("verifier.*",)
+) -> Config:
     """What grading takes from a config file, which may be a whole training config, and overrides.
 
+    Args:
+        config: a YAML file.
+        overrides: `key.sub=value` texts.
+        keys: which the caller reads; all keys of a section as `section.*`.
+
     Raises:
-        InputError: as `config.load_section`, or an override that grading does not read.
+        InputError: as `config.load_section`, or an override that the caller does not read.
     """
     for override in overrides or []:
-        if not override.startswith(("verifier.", "pipeline.l_max=", "pipeline.l_cache=")):
-            raise InputError(
-                f"override {override!r}: only verifier.*, pipeline.l_max and pipeline.l_cache "
-                f"have a meaning here"
-            )
+        key = override.partition("=")[0]
+        if key not in keys and f"{key.partition('.')[0]}.*" not in keys:
+            raise InputError(f"override {override!r}: only {', '.join(keys)} can be set here")
     if config is None:
         return parse_settings(Config, {}, overrides or [], "key=value")
     return load_config(config, overrides)

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import tramontane
+from tramontane import api
 from tramontane.errors import InputError
 from tramontane.verifier import score_file
 
@@ -133,6 +134,8 @@ def test_config_and_overrides(tmp_path):
     assert tramontane.score(source, None, config, overrides).mean_reward == pytest.approx(1.4)
     with pytest.raises(InputError, match="only verifier"):
         tramontane.score(source, overrides=["trainer.ranks=2"])
+    with pytest.raises(tramontane.InputError, match=r"only verifier\.\* can be set here"):
+        api.grading(None, ["pipeline.l_max=5"])  # an evaluation has no length penalty
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
