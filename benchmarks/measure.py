@@ -1,0 +1,79 @@
+"""What the benchmarks share: models of known sizes, spreads, and promises that are kept or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# Hidden size, layers, intermediate size, heads. 1.8M is the Llama of `vs_trl.py`.
+SIZES = {
+    "1M": (128, 5, 344, 4),
+    "1.8M": (192, 4, 512, 6),
+    "5M": (256, 6, 688, 8),
+    "25M": (512, 8, 1376, 8),
+}
+VOCAB = 83
+
+
+class Promise(NamedTuple):
+    """Something that a benchmark holds the project to: `found` is the figure, `kept` the verdict."""
+
+    promise: str
+    found: str
+    kept: bool
+
+
+def make_llama(size: str, context: int = 1024, seed: int = 0) -> LlamaForCausalLM:
+    """A randomly initialised Llama in float32: no BOS token, EOS 1, padding 0, tied embeddings."""
+    hidden, layers, intermediate, heads = SIZES[size]
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config)
+
+
+def spread(values: Sequence[float], digits: int = 0) -> dict[str, float]:
+    """Median and range of repeated measurements."""
+    figures = {"median": median(values), "lowest": min(values), "highest": max(values)}
+    return {name: round(value, digits) for name, value in figures.items()}
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Where a benchmark ran."""
+    cpu = platform.processor()
+    if (info := Path("/proc/cpuinfo")).is_file():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    gpu = {"gpu": torch.cuda.get_device_name()} if device.startswith("cuda") else {}
+    return {"cpu": cpu, "cores": os.cpu_count(), "torch": torch.__version__} | gpu
+
+
+def finish(script: str, report: dict[str, Any], promises: Sequence[Promise] = ()) -> None:
+    """Write the report beside the script, print what became of its promises, and exit: with 1
+    where one is broken."""
+    report = report | {"promises": [p._asdict() for p in promises]}
+    path = Path(script).with_suffix(".json")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for promise, found, kept in promises:
+        print(f"{'kept  ' if kept else 'BROKEN'}  {promise}: {found}")
+    sys.exit(not all(p.kept for p in promises))
