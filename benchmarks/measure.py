@@ -1,4 +1,4 @@
-"""What the benchmarks share: models of known sizes, spreads, and promises that are kept or broken."""
+"""What benchmarks share: models of known sizes, spreads, and promises kept or broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VOCAB = 83
 
 
 class Promise(NamedTuple):
-    """Something that a benchmark holds the project to: `found` is the figure, `kept` the verdict."""
+    """What a benchmark holds the project to: `found` is the figure, `kept` the verdict."""
 
     promise: str
     found: str
