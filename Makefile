@@ -8,8 +8,10 @@ READY := $(VENV)/.ready
 SECONDS ?= 3600
 PROGRAMS ?= 1000
 RUNG ?=
+# Which benchmarks `make bench` runs; all by default.
+BENCH ?=
 
-.PHONY: quickstart test check fuzz hostile clean
+.PHONY: quickstart test check fuzz hostile bench clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -28,6 +30,10 @@ fuzz: $(READY)
 
 hostile: $(READY)
 	$(BIN)/python -m fuzz.hostile --programs $(PROGRAMS) $(if $(RUNG),--rung $(RUNG))
+
+bench: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m benchmarks $(BENCH)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
