@@ -21,7 +21,7 @@ from tramontane.errors import InputError
 from tramontane.models import load_model, pack
 from tramontane.trainer import sharding, state
 from tramontane.trainer.averages import Averages
-from tramontane.trainer.collate import collate
+from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
@@ -188,9 +188,9 @@ class Trainer:
     @torch.no_grad()
     def logprobs(self, completions: list[Completion]) -> list[list[float]]:
         """Of each completion's tokens under the current weights, computed as in training."""
-        lengths = [len(c.prompt_ids) + len(c.token_ids) for c in completions]
         result: list[list[float]] = [[] for _ in completions]
-        for indices in collate(lengths, self.config.microbatch_tokens):
+        microbatches, _ = collate_shared(completions, self.config.microbatch_tokens)
+        for indices in microbatches:
             row = pack_rows([completions[i] for i in indices], self.device)
             logprobs, _ = self._forward(self.model, row)
             for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
