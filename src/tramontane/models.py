@@ -383,7 +383,7 @@ def _attention(
     """Of one block: query [B, Hq, L, d], key and value [B, Hkv, keys, d] → [B, Hq, L, d]."""
     window = sliding_window if sliding_window is not None and sliding_window < block.keys else None
     if block.short and dropout == 0.0:
-        return _short_attention(q, k, v, scaling, block.bias(window, q.dtype))
+        return _short_attention(block, q, k, v, scaling, window)
     plain = window is None and block.context is None
     return F.scaled_dot_product_attention(
         q,
@@ -398,11 +398,12 @@ def _attention(
 
 
 def _short_attention(
+    block: Block,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     scaling: float | None,
-    bias: torch.Tensor,
+    window: int | None,
 ) -> torch.Tensor:
     """Plain matrix products: on a CPU, sequences of up to SHORT tokens pass through these several
     times as fast as through the fused kernel, in training above all."""
@@ -410,7 +411,7 @@ def _short_attention(
     scale = d**-0.5 if scaling is None else scaling
     grouped = (q * scale).reshape(batch, k.shape[1], heads // k.shape[1], length, d)
     scores = grouped @ k.unsqueeze(2).transpose(-1, -2)
-    scores += bias
+    scores += block.bias(window, scores.dtype)
     # On bfloat16 the kernel itself sums in float32.
     return (torch.softmax(scores, dim=-1) @ v.unsqueeze(2)).flatten(1, 2)
 
