@@ -17,10 +17,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from tramontane import models
+from tramontane import models, packing
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models import load_model, load_tokenizer, pack
+from tramontane.models import load_model, load_tokenizer
+from tramontane.packing import pack
 
 torch.set_num_threads(1)
 
@@ -68,7 +69,7 @@ def loss_of(logits):
 @pytest.mark.parametrize("short", [512, 4])  # plain products; the fused kernel above SHORT
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch):
-    monkeypatch.setattr(models, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
     rows = sequences(LENGTHS[lengths])
     packed = load_model(checkpoint)
     plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")

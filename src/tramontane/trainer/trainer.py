@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from tramontane.config import PipelineConfig, TrainerConfig
 from tramontane.errors import InputError
-from tramontane.models import load_model, pack
+from tramontane.models import load_model
+from tramontane.packing import pack
 from tramontane.trainer import precision, sharding, state
 from tramontane.trainer.averages import Averages
 from tramontane.trainer.collate import collate_shared
