@@ -1,0 +1,279 @@
+"""The simulation of the pipeline against the pipeline: predicted and measured time per update.
+
+    python benchmarks/scaling.py [--repeats 1] [--updates 14]
+
+Calibration: a decode step of the engine alone, by live sequences and cached tokens, and an update
+of the trainer alone, by tokens; then each again while the other works in a thread beside it, as
+they do in the pipeline on two cores; and one short run of the pipeline, whose records say what
+verdicts, weights, records and polls take. Then other settings are run and simulated: synchronous
+and asynchronous, n_async, n_batch, group size, bound on staleness and spread of lengths differ.
+None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
+and writes scaling.json beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from measure import Promise, finish, machine, spread
+from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths, make_model, run, settings
+
+from tramontane.config import Config
+from tramontane.data.prompts import encode_prompt
+from tramontane.generator import Generator
+from tramontane.models import load_tokenizer
+from tramontane.planning.costs import Costs, DecodeCurve, Line, geometric
+from tramontane.planning.simulate import Outcome, simulate
+from tramontane.trainer import Trainer
+from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
+
+CALIBRATION: dict[str, int] = {"n_async": 48, "n_batch": 48, "group_size": 8, "max_staleness": 3}
+# Lengths, and the sizes that a run is to have.
+CHECKS: list[tuple[Lengths, dict[str, int]]] = [
+    (TWICE, {"n_async": 64, "n_batch": 64, "group_size": 8, "max_staleness": 0}),
+    (FIVEFOLD, {"n_async": 64, "n_batch": 64, "group_size": 8, "max_staleness": 0}),
+    (FIXED, {"n_async": 32, "n_batch": 64, "group_size": 8, "max_staleness": 4}),
+    (TWICE, {"n_async": 64, "n_batch": 64, "group_size": 16, "max_staleness": 1}),
+    (TWICE, {"n_async": 128, "n_batch": 32, "group_size": 4, "max_staleness": 8}),
+    (FIVEFOLD, {"n_async": 128, "n_batch": 64, "group_size": 8, "max_staleness": 2}),
+    (FIVEFOLD, {"n_async": 16, "n_batch": 32, "group_size": 8, "max_staleness": 2}),
+]
+LIVE = (1, 8, 16, 32, 64, 128)
+
+
+def decode_times(generator: Generator, live: int, steps: int, prompt: int) -> float:
+    """Median seconds of a decode step with so many sequences of `prompt` tokens each."""
+    sampling = SamplingParams(4 * steps)
+    generator.submit([Request(i, 0, [5] * prompt, i, sampling) for i in range(live)])
+    generator.step(2)
+    times = []
+    for _ in range(steps):
+        # Another group's end may come early: what is measured is a step of those still live.
+        alive = generator.stats()["in_flight"]
+        began = time.perf_counter()
+        generator.step(1)
+        times.append((time.perf_counter() - began) * live / max(1, alive))
+    generator.cancel_all()
+    return median(times)
+
+
+def prefill_time(generator: Generator, prompts: int, length: int) -> float:
+    """Seconds of admitting so many prompts, less the decode step that follows."""
+    sampling = SamplingParams(8)
+    requests = [Request(i, 0, [6 + i] * length, i, sampling) for i in range(prompts)]
+    began = time.perf_counter()
+    generator.submit(requests)
+    generator.step(1)
+    first = time.perf_counter() - began
+    began = time.perf_counter()
+    generator.step(1)
+    second = time.perf_counter() - began
+    generator.cancel_all()
+    return first - second
+
+
+def make_batch(groups: int, size: int, prompt: int, length: int) -> Batch:
+    made = []
+    for g in range(groups):
+        completions = [
+            Completion(
+                g, i, [5] * prompt, [7] * length, [-7.6] * length, [0] * length, "length", ""
+            )
+            for i in range(size)
+        ]
+        verdicts = [Verdict(float(i % 2), {}, "right") for i in range(size)]
+        made.append(Group(g, Problem(str(g), "math", ""), completions, verdicts))
+    return Batch(0, made)
+
+
+def trainer_line(trainer: Trainer, prompt: int, repeats: int = 3) -> Line:
+    """Seconds of an update by its tokens: a line through two sizes."""
+    points = []
+    for length in (30, 90):
+        batch = make_batch(CALIBRATION["n_batch"] // 8, 8, prompt, length)
+        trainer.step(batch)
+        seconds = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            trainer.step(batch)
+            seconds.append(time.perf_counter() - began)
+        points.append((len(batch.completions) * (prompt + length), median(seconds)))
+    (x0, y0), (x1, y1) = points
+    each = max(0.0, (y1 - y0) / (x1 - x0))
+    return Line(max(0.0, y0 - each * x0), each)
+
+
+class Beside:
+    """Something that goes on in a thread of its own meanwhile."""
+
+    def __init__(self, work: Any) -> None:
+        self._work, self._over = work, False
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        while not self._over:
+            self._work()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        time.sleep(0.5)
+
+    def __exit__(self, *error: Any) -> None:
+        self._over = True
+        self._thread.join()
+
+
+def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict[str, Any]]:
+    """Costs on this machine, the tokens of a prompt, and what they were taken from."""
+    config = Config.model_validate(settings(folder, model, TWICE, pipeline=CALIBRATION))
+    prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
+    generator = Generator.load(str(model), config.generator, max(LIVE), 400)
+    trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
+    short = {live: decode_times(generator, live, 24, prompt) for live in LIVE}
+    far = decode_times(generator, 64, 24, prompt + 150)
+    per_cached = max(0.0, (far - short[64]) / (64 * 150))
+    decode = DecodeCurve(
+        LIVE, [short[n] - per_cached * n * (prompt + 13) for n in LIVE], per_cached
+    )
+    prefill = Line(0.0, median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt))
+    train = trainer_line(trainer, prompt)
+    batch = make_batch(6, 8, prompt, 60)
+    with Beside(lambda: trainer.step(batch)):
+        beside_trainer = decode_times(generator, 64, 40, prompt) / short[64]
+    with Beside(lambda: decode_times(generator, 64, 24, prompt)):
+        both = trainer_line(trainer, prompt)
+    tokens = CALIBRATION["n_batch"] * (prompt + 60)
+    beside_generator = both(tokens) / train(tokens)
+    costs = Costs(
+        decode,
+        prefill,
+        train,
+        generator_beside_trainer=max(1.0, beside_trainer),
+        trainer_beside_generator=max(1.0, beside_generator),
+    )
+    pipeline = CALIBRATION | {"updates": updates}
+    seen = run(folder, model, TWICE, pipeline=pipeline)
+    update = seen["seconds_per_update"]
+    pause = seen["pause_ms"] / 1000
+    costs = replace(
+        costs,
+        receive=pause,
+        verify=update * (1 - seen["verifier_idle"]) / CALIBRATION["n_batch"],
+        record=seen["record_ms"] / 1000,
+    )
+    # What the runs' workers take longer for than alone and beside each other: controller,
+    # verifier and records have no core of their own.
+    guess = predict(config_of(folder, model, TWICE, pipeline), costs, TWICE, prompt)
+    generating = (1 - seen["generator_idle"]) * update
+    training = (1 - seen["trainer_idle"]) * update
+    more = generating / ((1 - guess.generator_idle) * guess.seconds_per_update)
+    longer = training / ((1 - guess.trainer_idle) * guess.seconds_per_update)
+    costs = replace(
+        costs,
+        generator_beside_trainer=costs.generator_beside_trainer * more,
+        trainer_beside_generator=costs.trainer_beside_generator * longer,
+    )
+    figures = {
+        "decode_ms_by_live": {n: round(1000 * s, 2) for n, s in short.items()},
+        "decode_ns_per_cached_token": round(1e9 * per_cached, 1),
+        "prefill_us_per_token": round(1e6 * prefill.each, 1),
+        "train_ms_fixed": round(1000 * train.fixed, 1),
+        "train_us_per_token": round(1e6 * train.each, 1),
+        "generator_beside_trainer": round(beside_trainer, 3),
+        "trainer_beside_generator": round(beside_generator, 3),
+        "generator_in_the_pipeline": round(more, 3),
+        "trainer_in_the_pipeline": round(longer, 3),
+        "verify_ms": round(1000 * costs.verify, 3),
+        "record_ms": round(1000 * costs.record, 1),
+        "pause_ms": round(1000 * pause, 2),
+    }
+    return costs, prompt, figures
+
+
+def config_of(folder: Path, model: Path, lengths: Lengths, sizes: dict[str, int]) -> Config:
+    return Config.model_validate(settings(folder, model, lengths, pipeline=sizes))
+
+
+def predict(config: Config, costs: Costs, lengths: Lengths, prompt: int) -> Outcome:
+    return simulate(config, costs, geometric(lengths.eos / VOCAB, lengths.longest), prompt)
+
+
+def check(
+    folder: Path, costs: Costs, prompt: int, models: dict[str, Path], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Each setting run and simulated."""
+    rows = []
+    print(
+        f"{'lengths':>7} {'n_async':>7} {'n_batch':>7} {'G':>3} {'S':>3} {'s/update, seen':>22} "
+        f"{'pred.':>6} {'error':>6} {'tokens/s':>9} {'pred.':>6} {'idle g/t':>10} {'pred.':>10} "
+        f"{'stale':>6} {'pred.':>6}"
+    )
+    for lengths, sizes in CHECKS:
+        model, sizes = models[lengths.name], sizes | {"updates": args.updates}
+        seen = [run(folder, model, lengths, pipeline=sizes) for _ in range(args.repeats)]
+        told = predict(config_of(folder, model, lengths, sizes), costs, lengths, prompt)
+        each = {key: median(s[key] for s in seen) for key in seen[0]}
+        seconds = spread([s["seconds_per_update"] for s in seen], 3)
+        error = told.seconds_per_update / each["seconds_per_update"] - 1
+        rate_error = told.tokens_per_second / each["tokens_per_second"] - 1
+        rows.append(
+            {
+                "lengths": lengths.name,
+                **sizes,
+                "seconds_per_update": seconds,
+                "predicted": round(told.seconds_per_update, 3),
+                "error": round(error, 3),
+                "tokens_per_second_error": round(rate_error, 3),
+                "measured": {key: round(value, 3) for key, value in each.items()},
+                "simulated": {k: round(v, 3) for k, v in vars(told).items()},
+            }
+        )
+        span = f"{seconds['median']:.2f} ({seconds['lowest']:.2f}–{seconds['highest']:.2f})"
+        idle = f"{each['generator_idle']:.0%}/{each['trainer_idle']:.0%}"
+        told_idle = f"{told.generator_idle:.0%}/{told.trainer_idle:.0%}"
+        print(
+            f"{lengths.name:>7} {sizes['n_async']:>7} {sizes['n_batch']:>7} "
+            f"{sizes['group_size']:>3} {sizes['max_staleness']:>3} {span:>22} "
+            f"{told.seconds_per_update:>6.2f} {error:>+6.0%} {each['tokens_per_second']:>9,.0f} "
+            f"{told.tokens_per_second:>6,.0f} {idle:>10} {told_idle:>10} "
+            f"{each['staleness_mean']:>6.2f} {told.staleness_mean:>6.2f}",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=14)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        models = {each.name: make_model(folder, each) for each in (FIXED, TWICE, FIVEFOLD)}
+        costs, prompt, figures = calibrate(folder, models[TWICE.name], args.updates)
+        print("calibration:", ", ".join(f"{name} {value}" for name, value in figures.items()))
+        rows = check(folder, costs, prompt, models, args)
+    worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)
+    finish(
+        __file__,
+        {"machine": machine(), **vars(args), "calibration": figures, "rows": rows},
+        [
+            Promise(
+                "error of the prediction under 15 % in every setting", f"{worst:.1%}", worst < 0.15
+            )
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()
