@@ -3,9 +3,10 @@
     python benchmarks/scaling.py [--repeats 1] [--updates 14]
 
 Calibration: a decode step of the engine alone, by live sequences and cached tokens, and an update
-of the trainer alone, by tokens; then each again while the other works in a thread beside it, as
-they do in the pipeline on two cores; and one short run of the pipeline, whose records say what
-verdicts, weights, records and polls take. Then other settings are run and simulated: synchronous
+of the trainer alone, by tokens, then each while the other works in a thread beside it; and two short
+runs of the pipeline, one synchronous, whose records say how much longer both take there (texts,
+verdicts, records and the controller have no cores of their own) and what else an update waits for.
+Then other settings are run and simulated: synchronous
 and asynchronous, n_async, n_batch, group size, bound on staleness and spread of lengths differ.
 None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
 and writes scaling.json beside this file.
@@ -148,55 +149,69 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
     train = trainer_line(trainer, prompt)
     batch = make_batch(6, 8, prompt, 60)
     with Beside(lambda: trainer.step(batch)):
-        beside_trainer = decode_times(generator, 64, 40, prompt) / short[64]
+        generator_beside = decode_times(generator, 64, 40, prompt) / short[64]
     with Beside(lambda: decode_times(generator, 64, 24, prompt)):
         both = trainer_line(trainer, prompt)
     tokens = CALIBRATION["n_batch"] * (prompt + 60)
-    beside_generator = both(tokens) / train(tokens)
-    costs = Costs(
-        decode,
-        prefill,
-        train,
-        generator_beside_trainer=max(1.0, beside_trainer),
-        trainer_beside_generator=max(1.0, beside_generator),
-    )
-    pipeline = CALIBRATION | {"updates": updates}
-    seen = run(folder, model, TWICE, pipeline=pipeline)
+    trainer_beside = both(tokens) / train(tokens)
+    del generator, trainer
+    costs = Costs(decode, prefill, train)
+
+    # In turn: what the pipeline's calls take beside those steps, and what an update waits for.
+    sizes = CALIBRATION | {"updates": updates, "max_staleness": 0}
+    seen = run(folder, model, TWICE, pipeline=sizes)
     update = seen["seconds_per_update"]
-    pause = seen["pause_ms"] / 1000
     costs = replace(
         costs,
-        receive=pause,
+        receive=seen["pause_ms"] / 1000,
         verify=update * (1 - seen["verifier_idle"]) / CALIBRATION["n_batch"],
-        record=seen["record_ms"] / 1000,
     )
-    # What the runs' workers take longer for than alone and beside each other: controller,
-    # verifier and records have no core of their own.
-    guess = predict(config_of(folder, model, TWICE, pipeline), costs, TWICE, prompt)
-    generating = (1 - seen["generator_idle"]) * update
-    training = (1 - seen["trainer_idle"]) * update
-    more = generating / ((1 - guess.generator_idle) * guess.seconds_per_update)
-    longer = training / ((1 - guess.trainer_idle) * guess.seconds_per_update)
+    told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
+    generating, training = _longer(seen, told)
     costs = replace(
         costs,
-        generator_beside_trainer=costs.generator_beside_trainer * more,
-        trainer_beside_generator=costs.trainer_beside_generator * longer,
+        decode=DecodeCurve(LIVE, [s * generating for s in decode.seconds], per_cached * generating),
+        prefill=Line(0.0, prefill.each * generating),
+        train=Line(train.fixed * training, train.each * training),
     )
+    told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
+    costs = replace(costs, record=max(0.0, update - told.seconds_per_update))
+
+    # Side by side: starting from what was measured alone, what the pipeline's workers take longer.
+    sizes = CALIBRATION | {"updates": updates}
+    seen = run(folder, model, TWICE, pipeline=sizes)
+    beside = (max(1.0, generator_beside), max(1.0, trainer_beside))
+    for _ in range(3):
+        costs = replace(
+            costs, generator_beside_trainer=beside[0], trainer_beside_generator=beside[1]
+        )
+        more = _longer(seen, predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt))
+        beside = (beside[0] * more[0], beside[1] * more[1])
     figures = {
         "decode_ms_by_live": {n: round(1000 * s, 2) for n, s in short.items()},
         "decode_ns_per_cached_token": round(1e9 * per_cached, 1),
         "prefill_us_per_token": round(1e6 * prefill.each, 1),
         "train_ms_fixed": round(1000 * train.fixed, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
-        "generator_beside_trainer": round(beside_trainer, 3),
-        "trainer_beside_generator": round(beside_generator, 3),
-        "generator_in_the_pipeline": round(more, 3),
-        "trainer_in_the_pipeline": round(longer, 3),
+        "in_the_pipeline": [round(generating, 3), round(training, 3)],
+        "beside_each_other": [round(generator_beside, 3), round(trainer_beside, 3)],
+        "beside_each_other_in_the_pipeline": [round(b, 3) for b in beside],
         "verify_ms": round(1000 * costs.verify, 3),
-        "record_ms": round(1000 * costs.record, 1),
-        "pause_ms": round(1000 * pause, 2),
+        "other_ms_an_update": round(1000 * costs.record, 1),
+        "pause_ms": round(1000 * costs.receive, 2),
     }
     return costs, prompt, figures
+
+
+def _longer(seen: dict[str, Any], told: Outcome) -> tuple[float, float]:
+    """How much longer than told the generator and the trainer worked for an update."""
+    generating, training = (
+        (1 - seen[key])
+        * seen["seconds_per_update"]
+        / ((1 - getattr(told, key)) * told.seconds_per_update)
+        for key in ("generator_idle", "trainer_idle")
+    )
+    return generating, training
 
 
 def config_of(folder: Path, model: Path, lengths: Lengths, sizes: dict[str, int]) -> Config:

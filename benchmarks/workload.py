@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from measure import SIZES
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from tramontane import training
 from tramontane.config import Config
 from tramontane.models import load_tokenizer
-from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
+from tramontane.training import train
 
 VOCAB = 2048
 
@@ -108,25 +105,11 @@ def settings(
     return raw | {name: {**raw.get(name, {}), **values} for name, values in sections.items()}
 
 
-class TimedRecorder(Recorder):
-    """Knows what its part of each update took, in seconds."""
-
-    taken: ClassVar[list[float]] = []
-
-    async def trained(self, update: Any) -> None:
-        began = time.perf_counter()
-        await super().trained(update)
-        self.taken.append(time.perf_counter() - began)
-
-
 def run(folder: Path, model: Path, lengths: Lengths, **sections: dict[str, Any]) -> dict[str, Any]:
     """Run `settings` to the end; returns `measured`'s figures."""
     raw = settings(folder, model, lengths, **sections)
-    TimedRecorder.taken.clear()
-    training.Recorder = TimedRecorder  # type: ignore[misc]
-    training.train(Config.model_validate(raw), Silent())
-    figures = measured(RunFolder(raw["run_dir"]).metrics())
-    return figures | {"record_ms": 1000 * median(TimedRecorder.taken[1:])}
+    train(Config.model_validate(raw), Silent())
+    return measured(RunFolder(raw["run_dir"]).metrics())
 
 
 def measured(metrics: list[dict[str, Any]], skip: int = 3) -> dict[str, Any]:

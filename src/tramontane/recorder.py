@@ -172,7 +172,7 @@ class Recorder:
         return {
             "generator_tokens_per_second": delta["generated"] / passed,
             "generator_idle_fraction": max(0.0, 1 - delta["generating"] / passed),
-            "generator_held_fraction": delta["without_work"] / passed,
+            "generator_held_fraction": min(1.0, delta["without_work"] / passed),
             "trainer_tokens_per_second": update.metrics["trained_tokens"] / passed,
             "trainer_idle_fraction": max(0.0, 1 - delta["training"] / passed),
             "verifier_verdicts_per_second": verdicts / passed,
