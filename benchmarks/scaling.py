@@ -3,13 +3,13 @@
     python benchmarks/scaling.py [--repeats 1] [--updates 14]
 
 Calibration: a decode step of the engine alone, by live sequences and cached tokens, and an update
-of the trainer alone, by tokens, then each while the other works in a thread beside it; and two short
-runs of the pipeline, one synchronous, whose records say how much longer both take there (texts,
-verdicts, records and the controller have no cores of their own) and what else an update waits for.
-Then other settings are run and simulated: synchronous
-and asynchronous, n_async, n_batch, group size, bound on staleness and spread of lengths differ.
-None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
-and writes scaling.json beside this file.
+of the trainer alone, by tokens, then each while the other works in a thread beside it; and two
+short runs of the pipeline, one synchronous, whose records say how much longer both take there
+(texts, verdicts, records and the controller have no cores of their own) and what else an update
+waits for. Then other settings are run and simulated: synchronous and asynchronous, with another
+n_async, n_batch, group size, bound on staleness and spread of lengths. None of them is the
+calibration's. Models and lengths are those of `workload.py`. Prints a table, and writes
+scaling.json beside this file.
 """
 
 from __future__ import annotations
@@ -133,19 +133,16 @@ class Beside:
         self._thread.join()
 
 
-def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict[str, Any]]:
-    """Costs on this machine, the tokens of a prompt, and what they were taken from."""
-    config = Config.model_validate(settings(folder, model, TWICE, pipeline=CALIBRATION))
-    prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
+def measure_workers(model: Path, config: Config, prompt: int) -> tuple[Costs, float, float]:
+    """Costs of the engine and of the trainer alone; how much longer each takes by the other."""
     generator = Generator.load(str(model), config.generator, max(LIVE), 400)
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
     short = {live: decode_times(generator, live, 24, prompt) for live in LIVE}
     far = decode_times(generator, 64, 24, prompt + 150)
     per_cached = max(0.0, (far - short[64]) / (64 * 150))
-    decode = DecodeCurve(
-        LIVE, [short[n] - per_cached * n * (prompt + 13) for n in LIVE], per_cached
-    )
-    prefill = Line(0.0, median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt))
+    # A measured step had the prompt and half of its 24 tokens cached.
+    curve = [short[n] - per_cached * n * (prompt + 13) for n in LIVE]
+    prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
     train = trainer_line(trainer, prompt)
     batch = make_batch(6, 8, prompt, 60)
     with Beside(lambda: trainer.step(batch)):
@@ -153,16 +150,26 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
     with Beside(lambda: decode_times(generator, 64, 24, prompt)):
         both = trainer_line(trainer, prompt)
     tokens = CALIBRATION["n_batch"] * (prompt + 60)
-    trainer_beside = both(tokens) / train(tokens)
-    del generator, trainer
-    costs = Costs(decode, prefill, train)
+    costs = Costs(DecodeCurve(LIVE, curve, per_cached), Line(0.0, max(0.0, prefill)), train)
+    return costs, generator_beside, both(tokens) / train(tokens)
+
+
+def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict[str, Any]]:
+    """Costs on this machine, the tokens of a prompt, and what they were taken from."""
+    config = Config.model_validate(settings(folder, model, TWICE, pipeline=CALIBRATION))
+    prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
+    alone, generator_beside, trainer_beside = measure_workers(model, config, prompt)
+    decode, prefill, train = alone.decode, alone.prefill, alone.train
+    assert isinstance(decode, DecodeCurve)
+    assert isinstance(prefill, Line)
+    assert isinstance(train, Line)
 
     # In turn: what the pipeline's calls take beside those steps, and what an update waits for.
     sizes = CALIBRATION | {"updates": updates, "max_staleness": 0}
     seen = run(folder, model, TWICE, pipeline=sizes)
     update = seen["seconds_per_update"]
     costs = replace(
-        costs,
+        alone,
         receive=seen["pause_ms"] / 1000,
         verify=update * (1 - seen["verifier_idle"]) / CALIBRATION["n_batch"],
     )
@@ -170,7 +177,9 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
     generating, training = _longer(seen, told)
     costs = replace(
         costs,
-        decode=DecodeCurve(LIVE, [s * generating for s in decode.seconds], per_cached * generating),
+        decode=DecodeCurve(
+            LIVE, [s * generating for s in decode.seconds], decode.per_cached * generating
+        ),
         prefill=Line(0.0, prefill.each * generating),
         train=Line(train.fixed * training, train.each * training),
     )
@@ -188,8 +197,10 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
         more = _longer(seen, predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt))
         beside = (beside[0] * more[0], beside[1] * more[1])
     figures = {
-        "decode_ms_by_live": {n: round(1000 * s, 2) for n, s in short.items()},
-        "decode_ns_per_cached_token": round(1e9 * per_cached, 1),
+        "decode_ms_by_live": {
+            n: round(1000 * s, 2) for n, s in zip(LIVE, decode.seconds, strict=True)
+        },
+        "decode_ns_per_cached_token": round(1e9 * decode.per_cached, 1),
         "prefill_us_per_token": round(1e6 * prefill.each, 1),
         "train_ms_fixed": round(1000 * train.fixed, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
