@@ -15,6 +15,8 @@ scaling.json beside this file.
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import tempfile
 import threading
 import time
@@ -23,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from measure import Promise, finish, machine, spread
 from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths, make_model, run, settings
@@ -31,7 +34,7 @@ from tramontane.config import Config
 from tramontane.data.prompts import encode_prompt
 from tramontane.generator import Generator
 from tramontane.models import load_tokenizer
-from tramontane.planning.costs import Costs, DecodeCurve, Line, geometric
+from tramontane.planning.costs import Costs, DecodeCurve, Line, TrainCurve, geometric
 from tramontane.planning.simulate import Outcome, simulate
 from tramontane.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
@@ -50,10 +53,10 @@ CHECKS: list[tuple[Lengths, dict[str, int]]] = [
 LIVE = (1, 8, 16, 32, 64, 128)
 
 
-def decode_times(generator: Generator, live: int, steps: int, prompt: int) -> float:
-    """Median seconds of a decode step with so many sequences of `prompt` tokens each."""
-    sampling = SamplingParams(4 * steps)
-    generator.submit([Request(i, 0, [5] * prompt, i, sampling) for i in range(live)])
+def decode_times(generator: Generator, contexts: list[int], steps: int = 24) -> float:
+    """Median seconds of a decode step with sequences that begin with so many tokens cached."""
+    sampling, live = SamplingParams(4 * steps), len(contexts)
+    generator.submit([Request(i, 0, [5] * n, i, sampling) for i, n in enumerate(contexts)])
     generator.step(2)
     times = []
     for _ in range(steps):
@@ -81,35 +84,51 @@ def prefill_time(generator: Generator, prompts: int, length: int) -> float:
     return first - second
 
 
-def make_batch(groups: int, size: int, prompt: int, length: int) -> Batch:
-    made = []
-    for g in range(groups):
+def make_batch(lengths: list[int], prompt: int) -> Batch:
+    made, size = [], CALIBRATION["group_size"]
+    for g in range(len(lengths) // size):
         completions = [
-            Completion(
-                g, i, [5] * prompt, [7] * length, [-7.6] * length, [0] * length, "length", ""
-            )
-            for i in range(size)
+            Completion(g, i, [5] * prompt, [7] * n, [-7.6] * n, [0] * n, "length", "")
+            for i, n in enumerate(lengths[g * size : (g + 1) * size])
         ]
         verdicts = [Verdict(float(i % 2), {}, "right") for i in range(size)]
         made.append(Group(g, Problem(str(g), "math", ""), completions, verdicts))
     return Batch(0, made)
 
 
-def trainer_line(trainer: Trainer, prompt: int, repeats: int = 3) -> Line:
-    """Seconds of an update by its tokens: a line through two sizes."""
+def ages(lengths: Lengths, count: int) -> list[int]:
+    """Tokens that `count` live sequences have by now: they are met while they are not ended."""
+    left = (1 - lengths.eos / VOCAB) ** np.arange(lengths.longest)
+    shares = np.cumsum(left) / left.sum()
+    return [int(np.searchsorted(shares, (i + 0.5) / count)) for i in range(count)]
+
+
+def ends(lengths: Lengths, count: int) -> list[int]:
+    """Tokens of `count` completions, evenly over their distribution."""
+    keep = math.log(1 - lengths.eos / VOCAB)
+    drawn = [1 + int(math.log((i + 0.5) / count) / keep) for i in range(count)]
+    drawn = [min(lengths.longest, n) for n in drawn]
+    random.Random(0).shuffle(drawn)
+    return drawn
+
+
+def train_curve(trainer: Trainer, prompt: int, repeats: int = 3) -> TrainCurve:
+    """Seconds of an update: two batches, completions all alike and of lengths that are spread."""
     points = []
-    for length in (30, 90):
-        batch = make_batch(CALIBRATION["n_batch"] // 8, 8, prompt, length)
+    for lengths in (FIXED, FIVEFOLD):
+        tokens = ends(lengths, CALIBRATION["n_batch"])
+        batch = make_batch(tokens, prompt)
         trainer.step(batch)
         seconds = []
         for _ in range(repeats):
             began = time.perf_counter()
             trainer.step(batch)
             seconds.append(time.perf_counter() - began)
-        points.append((len(batch.completions) * (prompt + length), median(seconds)))
-    (x0, y0), (x1, y1) = points
-    each = max(0.0, (y1 - y0) / (x1 - x0))
-    return Line(max(0.0, y0 - each * x0), each)
+        total = sum(tokens) + prompt * len(batch.groups)
+        points.append((total, sum(n * n for n in tokens), median(seconds)))
+    (a, b, y), (c, d, z) = points
+    pair = max(0.0, (z * a - y * c) / (d * a - b * c))
+    return TrainCurve((y - pair * b) / a, pair)
 
 
 class Beside:
@@ -135,34 +154,41 @@ class Beside:
 
 def measure_workers(model: Path, config: Config, prompt: int) -> tuple[Costs, float, float]:
     """Costs of the engine and of the trainer alone; how much longer each takes by the other."""
-    generator = Generator.load(str(model), config.generator, max(LIVE), 400)
+    generator = Generator.load(str(model), config.generator, max(LIVE), 500)
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
-    short = {live: decode_times(generator, live, 24, prompt) for live in LIVE}
-    far = decode_times(generator, 64, 24, prompt + 150)
-    per_cached = max(0.0, (far - short[64]) / (64 * 150))
-    # A measured step had the prompt and half of its 24 tokens cached.
-    curve = [short[n] - per_cached * n * (prompt + 13) for n in LIVE]
+    seconds, per_cached = [], []
+    for live in LIVE:
+        near, far = ([prompt + n for n in ages(s, live)] for s in (FIXED, FIVEFOLD))
+        low, high = decode_times(generator, near), decode_times(generator, far)
+        each = max(0.0, (high - low) / (sum(far) - sum(near)))
+        per_cached.append(each)
+        seconds.append(low - each * (sum(near) + 13 * live))  # 13: half of the steps measured
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
-    train = trainer_line(trainer, prompt)
-    batch = make_batch(6, 8, prompt, 60)
+    train = train_curve(trainer, prompt)
+    lengths = ends(TWICE, CALIBRATION["n_batch"])
+    batch = make_batch(lengths, prompt)
+    near = [prompt + n for n in ages(FIXED, 64)]
+    alone = decode_times(generator, near, 40)
     with Beside(lambda: trainer.step(batch)):
-        generator_beside = decode_times(generator, 64, 40, prompt) / short[64]
-    with Beside(lambda: decode_times(generator, 64, 24, prompt)):
-        both = trainer_line(trainer, prompt)
-    tokens = CALIBRATION["n_batch"] * (prompt + 60)
-    costs = Costs(DecodeCurve(LIVE, curve, per_cached), Line(0.0, max(0.0, prefill)), train)
-    return costs, generator_beside, both(tokens) / train(tokens)
+        generator_beside = decode_times(generator, near, 40) / alone
+    with Beside(lambda: decode_times(generator, near)):
+        both = train_curve(trainer, prompt)
+    costs = Costs(DecodeCurve(LIVE, seconds, per_cached), Line(0.0, max(0.0, prefill)), train)
+    return costs, generator_beside, both(lengths, prompt) / train(lengths, prompt)
 
 
-def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict[str, Any]]:
+def calibrate(
+    folder: Path, models: dict[str, Path], updates: int
+) -> tuple[Costs, int, dict[str, Any]]:
     """Costs on this machine, the tokens of a prompt, and what they were taken from."""
-    config = Config.model_validate(settings(folder, model, TWICE, pipeline=CALIBRATION))
+    model = models[TWICE.name]
+    config = config_of(folder, model, TWICE, CALIBRATION)
     prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
-    alone, generator_beside, trainer_beside = measure_workers(model, config, prompt)
+    alone, generator_beside, trainer_beside = measure_workers(models[FIXED.name], config, prompt)
     decode, prefill, train = alone.decode, alone.prefill, alone.train
     assert isinstance(decode, DecodeCurve)
     assert isinstance(prefill, Line)
-    assert isinstance(train, Line)
+    assert isinstance(train, TrainCurve)
 
     # In turn: what the pipeline's calls take beside those steps, and what an update waits for.
     sizes = CALIBRATION | {"updates": updates, "max_staleness": 0}
@@ -177,11 +203,9 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
     generating, training = _longer(seen, told)
     costs = replace(
         costs,
-        decode=DecodeCurve(
-            LIVE, [s * generating for s in decode.seconds], decode.per_cached * generating
-        ),
+        decode=decode.times(generating),
         prefill=Line(0.0, prefill.each * generating),
-        train=Line(train.fixed * training, train.each * training),
+        train=train.times(training),
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
     costs = replace(costs, record=max(0.0, update - told.seconds_per_update))
@@ -200,10 +224,10 @@ def calibrate(folder: Path, model: Path, updates: int) -> tuple[Costs, int, dict
         "decode_ms_by_live": {
             n: round(1000 * s, 2) for n, s in zip(LIVE, decode.seconds, strict=True)
         },
-        "decode_ns_per_cached_token": round(1e9 * decode.per_cached, 1),
+        "decode_ns_per_cached_token": [round(1e9 * each) for each in decode.per_cached],
         "prefill_us_per_token": round(1e6 * prefill.each, 1),
-        "train_ms_fixed": round(1000 * train.fixed, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
+        "train_ns_per_pair": round(1e9 * train.pair, 1),
         "in_the_pipeline": [round(generating, 3), round(training, 3)],
         "beside_each_other": [round(generator_beside, 3), round(trainer_beside, 3)],
         "beside_each_other_in_the_pipeline": [round(b, 3) for b in beside],
@@ -286,7 +310,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models = {each.name: make_model(folder, each) for each in (FIXED, TWICE, FIVEFOLD)}
-        costs, prompt, figures = calibrate(folder, models[TWICE.name], args.updates)
+        costs, prompt, figures = calibrate(folder, models, args.updates)
         print("calibration:", ", ".join(f"{name} {value}" for name, value in figures.items()))
         rows = check(folder, costs, prompt, models, args)
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)

@@ -56,9 +56,8 @@ def test_on_any_machine_separate_gpus_are_never_slower(
     settings = {"model_size": f"{size:.1f}B", "gpus": gpus, "gpu": gpu, "n_batch": n_batch}
     config = PlanConfig.model_validate(settings | {"length_mean": mean})
     machine = Machine(config)
-    beside = config.parameters * config.state_bytes / gpus
     apart = _cheapest(machine, 2 * n_batch, 0.0)
-    shared = _cheapest(machine, n_batch, beside)
+    shared = _cheapest(machine, n_batch, machine.shared)
     assume(apart is not None and shared is not None)
     assert apart is not None and shared is not None
     train = machine.train_cost

@@ -15,6 +15,7 @@ from tramontane.planning.costs import (
     Costs,
     DecodeCurve,
     Line,
+    TrainCurve,
     constant,
     empirical,
     geometric,
@@ -38,19 +39,21 @@ def config(generators: int = 1, verifiers: int = 1, **pipeline: Any) -> Config:
 
 
 def costs(step: float = STEP, token: float = TOKEN, **more: float) -> Costs:
-    return Costs(lambda live, cached: np.full(len(live), step), Line(0, 0), Line(0, token), **more)
+    return Costs(
+        lambda live, cached: np.full(len(live), step), Line(0, 0), TrainCurve(token), **more
+    )
 
 
 def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
-    """64 decode steps, then 4 groups graded in turn, then 32 × (10 + 64) tokens trained on, then
+    """64 decode steps, then 4 groups graded in turn, then 32 × 64 + 4 × 10 tokens trained on, then
     weights and records; and the generator has nothing to do but for its own part."""
     sums = costs(publish=0.2, receive=0.3, verify=0.001, record=0.4)
     found = simulate(config(max_staleness=0), sums, constant(64), prompt_tokens=10)
-    work = 64 * STEP + 32 * 0.001 + 32 * 74 * TOKEN + 0.2 + 0.3 + 0.4
+    work = 64 * STEP + 32 * 0.001 + (32 * 64 + 4 * 10) * TOKEN + 0.2 + 0.3 + 0.4
     assert found.seconds_per_update == pytest.approx(work)
     assert found.tokens_per_second == pytest.approx(32 * 64 / work)
     assert found.generator_idle == pytest.approx(1 - (64 * STEP + 0.3) / work)
-    assert found.trainer_idle == pytest.approx(1 - 32 * 74 * TOKEN / work)
+    assert found.trainer_idle == pytest.approx(1 - (32 * 64 + 4 * 10) * TOKEN / work)
     assert found.verifier_idle == pytest.approx(1 - 32 * 0.001 / work)
     assert (found.staleness_max, found.utilisation) == (0, 1.0)
 
@@ -59,7 +62,7 @@ def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
 def test_an_asynchronous_update_takes_the_longer_of_both_works(step: float, token: float) -> None:
     sizes = config(updates=400, max_staleness=8)  # far from its end, where work runs out
     found = simulate(sizes, costs(step, token), constant(64), skip=20, until=40)
-    generating, training = 64 * step, 32 * 65 * token
+    generating, training = 64 * step, (32 * 64 + 4) * token
     # Whole updates in 20, and what the generators hold back is not the trainer's to wait for.
     assert found.seconds_per_update == pytest.approx(max(generating, training), rel=0.03)
     if generating > training:
@@ -84,17 +87,17 @@ def test_two_that_slow_each_other_down() -> None:
     slow = costs(generator_beside_trainer=2.0, trainer_beside_generator=3.0)
     alone = simulate(config(max_staleness=0), slow, constant(64))
     # In turn, nobody is beside anybody.
-    assert alone.seconds_per_update == pytest.approx(64 * STEP + 32 * 65 * TOKEN)
+    assert alone.seconds_per_update == pytest.approx(64 * STEP + (32 * 64 + 4) * TOKEN)
     beside = simulate(config(max_staleness=8, updates=60), slow, constant(64), until=20)
     free = simulate(config(max_staleness=8, updates=60), costs(), constant(64), until=20)
     assert free.seconds_per_update < beside.seconds_per_update
-    assert beside.seconds_per_update <= 3.001 * 32 * 65 * TOKEN
+    assert beside.seconds_per_update <= 3.001 * (32 * 64 + 4) * TOKEN
 
 
 def test_decode_steps_are_paid_by_what_is_live_and_cached() -> None:
     """Lengths 8 and 24 in one group: 8 steps of both, 16 of one alone, each cached token a µs."""
     seen: list[tuple[float, float]] = []
-    curve = DecodeCurve((1, 2), (0.1, 0.3), 1e-6)
+    curve = DecodeCurve((1, 2), (0.1, 0.3), (1e-6, 1e-6))
 
     def decode(live: np.ndarray, cached: np.ndarray) -> np.ndarray:
         seen.extend(zip(live.tolist(), cached.tolist(), strict=True))
@@ -102,7 +105,7 @@ def test_decode_steps_are_paid_by_what_is_live_and_cached() -> None:
 
     sizes = {"n_async": 2, "n_batch": 2, "group_size": 2, "max_staleness": 0, "updates": 2}
     lengths = iter([8, 24] * 2)
-    paid = Costs(decode, Line(0, 0), Line(0, 0))
+    paid = Costs(decode, Line(0, 0), TrainCurve(0))
     found = simulate(config(**sizes), paid, lambda rng: next(lengths), prompt_tokens=5, skip=1)
     expected = [(2.0, 2 * (5.0 + s)) for s in range(8)] + [(1.0, 5.0 + s) for s in range(8, 24)]
     assert seen == expected * 2

@@ -22,7 +22,8 @@ class Costs:
         decode: a decode step of one generator, for sequences live and tokens cached of all of them
             together: float arrays [steps] both, and the result.
         prefill: prompt tokens of one admission.
-        train: an update, for the tokens (prompts included) that fall to one rank.
+        train: an update, for the lengths of the completions that fall to one rank, and the tokens
+            of their prompts, each counted once for its group.
         publish: the trainer, for giving out its weights.
         receive: each generator's pause for new weights.
         verify: one completion, on one verifier.
@@ -34,7 +35,7 @@ class Costs:
 
     decode: Callable[[Array, Array], Array]
     prefill: Callable[[int], float]
-    train: Callable[[int], float]
+    train: Callable[[Sequence[int], int], float]
     publish: float = 0.0
     receive: float = 0.0
     verify: float = 0.0
@@ -46,15 +47,37 @@ class Costs:
 
 @dataclass(frozen=True)
 class DecodeCurve:
-    """A measured decode step: seconds at some numbers of live sequences, with nothing cached,
-    joined by lines, and seconds for each cached token."""
+    """A measured decode step: at some numbers of live sequences, seconds with nothing cached and
+    for each cached token; in between, lines."""
 
     live: Sequence[float]
     seconds: Sequence[float]
-    per_cached: float = 0.0
+    per_cached: Sequence[float]
 
     def __call__(self, live: Array, cached: Array) -> Array:
-        return np.interp(live, self.live, self.seconds) + self.per_cached * cached
+        each = np.interp(live, self.live, self.per_cached)
+        return np.interp(live, self.live, self.seconds) + each * cached
+
+    def times(self, factor: float) -> DecodeCurve:
+        """The same, so many times as long."""
+        scaled = [s * factor for s in self.seconds], [s * factor for s in self.per_cached]
+        return DecodeCurve(self.live, *scaled)
+
+
+@dataclass(frozen=True)
+class TrainCurve:
+    """A measured update: seconds for each token, and for each pair of a completion's tokens."""
+
+    each: float
+    pair: float = 0.0
+
+    def __call__(self, completions: Sequence[int], prompts: int) -> float:
+        pairs = sum(n * n for n in completions)
+        return self.each * (sum(completions) + prompts) + self.pair * pairs
+
+    def times(self, factor: float) -> TrainCurve:
+        """The same, so many times as long."""
+        return TrainCurve(self.each * factor, self.pair * factor)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Machine:
     def train_cost(self) -> float:
         """GPU-seconds to train on one completion (η_t m_t)."""
         c = self.config
-        return self.train_seconds(c.prompt_tokens + c.length_mean, 1)
+        return self.train_seconds(c.prompt_tokens / c.group_size + c.length_mean, 1)
 
     def train_seconds(self, tokens: float, gpus: int) -> float:
         c = self.config
@@ -141,16 +141,23 @@ class Machine:
         """How much faster than one GPU `group` are for one generator."""
         return float((2 * self.config.doubling) ** math.log2(group))
 
+    @property
+    def shared(self) -> float:
+        """Bytes of the trainer's state in each GPU, where it is spread over all."""
+        return self.config.parameters * self.config.state_bytes / self.config.gpus
+
     def generator_groups(self, beside: float = 0.0) -> list[int]:
         """The sizes that a generator may have, in GPUs: powers of 2 that hold a group's sequences,
-        within a node; the smallest such where none is."""
+        within a node; or beyond, up to the smallest that holds them beside the trainer's state."""
         c, size = self.config, 1
-        fit: list[int] = []
-        while size <= c.gpus and (size <= c.node or not fit):
+        found: list[int] = []
+        last = False
+        while size <= c.gpus and not (last and size > c.node):
             if self.slots(size, beside) >= c.group_size:
-                fit.append(size)
+                found.append(size)
+            last = last or self.slots(size, self.shared) >= c.group_size
             size *= 2
-        return fit
+        return found
 
     def slots(self, group: int, beside: float = 0.0) -> int:
         """Sequences that a generator on `group` GPUs holds, with `beside` bytes of something else

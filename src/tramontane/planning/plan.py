@@ -127,7 +127,7 @@ def plan(config: PlanConfig) -> Plan:
     train = machine.train_cost
     batch, gpus = config.n_batch, config.gpus
     apart = _cheapest(machine, 2 * batch, 0.0)
-    shared = _cheapest(machine, batch, config.parameters * config.state_bytes / gpus)
+    shared = _cheapest(machine, batch, machine.shared)
     splits = sorted(_splits(machine), key=lambda s: s.seconds)
     if apart is None or shared is None or not splits:
         raise InputError(
@@ -231,7 +231,7 @@ def _simulate(machine: Machine, split: Split) -> Outcome:
     costs = Costs(
         lambda live, cached: machine.decode(group, live, cached),
         lambda tokens: machine.prefill_seconds(tokens, group),
-        lambda tokens: machine.train_seconds(tokens, split.trainer_gpus),
+        lambda lengths, prompts: machine.train_seconds(sum(lengths) + prompts, split.trainer_gpus),
         receive=machine.pause(group),
     )
     lengths = lognormal(plan.length_mean, plan.length_max, plan.sigma)

@@ -336,9 +336,10 @@ class _Training:
         if self.batch is None and simulation.formed:
             self.batch = simulation.formed.popleft()
             runs = [simulation.versions[c.group, c.index] for c in self.batch.completions]
-            tokens = sum(n for versions in runs for _, n in versions)
-            tokens += simulation.prompt_tokens * len(runs)
-            self._left = simulation.costs.train(tokens // simulation.config.trainer.ranks)
+            ranks = simulation.config.trainer.ranks
+            lengths = [sum(n for _, n in versions) for versions in runs[::ranks]]
+            prompts = simulation.prompt_tokens * len(self.batch.groups) // ranks
+            self._left = simulation.costs.train(lengths, prompts)
             self.at_work, self._since, self._pace = True, simulation.now, 0.0
         if not self.at_work:
             return
