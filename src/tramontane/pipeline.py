@@ -99,6 +99,7 @@ class Pipeline:
             self.generators.submit(group.requests)
         for group in self.ledger.ungraded():
             self._grade_soon(group)
+        self._hand_out()
         loops = [self.feed(), self.batch(), *(self.collect(g) for g in self.generators)]
         self._tasks |= {asyncio.create_task(loop) for loop in loops}
         train = asyncio.create_task(self.train())
@@ -123,18 +124,24 @@ class Pipeline:
         """
         while True:
             await self._until(self._room, "feed: room to hand out a group")
-            for group in self.ledger.open(self._room()):
-                self.generators.submit(group.requests)
+            self._hand_out()
             await self._notify()
 
     async def collect(self, generator: PooledGenerator) -> None:
         """Take one generator's completions as they end, and have each group graded once it is
-        whole. Waits for the generator; unblocked by `feed` (it has something to do)."""
+        whole. Waits for the generator; unblocked by `feed` (it has something to do).
+
+        A generator that is out of work waits only where no group may be handed out: what can be
+        is in its mailbox before its next poll.
+        """
         while True:
-            await self._until(lambda: generator.requests, "collect: something in flight")
+            if not generator.requests:
+                with generator.without_work():
+                    await self._until(lambda: generator.requests, "collect: something in flight")
             for completion in await generator.poll():
                 if group := self.ledger.take(completion):
                     self._grade_soon(group)
+            self._hand_out()
             await self._notify()
 
     async def batch(self) -> None:
@@ -214,6 +221,11 @@ class Pipeline:
     def _room(self) -> int:
         """Groups to hand out now."""
         return self.ledger.room(self.generators.in_flight)
+
+    def _hand_out(self) -> None:
+        if room := self._room():
+            for group in self.ledger.open(room):
+                self.generators.submit(group.requests)
 
     def _grade_soon(self, group: OpenGroup) -> None:
         self._tasks.add(asyncio.create_task(self._grade(group)))

@@ -54,7 +54,8 @@ class Recorder:
         self.pipeline: Any = None  # set by whoever joins the two
         self._pieces: dict[int, str] = {}
         self._began = began
-        self._last = (time.monotonic(), {"generated": 0, "generating": 0.0, "training": 0.0})
+        zero = {"generated": 0, "generating": 0.0, "without_work": 0.0, "training": 0.0}
+        self._last = (time.monotonic(), zero)
         verified = pool.stats()
         self._verified = (verified.verdicts, verified.busy_seconds)
         self._saved_at = done
@@ -166,6 +167,7 @@ class Recorder:
         totals = {
             "generated": self.generators.generated_tokens,
             "generating": self.generators.busy_seconds,
+            "without_work": self.generators.seconds_without_work,
             "training": update.busy_seconds,
         }
         self._last = (now, totals)
@@ -177,6 +179,7 @@ class Recorder:
         return {
             "generator_tokens_per_second": delta["generated"] / passed,
             "generator_idle_fraction": max(0.0, 1 - delta["generating"] / passed),
+            "generator_held_fraction": min(1.0, delta["without_work"] / passed),
             "trainer_tokens_per_second": update.metrics["trained_tokens"] / passed,
             "trainer_idle_fraction": max(0.0, 1 - delta["training"] / passed),
             "verifier_verdicts_per_second": verdicts / passed,
