@@ -16,7 +16,6 @@ from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, PooledGenerator, slots
 from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.types import Request, SamplingParams
-from tramontane.weights import LocalWeights
 
 
 class Nobody:
@@ -119,11 +118,3 @@ def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monke
         assert len(lost) == 1
 
     asyncio.run(use())
-
-
-def test_thread_weights_are_copies():
-    bucket = dict(Generator.load("tiny", small_config("x").generator, 1, 8).model.state_dict())
-    local = LocalWeights()
-    local.add(bucket)
-    for name, tensor in local.tensors().items():
-        assert tensor.data_ptr() != bucket[name].data_ptr()
