@@ -274,10 +274,13 @@ class PlacementConfig(Section):
     `kind: thread`: in the controller's own process; `ray`: as actors, on the cluster at `address`
     (HOST:PORT, or auto: the one that is found), or (null) on one that starts and ends with the
     run. `lost_sequences`: what a generator that died was at goes on from the tokens that are
-    known, or starts again. The rest is for each generator, verifier, and rank of the trainer."""
+    known, or starts again. `weights`: how they travel between actors, through Ray's object store
+    or, from GPU to GPU, by NIXL. The rest is for each generator, verifier, and rank of the trainer.
+    """
 
     kind: Literal["thread", "ray"] = "thread"
     address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
+    weights: Literal["store", "nixl"] = "store"
     lost_sequences: Literal["continue", "restart"] = "continue"
     generator: Resources = Field(default_factory=Resources)
     verifier: Resources = Field(default_factory=Resources)

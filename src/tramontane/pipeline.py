@@ -91,7 +91,7 @@ class Pipeline:
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()  # the loops, and groups being graded
+        self._tasks: set[asyncio.Task[Any]] = set()  # the loops, and what they began
 
     async def run(self) -> None:
         """Run all loops until `train` is done, or until one fails: its error is raised."""
@@ -174,9 +174,7 @@ class Pipeline:
             if following is not None:  # so that one copy of the weights at most is on its way
                 await following
             ledger.trained_version += 1
-            following = asyncio.create_task(
-                self._follow(batch, metrics, busy, await self._publish())
-            )
+            following = asyncio.create_task(self._follow(batch, metrics, busy, await self._send()))
             self._tasks.add(following)
             if self.observer.holds(ledger.trained_version):
                 await following
@@ -185,13 +183,11 @@ class Pipeline:
         await self.observer.ended()
 
     async def _follow(
-        self, batch: Batch, metrics: dict[str, Any], busy: float, weights: Weights
+        self, batch: Batch, metrics: dict[str, Any], busy: float, sending: asyncio.Task[float]
     ) -> None:
-        """New weights to the generators, whose sequences stay in flight; then the observer."""
+        """Once the new weights are with the generators: what depends on it, and the observer."""
         ledger, number = self.ledger, batch.version + 1
-        pause = await self.generators.update(number, weights)
-        del weights
-        update = Update(number, batch, ledger.trained(batch), metrics, busy, pause)
+        update = Update(number, batch, ledger.trained(batch), metrics, busy, await sending)
         held = self.observer.holds(number)
         if not held:
             ledger.generator_version = number
@@ -205,13 +201,17 @@ class Pipeline:
 
     async def send_weights(self) -> float:
         """Trainer → generators, between two decode steps; returns the pause in seconds."""
-        return await self.generators.update(self.ledger.trained_version, await self._publish())
+        return await (await self._send())
 
-    async def _publish(self) -> Weights:
-        """The trainer's weights as they are now."""
+    async def _send(self) -> asyncio.Task[float]:
+        """Publish the trainer's weights; returns their sending, once the trainer may step on."""
         limit = Limit.of(self.timeouts, "weight_update")
         weights: Weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
-        return weights
+        sending = asyncio.create_task(self.generators.update(self.ledger.trained_version, weights))
+        self._tasks.add(sending)
+        if weights.borrowed:
+            await sending
+        return sending
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -12,27 +13,55 @@ Bucket = dict[str, torch.Tensor]  # tied weights are one tensor under several na
 
 
 class Weights(Protocol):
-    """One version of a whole model: the trainer adds buckets, the generators take the tensors.
+    """One version of a whole model: the trainer adds buckets, every generator goes through them.
 
-    What happens to a bucket in between is the placement's affair.
+    What happens to a bucket in between is the placement's affair. Tied weights come in one bucket.
+    `borrowed`: the tensors are the trainer's own, so it must not step before all have taken them.
     """
 
-    def add(self, bucket: Bucket) -> None:
-        """Keep a bucket's values; its tensors may change afterwards."""
+    borrowed: bool
 
-    def tensors(self) -> Bucket:
-        """Everything that was added, to be read only."""
+    def add(self, bucket: Bucket) -> None:
+        """Keep a bucket, until the trainer's next step at least."""
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Of everything that was added."""
+
+    def buckets(self) -> Iterator[Bucket]:
+        """Everything that was added, to be read only; a bucket is held for its turn only."""
 
 
 class LocalWeights:
-    """Copies on the CPU: for workers in one process, where a tensor travels by being named."""
+    """The trainer's own tensors, where generators share its process: the only copy made is the one
+    into the generator's model. Good until the trainer's next step."""
+
+    borrowed = True
 
     def __init__(self) -> None:
         self._tensors: Bucket = {}
 
     def add(self, bucket: Bucket) -> None:
-        copies = {id(t): t.to("cpu", copy=True) for t in bucket.values()}
-        self._tensors |= {name: copies[id(t)] for name, t in bucket.items()}
+        self._tensors |= bucket
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def buckets(self) -> Iterator[Bucket]:
+        yield self._tensors
+
+
+class CopiedWeights(LocalWeights):
+    """Copies on the CPU in a given dtype: good for ever, and fit to be sent to another process."""
+
+    borrowed = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def add(self, bucket: Bucket) -> None:
+        copies = {id(t): t.to("cpu", self._dtype, copy=True) for t in bucket.values()}
+        super().add({name: copies[id(t)] for name, t in bucket.items()})
 
     def tensors(self) -> Bucket:
         return self._tensors

@@ -16,7 +16,6 @@ from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, PooledGenerator, slots
 from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.types import Completion, Request, SamplingParams
-from tramontane.weights import LocalWeights
 
 
 class Nobody:
@@ -155,11 +154,3 @@ def test_what_a_lost_worker_said_is_not_heard_once_it_is_replaced(ray_cluster, t
         assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
 
     asyncio.run(use())
-
-
-def test_thread_weights_are_copies():
-    bucket = dict(Generator.load("tiny", small_config("x").generator, 1, 8).model.state_dict())
-    local = LocalWeights()
-    local.add(bucket)
-    for name, tensor in local.tensors().items():
-        assert tensor.data_ptr() != bucket[name].data_ptr()

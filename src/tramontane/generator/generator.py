@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,7 @@ from tramontane.generator.engine import SlotEngine
 from tramontane.models import load_model, load_tokenizer
 from tramontane.packing import pack
 from tramontane.types import Completion, Progress, Request, SamplingParams
-from tramontane.weights import Weights
+from tramontane.weights import LocalWeights, Weights
 
 
 class Generator:
@@ -110,19 +110,15 @@ class Generator:
         return Progress(completions, grown, self._busy)
 
     def receive(self, version: int, weights: Weights) -> float:
-        """`update_weights` with what the trainer published."""
-        with self._at_work():
-            return self.update_weights(version, weights.tensors())
-
-    def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
-        """Replace the weights between two decode steps; everything in flight stays in flight.
+        """Replace the weights between two decode steps, bucket by bucket; everything in flight
+        stays in flight.
 
         Cached keys and values stay as they are (`kv_cache: keep`, the paper's choice, section 3)
         or are rebuilt under the new weights (`recompute`).
 
         Args:
             version: recorded with every token sampled from now on.
-            state: every parameter by name, on any device, in any dtype; tied ones once or twice.
+            weights: every parameter by name, on any device, in any dtype; tied ones once or twice.
 
         Returns:
             Seconds that generation stood still.
@@ -131,15 +127,35 @@ class Generator:
             InputError: names or shapes that are not the model's; nothing is changed then.
         """
         start = time.perf_counter()
-        own = self.model.state_dict()
-        self._check_state(state, own)
-        with torch.no_grad():
-            for name, tensor in state.items():
-                own[name].copy_(tensor)
-        self._engine.version = version
-        if self.config.kv_cache == "recompute":
-            self._engine.recompute()
+        with self._at_work():
+            own = self.model.state_dict()
+            self._check_shapes(weights.shapes(), own)
+            with torch.no_grad():
+                for bucket in weights.buckets():
+                    # Tied weights are written once.
+                    for name in {own[name].data_ptr(): name for name in bucket}.values():
+                        own[name].copy_(bucket[name])
+            self._engine.version = version
+            if self.config.kv_cache == "recompute":
+                self._engine.recompute()
         return time.perf_counter() - start
+
+    def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
+        """`receive` of weights that are at hand.
+
+        Raises:
+            InputError: as `receive`, or weights that the model ties differ; nothing is changed.
+        """
+        own = self.model.state_dict()
+        weights = LocalWeights()
+        weights.add(state)
+        self._check_shapes(weights.shapes(), own)
+        given: dict[int, torch.Tensor] = {}
+        for name, tensor in state.items():
+            twin = given.setdefault(own[name].data_ptr(), tensor)
+            if twin.data_ptr() != tensor.data_ptr() and not torch.equal(twin, tensor):
+                raise InputError(f"weights of {name} are tied to others but differ from them")
+        return self.receive(version, weights)
 
     def pending(self) -> list[Request]:
         """Everything submitted and unfinished, with tokens, log-probs and versions so far."""
@@ -209,20 +225,18 @@ class Generator:
         assert isinstance(text, str)
         return text
 
-    def _check_state(self, state: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> None:
-        if unknown := sorted(state.keys() - own.keys()):
+    def _check_shapes(
+        self, shapes: Mapping[str, torch.Size], own: Mapping[str, torch.Tensor]
+    ) -> None:
+        if unknown := sorted(shapes.keys() - own.keys()):
             raise InputError(f"weights unknown to the generator's model: {', '.join(unknown)}")
-        for name, tensor in state.items():
-            if tensor.shape != own[name].shape:
+        for name, shape in shapes.items():
+            if shape != own[name].shape:
                 raise InputError(
-                    f"weights of {name}: shape {tuple(tensor.shape)}, "
+                    f"weights of {name}: shape {tuple(shape)}, "
                     f"but the generator's model has {tuple(own[name].shape)}"
                 )
-        given: dict[int, torch.Tensor] = {}
-        for name, tensor in state.items():
-            twin = given.setdefault(own[name].data_ptr(), tensor)
-            if twin.data_ptr() != tensor.data_ptr() and not torch.equal(twin, tensor):
-                raise InputError(f"weights of {name} are tied to others but differ from them")
+        given = {own[name].data_ptr() for name in shapes}
         missing = [n for n, p in self.model.named_parameters() if p.data_ptr() not in given]
         if missing:
             raise InputError(f"weights missing from the update: {', '.join(missing)}")

@@ -14,11 +14,10 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 import torch.distributed as dist
@@ -30,7 +29,6 @@ from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerSt
 from tramontane.placement.place import backend as collectives
 from tramontane.weights import Bucket, Weights
 
-ALIGNMENT = 64  # bytes, of each tensor in a bucket
 Joins = tuple[str, str, int, int]  # backend, address, rank, ranks
 CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
@@ -40,48 +38,66 @@ class StoredWeights:
     """Weights in Ray's object store, one object a bucket: shared memory on the trainer's machine,
     which generators there map and copy from; other machines fetch each bucket once.
 
-    Beside the model itself, the trainer holds one bucket and a machine's store one copy.
+    A machine's store holds one copy, in the generators' dtype; the trainer and a generator hold no
+    more than one bucket beside their models.
     """
+
+    borrowed = False
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype  # the generators'
-        self._stored: list[ray.ObjectRef] = []
-        self._tables: list[list[tuple[list[str], torch.Size, int]]] = []
+        self._shapes: dict[str, torch.Size] = {}
+        self._stored: list[tuple[list[list[str]], ray.ObjectRef]] = []  # names of each tensor
 
     def add(self, bucket: Bucket) -> None:
-        names: dict[int, list[str]] = {}
+        self._shapes |= {name: tensor.shape for name, tensor in bucket.items()}
+        tied: dict[int, list[str]] = {}
         for name, tensor in bucket.items():
-            names.setdefault(id(tensor), []).append(name)
-        table, end = [], 0
-        for tied in names.values():
-            shape = bucket[tied[0]].shape
-            table.append((tied, shape, end))
-            end += -(-shape.numel() * self._dtype.itemsize // ALIGNMENT) * ALIGNMENT
-        flat = np.empty(end, np.uint8)
-        for (tied, *_), own in zip(table, self._views(flat, table), strict=True):
-            own.copy_(bucket[tied[0]])
-        self._tables.append(table)
-        self._stored.append(ray.put(flat))
+            tied.setdefault(id(tensor), []).append(name)
+        names = list(tied.values())
+        self._stored.append((names, self._put([bucket[own[0]] for own in names])))
 
-    def tensors(self) -> Bucket:
-        return {
-            name: tensor
-            for flat, table in zip(ray.get(self._stored), self._tables, strict=True)
-            for (tied, *_), tensor in zip(table, self._views(flat, table), strict=True)
-            for name in tied
-        }
+    def shapes(self) -> dict[str, torch.Size]:
+        return self._shapes
 
-    def _views(
-        self, flat: np.ndarray, table: list[tuple[list[str], torch.Size, int]]
-    ) -> list[torch.Tensor]:
+    def buckets(self) -> Iterator[Bucket]:
+        for names, stored in self._stored:
+            bucket = {
+                name: tensor
+                for own, found in zip(names, ray.get(stored), strict=True)
+                for tensor in [self._tensor(found, self._shapes[own[0]])]
+                for name in own
+            }
+            yield bucket
+            bucket.clear()
+
+    def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
+        """As bytes, since numpy has no bfloat16; Ray copies them from where they are."""
+        there = [tensor.to("cpu", self._dtype) for tensor in tensors]
+        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in there])
+
+    def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
         with warnings.catch_warnings():  # what is mapped cannot be written, nor will it be
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            return [
-                torch.frombuffer(flat, dtype=self._dtype, count=shape.numel(), offset=at).view(
-                    shape
-                )
-                for _, shape, at in table
-            ]
+            warnings.filterwarnings("ignore", message="The given .* is not writable")
+            return torch.from_numpy(found).view(self._dtype).view(shape)
+
+
+class DirectWeights(StoredWeights):
+    """Weights that generators read out of the trainer's memory by Ray Direct Transport over NIXL,
+    from GPU to GPU where both are on one.
+
+    The reader needs nobody's help, so a generator may come or go at any time; NCCL and gloo would
+    have all of them and the trainer form a new group then. The trainer holds a copy, in the
+    generators' dtype, of the newest version; a generator one bucket beside its model.
+    """
+
+    def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
+        copies = [tensor.to(self._dtype, copy=True) for tensor in tensors]
+        return ray.put(copies, _tensor_transport="nixl")
+
+    def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
+        tensor: torch.Tensor = found
+        return tensor
 
 
 class Actor:
@@ -122,9 +138,9 @@ class ActorHandle:
     heartbeat; one that gives none is taken for lost.
     """
 
-    def __init__(self, name: str, resources: dict[str, float], heartbeat: float) -> None:
+    def __init__(self, name: str, options: dict[str, Any], heartbeat: float) -> None:
         self.name, self._heartbeat = name, heartbeat
-        options: Any = {"max_restarts": 0, "max_task_retries": 0, **resources}
+        options = {"max_restarts": 0, "max_task_retries": 0, **options}
         self._actor: Any = _actor_class().options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while it is known to live
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -267,14 +283,18 @@ class Cluster:
         return ActorRanks("trainer", make, ranks, collectives(config.trainer.device))
 
     def weights(self) -> Weights:
-        return StoredWeights(getattr(torch, self._config.generator.dtype))
+        config = self._config
+        kind = DirectWeights if config.placement.weights == "nixl" else StoredWeights
+        return kind(getattr(torch, config.generator.dtype))
 
     def close(self) -> None:
         if self._ours:
             ray.shutdown()
 
-    def _actor(self, name: str, resources: dict[str, float]) -> ActorHandle:
-        return ActorHandle(name, resources, self._config.timeouts.heartbeat)
+    def _actor(self, name: str, options: dict[str, Any]) -> ActorHandle:
+        if self._config.placement.weights == "nixl":
+            options = options | {"enable_tensor_transport": True}
+        return ActorHandle(name, options, self._config.timeouts.heartbeat)
 
     def _needs(self) -> tuple[float, float]:
         config, place = self._config, self._config.placement

@@ -6,12 +6,14 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.placement.handle import Handle
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
-from tramontane.weights import LocalWeights, Weights
+from tramontane.weights import CopiedWeights, LocalWeights, Weights
 
 
 class Placement(Protocol):
@@ -50,7 +52,9 @@ class Controller:
         return ProcessRanks("trainer", make, config.ranks, backend(config.device))
 
     def weights(self) -> Weights:
-        return LocalWeights()
+        if self._config.trainer.ranks == 1:
+            return LocalWeights()
+        return CopiedWeights(getattr(torch, self._config.generator.dtype))
 
     def close(self) -> None: ...
 
@@ -64,11 +68,17 @@ def check(config: Config) -> None:
     """Refuse a placement that cannot be had here.
 
     Raises:
-        InputError: Ray is wanted and not installed.
+        InputError: Ray or NIXL is wanted and not installed.
     """
-    if config.placement.kind == "ray" and importlib.util.find_spec("ray") is None:
+    if config.placement.kind != "ray":
+        return
+    if importlib.util.find_spec("ray") is None:
         raise InputError(
             "placement.kind is ray, but Ray is not installed; pip install 'tramontane[ray]'"
+        )
+    if config.placement.weights == "nixl" and importlib.util.find_spec("nixl") is None:
+        raise InputError(
+            "placement.weights is nixl, but NIXL is not installed; pip install nixl, or take store"
         )
 
 

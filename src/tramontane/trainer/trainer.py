@@ -28,7 +28,7 @@ from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Batch, Completion
-from tramontane.weights import BUCKET_BYTES, Bucket, LocalWeights, Weights
+from tramontane.weights import BUCKET_BYTES, Bucket, CopiedWeights, Weights
 
 
 class Trainer:
@@ -152,7 +152,7 @@ class Trainer:
         With several ranks, every one must call it, and each gets them all. Tied weights are one
         tensor under two names.
         """
-        weights = LocalWeights()
+        weights = CopiedWeights(torch.float32)
         for bucket in self.buckets(BUCKET_BYTES):
             weights.add(bucket)
         return weights.tensors()

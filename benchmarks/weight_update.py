@@ -1,0 +1,247 @@
+"""What a weight update costs: how long it takes, how long generation stands still, and the memory.
+
+    python benchmarks/weight_update.py [--sizes 1.8M 25M] [--placements thread ray] [--slots 128]
+                                       [--dtype bfloat16] [--updates 10] [--device cuda]
+
+For each model and placement, one trainer and two generators, with `kv_cache: keep` and `recompute`;
+each generator has 128 sequences in flight, with prompts of 100 tokens in groups of 16. An update:
+both run eight decode steps, the trainer publishes, and the generators take the weights one after
+the other. `publish`: seconds until the controller has the published weights; `pause`: what
+generation stood still, by the generator's clock; its share is of an update whose training is one
+step on 128 completions of 100 + 100 tokens. `memory`: how far the trainer's process rose above what
+it had while it published, and the generator's (`keep`) while it took the weights, without pages
+that processes share; measured in two more updates. Prints a table, writes weight_update.json
+beside this file, and exits with 1 where a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from measure import VOCAB, Memory, Promise, finish, machine, make_llama, spread
+from transformers.utils import logging
+
+from tramontane.config import Config
+from tramontane.generator import Generator
+from tramontane.models import load_tokenizer
+from tramontane.placement import Handle, place
+from tramontane.trainer.trainer import Trainer
+from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
+from tramontane.weights import BUCKET_BYTES
+
+GROUP, PROMPT, CONTEXT = 16, 100, 1024
+SLACK = 8 << 20  # bytes; Python's own, and what the C library keeps of what it was given back
+KINDS = ("keep", "recompute")
+
+
+class Measured:
+    """A worker, and what a call of it takes in memory."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.worker = make()
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.worker, method)(*args)
+
+    def weigh(self, method: str, *args: Any) -> tuple[Any, int]:
+        with Memory() as memory:
+            result = self.call(method, *args)
+        return result, memory.rise
+
+
+def make_trainer(config: Config, size: str) -> Measured:
+    model = make_llama(size, CONTEXT).to(config.trainer.device)
+    model.set_attn_implementation("packed")
+    return Measured(lambda: Trainer(model, config.trainer, config.pipeline, 1.0, 100, 0))
+
+
+def make_generator(config: Config, size: str, kv_cache: str, slots: int) -> Measured:
+    dtype = getattr(torch, config.generator.dtype)
+    model = make_llama(size, CONTEXT).to(config.generator.device, dtype)
+    own = config.generator.model_copy(update={"kv_cache": kv_cache})
+    return Measured(lambda: Generator(model, load_tokenizer("tiny"), own, slots, CONTEXT))
+
+
+def make_requests(count: int) -> list[Request]:
+    rng = random.Random(0)
+    requests: list[Request] = []
+    for group in range(count // GROUP):
+        prompt = [rng.randrange(2, VOCAB) for _ in range(PROMPT)]
+        for i in range(GROUP):
+            params = SamplingParams(CONTEXT - PROMPT)
+            requests.append(Request(group, i, prompt, rng.getrandbits(63), params))
+    return requests
+
+
+def make_batch(completions: int) -> Batch:
+    rng = random.Random(1)
+    groups = []
+    for number in range(completions // GROUP):
+        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT)]
+        own = [
+            Completion(
+                group=number,
+                index=index,
+                prompt_ids=prompt,
+                token_ids=[rng.randrange(VOCAB) for _ in range(100)],
+                logprobs=[-4.4] * 100,
+                versions=[0] * 100,
+                finish_reason="length",
+            )
+            for index in range(GROUP)
+        ]
+        verdicts = [Verdict(float(i % 2), {}, "right" if i % 2 else "wrong") for i in range(GROUP)]
+        groups.append(Group(number, Problem(str(number), "math", "?"), own, verdicts))
+    return Batch(0, groups)
+
+
+def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One placement's rows: a generator that keeps its cached keys and values, and another."""
+    share = {"gpus": 0.3} if args.device.startswith("cuda") else {}
+    config = Config.model_validate(
+        {
+            "placement": {"kind": kind, "generator": share, "trainer": share},
+            "trainer": {"device": args.device, "dtype": args.dtype},
+            "generator": {"device": args.device, "dtype": args.dtype, "workers": 2},
+            "pipeline": {"n_batch": 128, "n_async": 256, "group_size": GROUP},
+        }
+    )
+    placement = place(config)
+    trainer = placement.trainer(partial(make_trainer, config, size))
+    generators = {
+        kv_cache: placement.generator(
+            number, partial(make_generator, config, size, kv_cache, args.slots)
+        )
+        for number, kv_cache in enumerate(KINDS)
+    }
+    workers: list[Handle] = [trainer, *generators.values()]
+    for worker in workers:
+        worker.started.result()
+
+    def ask(worker: Handle, method: str, *rest: Any, how: str = "call") -> Any:
+        return worker.submit(how, method, *rest).result()
+
+    began = time.perf_counter()
+    ask(trainer, "step", make_batch(config.pipeline.n_batch))
+    training = time.perf_counter() - began
+    for generator in generators.values():
+        ask(generator, "submit", make_requests(16 * args.slots))
+    publish: list[float] = []
+    pauses: dict[str, list[float]] = {kv_cache: [] for kv_cache in KINDS}
+    memory = {"trainer": 0, "generator": 0}
+    for update in range(1, args.updates + 4):
+        for generator in generators.values():
+            ask(generator, "step", 8)
+        how = "weigh" if update > args.updates + 1 else "call"
+        began = time.perf_counter()
+        weights = ask(trainer, "publish", placement.weights(), how=how)
+        seconds = time.perf_counter() - began
+        if how == "weigh":
+            weights, rise = weights
+            memory["trainer"] = max(memory["trainer"], rise)
+        else:
+            publish.append(1e3 * seconds)
+        for kv_cache, generator in generators.items():
+            pause = ask(generator, "receive", update, weights, how=how)
+            if how == "call":
+                pauses[kv_cache].append(1e3 * pause)
+            elif kv_cache == "keep":
+                memory["generator"] = max(memory["generator"], pause[1])
+    flight = ask(generators["keep"], "stats")["in_flight"]
+    for one in [*workers, placement]:
+        one.close()
+    model = make_llama(size)
+    return [
+        {
+            "model": size,
+            "placement": kind,
+            "kv_cache": kv_cache,
+            "in_flight": flight,
+            "publish_ms": spread(publish[1:], 2),  # the first touches new memory
+            "pause_ms": spread(pauses[kv_cache][1:], 2),
+            "training_seconds": round(training, 2),
+            "pause_share": round(median(pauses[kv_cache][1:]) / 1e3 / training, 5),
+            "weights_mb": round(sum(p.nbytes for p in model.parameters()) / 2**20, 1),
+            "trainer_rise_mb": round(memory["trainer"] / 2**20, 1),
+            "generator_rise_mb": round(memory["generator"] / 2**20, 1),
+        }
+        for kv_cache in KINDS
+    ]
+
+
+def promises(rows: list[dict[str, Any]]) -> list[Promise]:
+    found = []
+    limit = (BUCKET_BYTES + SLACK) / 2**20
+    for keep, recompute in zip(rows[::2], rows[1::2], strict=True):
+        where = f"{keep['model']}, {keep['placement']}"
+        kept, rebuilt = keep["pause_ms"]["median"], recompute["pause_ms"]["median"]
+        found.append(
+            Promise(
+                f"{where}: keeping cached keys and values pauses for less than recomputing them",
+                f"{kept:.1f} ms against {rebuilt:.1f}",
+                kept < rebuilt,
+            )
+        )
+        found.append(
+            Promise(
+                f"{where}: the pause is under 1 % of the training of an update",
+                f"{100 * keep['pause_share']:.2f} %",
+                keep["pause_share"] < 0.01,
+            )
+        )
+        trainer, generator = keep["trainer_rise_mb"], keep["generator_rise_mb"]
+        found.append(
+            Promise(
+                f"{where}: trainer and generator hold no more than a bucket beside their weights",
+                f"{trainer:.0f} and {generator:.0f} MB; a bucket and slack are {limit:.0f}",
+                max(trainer, generator) <= limit,
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sizes", nargs="+", default=["1.8M", "25M"])
+    parser.add_argument("--placements", nargs="+", default=["thread", "ray"])
+    parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+
+    print(f"{args.slots} sequences in flight, {args.dtype}; milliseconds: median (range)")
+    print(
+        f"{'model':>6} {'placement':>9} {'kv_cache':>9} {'publish':>22} {'pause':>24} "
+        f"{'of training':>11} {'memory over weights, MB':>24}"
+    )
+    rows: list[dict[str, Any]] = []
+    for size in args.sizes:
+        for kind in args.placements:
+            for row in measure(size, kind, args):
+                rows.append(row)
+                publish, pause = (
+                    f"{r['median']:.1f} ({r['lowest']:.1f}–{r['highest']:.1f})"
+                    for r in (row["publish_ms"], row["pause_ms"])
+                )
+                memory = f"{row['trainer_rise_mb']} + {row['generator_rise_mb']}"
+                print(
+                    f"{row['model']:>6} {row['placement']:>9} {row['kv_cache']:>9} {publish:>22} "
+                    f"{pause:>24} {100 * row['pause_share']:>10.2f}% {memory:>24}",
+                    flush=True,
+                )
+    report = {"machine": machine(args.device), **vars(args), "rows": rows}
+    finish(__file__, report, promises(rows))
+
+
+if __name__ == "__main__":
+    main()
