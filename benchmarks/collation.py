@@ -1,7 +1,7 @@
 """Padding and the trainer's time: batches of a fixed size, unsorted and sorted, and collation.
 
     python benchmarks/collation.py [--device cuda] [--model 1.8M] [--sequences 256]
-                                   [--budget 4096] [--repeats 5]
+                                   [--budget 4096] [--repeats 3]
 
 The same sequences are computed in microbatches that hold at most `budget` tokens:
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SIZES, default="1.8M")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--budget", type=int, default=4096, help="tokens a microbatch")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = make_llama(args.model).train().to(args.device)

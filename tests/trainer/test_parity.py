@@ -27,9 +27,9 @@ def altered(own, name, factor=1.05):
 def evidence(ours, other, ids):
     """The diagnosis' two lists, with `other` as the generator's model."""
     ours_trainer = trainer(tied=False)
-    ours_trainer.model = ours
+    ours_trainer.model.load_state_dict(ours.state_dict())
     other_trainer = trainer(tied=False)
-    other_trainer.model = other
+    other_trainer.model.load_state_dict(other.state_dict())
     return {
         "weights": (fingerprint(other.state_dict()), fingerprint(ours.state_dict())),
         "hidden": (other_trainer.hidden_states(ids), ours_trainer.hidden_states(ids)),
@@ -57,7 +57,8 @@ def test_the_gate_fires_on_an_altered_tensor_and_names_it(name, layer):
     ours = model(tied=False)
     other = altered(ours, name)
     generator, trained = trainer(tied=False), trainer(tied=False)
-    generator.model, trained.model = other, ours
+    generator.model.load_state_dict(other.state_dict())
+    trained.model.load_state_dict(ours.state_dict())
     completions = with_own_logprobs(generator, batch()).completions
     mismatch = compare(completions, trained.logprobs(completions))
     ids = completions[0].prompt_ids + completions[0].token_ids
