@@ -1,5 +1,6 @@
 """The controller's invariants, over real workers and the shipped base model."""
 
+import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -13,9 +14,12 @@ from tests.runs import NoScreen, small_config
 from tramontane import pipeline as pipeline_module
 from tramontane.config import Config
 from tramontane.placement.handle import WorkerStalled
+from tramontane.recorder import Recorder
 from tramontane.run import RunFolder
 from tramontane.staleness import room
+from tramontane.trainer import Trainer
 from tramontane.training import train
+from tramontane.types import Batch
 
 
 class WatchedPipeline(pipeline_module.Pipeline):
@@ -131,6 +135,40 @@ def test_generators_wait_only_where_the_bound_says_so(
     assert all(0 <= m["generator_held_fraction"] <= 1 for m in metrics)
     if bound == 0:
         assert all(m["generator_held_fraction"] > 0 for m in metrics)
+
+
+def test_the_next_update_begins_before_the_last_one_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    step = Trainer.step
+
+    def noted(self: Trainer, batch: Batch) -> dict[str, float]:
+        begun.append(batch.version + 1)
+        return step(self, batch)
+
+    class Patient(Recorder):
+        async def trained(self, update: pipeline_module.Update) -> None:
+            if self.holds(update.number):  # as the gate does the first, a checkpoint the third
+                await asyncio.sleep(0.2)
+                assert begun[-1] == update.number
+            elif update.number < self.updates:
+                while begun[-1] == update.number:
+                    await asyncio.sleep(0.01)
+            await super().trained(update)
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    monkeypatch.setattr("tramontane.training.Recorder", Patient)
+    config = small_config(
+        tmp_path,
+        pipeline={"updates": 5, "n_async": 32, "n_batch": 16, "max_staleness": 2},
+        checkpoint={"every": 3},
+        timeouts={"batch": 60},
+    )
+    train(config, NoScreen())
+    assert begun == [1, 2, 3, 4, 5]
+    assert [m["update"] for m in RunFolder(tmp_path).metrics()] == begun
+    check_ledger(tmp_path, config)
 
 
 def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
