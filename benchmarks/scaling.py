@@ -208,7 +208,7 @@ def calibrate(
         train=train.times(training),
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
-    costs = replace(costs, record=max(0.0, update - told.seconds_per_update))
+    costs = replace(costs, publish=max(0.0, update - told.seconds_per_update))
 
     # Side by side: starting from what was measured alone, what the pipeline's workers take longer.
     sizes = CALIBRATION | {"updates": updates}
@@ -232,7 +232,7 @@ def calibrate(
         "beside_each_other": [round(generator_beside, 3), round(trainer_beside, 3)],
         "beside_each_other_in_the_pipeline": [round(b, 3) for b in beside],
         "verify_ms": round(1000 * costs.verify, 3),
-        "other_ms_an_update": round(1000 * costs.record, 1),
+        "other_ms_an_update": round(1000 * costs.publish, 1),
         "pause_ms": round(1000 * costs.receive, 2),
     }
     return costs, prompt, figures

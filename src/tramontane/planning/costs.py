@@ -27,7 +27,7 @@ class Costs:
         publish: the trainer, for giving out its weights.
         receive: each generator's pause for new weights.
         verify: one completion, on one verifier.
-        record: what the trainer waits for after an update while it is written down.
+        record: writing an update down, beside the next one.
         poll: a generator, for each poll beside its decode steps.
         generator_beside_trainer, trainer_beside_generator: how much longer each takes while the
             other works; 1 where they share nothing.

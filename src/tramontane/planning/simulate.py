@@ -4,7 +4,7 @@ The controller's book is the real one (`ledger`, and through it the staleness bo
 clocks. What is simulated as `pipeline` and `generator.pool` do it: groups handed out whole to the
 generator with least; generators that poll, each poll asked for `AHEAD` of time; weights taken
 between two polls; a group graded by one verifier; a queue of one batch, and the batch that waits
-to enter it; an update that counts once its records are written.
+to enter it; weights' way and records beside the next update.
 """
 
 from __future__ import annotations
@@ -146,8 +146,6 @@ class Simulation:
 
     def trained(self, batch: Batch) -> None:
         """An update is over, all records written."""
-        self.ledger.trained(batch)
-        self.ledger.generator_version = self.ledger.trained_version
         ages: dict[int, int] = {}
         for completion in batch.completions:
             for version, n in self.versions.pop((completion.group, completion.index)):
@@ -316,7 +314,8 @@ class _Generator:
 
 
 class _Training:
-    """The trainer: a batch, then the weights, then the records."""
+    """The trainer: a batch, then its weights given out. Their way and the records go on beside the
+    next batch, whose weights wait for them."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -326,6 +325,8 @@ class _Training:
         self._pace, self._since = 1.0, 0.0
         self._worked = 0.0
         self._turn = 0
+        self._following = False  # the update before, on its way to generators and records
+        self._due = False  # whether weights wait for that
 
     def worked(self) -> float:
         return self._worked
@@ -363,10 +364,18 @@ class _Training:
         if turn == self._turn:  # its pace did not change meanwhile
             self._pass()
             self.at_work = False
-            self.simulation.at(self.simulation.costs.publish, self._send)
+            self._due = True
+            if not self._following:
+                self._publish()
+
+    def _publish(self) -> None:
+        self._due, self._following = False, True
+        self.simulation.at(self.simulation.costs.publish, self._send)
 
     def _send(self) -> None:
-        simulation = self.simulation
+        simulation, batch = self.simulation, self.batch
+        assert batch is not None
+        self.batch = None
         simulation.ledger.trained_version += 1
         waiting = len(simulation.generators)
 
@@ -374,15 +383,18 @@ class _Training:
             nonlocal waiting
             waiting -= 1
             if not waiting:
-                simulation.at(simulation.costs.record, self._recorded)
+                simulation.ledger.trained(batch)
+                simulation.ledger.generator_version = batch.version + 1
+                simulation.at(simulation.costs.record, lambda: self._recorded(batch))
 
         for generator in simulation.generators:
             generator.offer(taken)
 
-    def _recorded(self) -> None:
-        assert self.batch is not None
-        batch, self.batch = self.batch, None
+    def _recorded(self, batch: Batch) -> None:
+        self._following = False
         self.simulation.trained(batch)
+        if self._due:
+            self._publish()
 
 
 class _Endless:
