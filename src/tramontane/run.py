@@ -6,6 +6,7 @@ rollouts/update_N.jsonl  every completion that update N trained on, or that was 
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
 summary.json report.html at the end
 events.log               workers that were lost and replaced, if any
+workers.jsonl            which process is which worker, and what weights generators sampled under
 """
 
 from __future__ import annotations
@@ -87,6 +88,13 @@ class RunFolder:
         """Something out of the ordinary, for people: a worker that was lost and replaced."""
         with (self.path / "events.log").open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def log_worker(self, worker: str, **facts: Any) -> None:
+        """What a worker is or does, for programs: its `process` once that has started, and each
+        `version` of the weights that a generator begins to sample under."""
+        row = {"time": round(time.time(), 3), "worker": worker} | facts
+        with (self.path / "workers.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def log_evaluation(self, figures: dict[str, Any]) -> None:
         with self.evaluations_file.open("a", encoding="utf-8") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import threading
 import time
@@ -156,9 +157,10 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     began -= state["seconds"] if state else 0.0
     sizes = config.pipeline
     lost = partial(_note_lost, folder, screen)
+    folder.log_worker("controller", process=os.getpid())
     with (
         _one_thread(),
-        closing(place(config)) as placement,
+        closing(place(config, folder.log_worker)) as placement,
         _verifiers(config, placement, lost) as pool,
     ):
         before = _measure("before", config.model, prepared, pool, folder, screen)
@@ -226,7 +228,9 @@ async def _run(
     config, sizes = prepared.config, prepared.config.pipeline
     # Never from a checkpoint, which a replacement would find deleted: it gets the newest weights.
     make = partial(Generator.load, config.model, config.generator, slots(config), prepared.max_len)
-    generators = GeneratorPool(lambda number: placement.generator(number, make), config, lost)
+    generators = GeneratorPool(
+        lambda number: placement.generator(number, make), config, lost, folder.log_worker
+    )
     trainer = placement.trainer(
         partial(
             Trainer.load,

@@ -29,15 +29,20 @@ class PooledGenerator:
     """
 
     def __init__(
-        self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
+        self,
+        make: Callable[[], Handle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
+        note: Callable[..., None],
     ) -> None:
-        self.make, self.config, self.replaced = make, config, replaced
+        self.make, self.config, self.replaced, self.note = make, config, replaced, note
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.generated_tokens, self.busy_seconds = 0, 0.0
         self._busy_before = 0.0  # of the worker at the moment, when last asked
         self._unsent: list[Request] = []
         self._weights: tuple[int, Weights] | None = None
+        self._version: int | None = None  # that the newest tokens were sampled under
         self._lost = 0  # workers, since the last poll
         self._lock = asyncio.Lock()
 
@@ -84,16 +89,20 @@ class PooledGenerator:
         return await call(self.handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
 
     def _note(self, progress: Progress) -> None:
-        done = {(c.group, c.index): c for c in progress.completions}
-        sampled = sum(len(c.token_ids) for c in progress.completions)
-        sampled -= sum(len(self.requests.pop(key).token_ids) for key in done)
+        sampled: list[int] = []  # each new token's version
+        for c in progress.completions:
+            sampled += c.versions[len(self.requests.pop((c.group, c.index)).token_ids) :]
         for g in progress.grown:
             request = self.requests[g.group, g.index]
             request.token_ids += g.token_ids
             request.logprobs += g.logprobs
             request.versions += g.versions
-            sampled += len(g.token_ids)
-        self.generated_tokens += sampled
+            sampled += g.versions
+        self.generated_tokens += len(sampled)
+        for version in dict.fromkeys(sampled):
+            if version != self._version:
+                self._version = version
+                self.note(self.handle.name, version=version)
         self.busy_seconds += progress.busy_seconds - self._busy_before
         self._busy_before = progress.busy_seconds
 
@@ -125,6 +134,8 @@ class GeneratorPool:
         make: a handle on the generator of a given number.
         config: sizes, timeouts, and what becomes of a lost worker's sequences.
         replaced: told of each worker that is lost and about to be replaced.
+        note: told, by a generator's name, each `version` of the weights that it begins to sample
+            under.
     """
 
     def __init__(
@@ -132,9 +143,10 @@ class GeneratorPool:
         make: Callable[[int], Handle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
+        note: Callable[..., None],
     ) -> None:
         def one(number: int) -> PooledGenerator:
-            return PooledGenerator(lambda: make(number), config, replaced)
+            return PooledGenerator(lambda: make(number), config, replaced, note)
 
         self._config = config
         self._members = [one(number) for number in range(config.generator.workers)]

@@ -122,8 +122,14 @@ class ActorHandle:
     heartbeat; one that gives none is taken for lost.
     """
 
-    def __init__(self, name: str, resources: dict[str, float], heartbeat: float) -> None:
-        self.name, self._heartbeat = name, heartbeat
+    def __init__(
+        self,
+        name: str,
+        resources: dict[str, float],
+        heartbeat: float,
+        note: Callable[..., None] = lambda name, process: None,
+    ) -> None:
+        self.name, self._heartbeat, self._note = name, heartbeat, note
         options: Any = {"max_restarts": 0, "max_task_retries": 0, **resources}
         self._actor: Any = _actor_class().options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while it is known to live
@@ -157,6 +163,7 @@ class ActorHandle:
             self._place = ray.get(self._actor.beat.remote())
         except RayActorError as error:
             raise self._died("its start", began, error) from None
+        self._note(self.name, process=self._place[1])
         self._call("its start", self._actor.make, make, joins)
 
     def _call(self, what: str, method: Any, *args: Any) -> Any:
@@ -232,8 +239,8 @@ class Cluster:
         InputError: no cluster at `placement.address`, or one without the CPUs and GPUs asked for.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, note: Callable[..., None]) -> None:
+        self._config, self._note = config, note
         cpus, gpus = self._needs()
         # One that the caller started, in a notebook say, is used and left running.
         self._ours = not ray.is_initialized()
@@ -274,7 +281,7 @@ class Cluster:
             ray.shutdown()
 
     def _actor(self, name: str, resources: dict[str, float]) -> ActorHandle:
-        return ActorHandle(name, resources, self._config.timeouts.heartbeat)
+        return ActorHandle(name, resources, self._config.timeouts.heartbeat, self._note)
 
     def _needs(self) -> tuple[float, float]:
         config, place = self._config, self._config.placement
@@ -294,6 +301,8 @@ def _resources(resources: Resources, device: str) -> dict[str, float]:
 
 def _start(address: str | None, cpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Nobody looks at a record of every call, which grows to hundreds of megabytes.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     own: dict[str, Any] = {}
     if address is None:
         # On one's own machine workers may share cores, as threads do.

@@ -72,8 +72,9 @@ def check(config: Config) -> None:
         )
 
 
-def place(config: Config) -> Placement:
-    """The placement that `config.placement.kind` names, started.
+def place(config: Config, note: Callable[..., None]) -> Placement:
+    """The placement that `config.placement.kind` names, started; `note` is told, by the worker's
+    name, of each `process` that is started for one.
 
     Raises:
         InputError: as `check`; or no cluster at the address, or one too small.
@@ -83,4 +84,4 @@ def place(config: Config) -> Placement:
         return Controller(config)
     from tramontane.placement.actors import Cluster  # Ray is an extra
 
-    return Cluster(config)
+    return Cluster(config, note)
