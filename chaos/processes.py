@@ -31,15 +31,16 @@ def workers(folder: Path) -> dict[str, int]:
     return {row["worker"]: row["process"] for row in rows if "process" in row}
 
 
-def tree(root: int) -> list[int]:
-    """A process and all that descend from it."""
+def tree(root: int) -> dict[int, int]:
+    """A process and all that descend from it, each with its parent."""
+    parents = _parents()
     children: dict[int, list[int]] = {}
-    for pid, parent in _parents().items():
+    for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
     found = [root]
     for pid in found:
         found += children.get(pid, [])
-    return found
+    return {pid: parents.get(pid, 0) for pid in found}
 
 
 def marked(mark: str) -> list[int]:

@@ -11,6 +11,7 @@ something grows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -25,11 +26,12 @@ import numpy as np
 import yaml
 
 from chaos.kill import Killer
-from chaos.processes import alive, command, marked, tree, usage, workers
+from chaos.processes import command, marked, tree, usage, workers
 from chaos.promises import HERE, Promise, finish, machine
 
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
+END_SECONDS = 300.0
 WARM_UP = 1 / 3  # of the time: caches fill, Ray starts what it keeps, the heap finds its size
 POINTS = 240  # of each series in the report
 MIB = 2**20
@@ -39,6 +41,11 @@ MEMORY_SHARE = 0.03  # of the memory of all processes together
 WORKER_MIB = 24.0  # of one that lives as long as the run
 COUNT = 2.0  # files, threads, processes
 LEDGER_SHARE = 0.10
+# Ray's log monitor keeps the logs of workers that are dead open, up to this many.
+LOG_FILES = 200
+
+RAY = ("log_monitor", "monitor.py", "dashboard.py", "DashboardAgent", "RuntimeEnvAgent",
+       "gcs_server", "raylet")  # fmt: skip
 
 
 def config(kind: str, folder: Path) -> dict[str, Any]:
@@ -60,18 +67,21 @@ def sample(root: int, folder: Path) -> dict[str, float]:
     """All processes of the run at one moment, by role."""
     names = {pid: name for name, pid in workers(folder).items()}
     pids = tree(root)
+    for pid, parent in pids.items():
+        if parent in names and "verifier" in names[parent]:
+            names[pid] = f"grader of {names[parent]}"
     found: dict[str, float] = {"processes": 0, "files": 0, "threads": 0, "memory": 0, "store": 0}
     sessions = set()
     for pid in pids:
         use, line = usage(pid), command(pid)
         if use is None:
             continue
-        role = names.get(pid) or next((r for r in ("raylet", "gcs_server") if r in line), "others")
+        role = names.get(pid) or next((r for r in RAY if r in line), "others")
         if asked := re.search(r"--session[-_]dir=(\S+)", line):
             sessions.add(Path(asked[1]))
         found["processes"] += 1
         for key in ("files", "threads", "memory", "store"):
-            found[key] += getattr(use, key)
+            found[key] += getattr(use, key) if (key, role) != ("files", "log_monitor") else 0
         found[f"own {role}"] = found.get(f"own {role}", 0) + use.own
         found[f"files {role}"] = found.get(f"files {role}", 0) + use.files
         found[f"threads {role}"] = found.get(f"threads {role}", 0) + use.threads
@@ -137,8 +147,32 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
         hold("store", MEMORY_SHARE * figures["store"]["median"], "MiB", MIB)
     for key in ("processes", "files", "threads"):
         hold(key, COUNT, key)
+    if logs := figures.get("files log_monitor"):
+        promises.append(Promise(
+            f"Ray's log monitor has no more than {LOG_FILES} files of dead workers open",
+            f"{logs['highest']:.0f} with its own", logs["highest"] < LOG_FILES + 50,
+        ))  # fmt: skip
     hold("ledger", LEDGER_SHARE * figures["ledger"]["median"], "KiB", 1024)
     return figures, promises
+
+
+def watch(
+    run: subprocess.Popen[bytes], folder: Path, killer: Killer, seconds: float, kill: bool
+) -> tuple[list[dict[str, float]], bool]:
+    """Samples until the time is over or the run is; the second says whether it lasted."""
+    rows: list[dict[str, float]] = []
+    began = time.monotonic()
+    next_kill = began + 2 * KILL_SECONDS
+    while (now := time.monotonic()) < began + seconds and run.poll() is None:
+        if kill and now >= next_kill:
+            killer.strike(["generator 1", "verifier 1"])
+            next_kill += KILL_SECONDS
+        if (folder / "metrics.jsonl").exists():
+            rows.append({"seconds": round(now - began, 1)} | sample(run.pid, folder))
+            with (folder.parent / "samples.jsonl").open("a", encoding="utf-8") as series:
+                series.write(json.dumps(rows[-1]) + "\n")
+        time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - now)))
+    return rows, run.poll() is None
 
 
 def main() -> None:
@@ -164,26 +198,17 @@ def main() -> None:
             start_new_session=True,
         )
     killer = Killer(folder, args.seed, build / "kills.jsonl")
-    rows: list[dict[str, float]] = []
-    began = time.monotonic()
-    next_kill = began + 2 * KILL_SECONDS
-    victims = ["generator 1", "verifier 1"] if args.kind == "ray" else []
-    while (now := time.monotonic()) < began + 60 * args.minutes and run.poll() is None:
-        if now >= next_kill:
-            killer.strike(victims)
-            next_kill += KILL_SECONDS
-        if (folder / "metrics.jsonl").exists():
-            rows.append({"seconds": round(now - began, 1)} | sample(run.pid, folder))
-            with (build / "samples.jsonl").open("a", encoding="utf-8") as series:
-                series.write(json.dumps(rows[-1]) + "\n")
-        time.sleep(max(0.0, SAMPLE_SECONDS - (time.monotonic() - now)))
-    survived = run.poll() is None
-    code: Any = run.returncode
-    if survived:
-        run.send_signal(signal.SIGINT)
-        code = run.wait(120)
-    time.sleep(5)
-    left = [command(pid) for pid in marked(mark) if alive(pid)]
+    try:
+        rows, survived = watch(run, folder, killer, 60 * args.minutes, args.kind == "ray")
+        if survived:
+            run.send_signal(signal.SIGINT)
+        code = run.wait(END_SECONDS)
+        time.sleep(SAMPLE_SECONDS)
+        left = [command(pid) for pid in marked(mark)]
+    finally:
+        for pid in marked(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     minutes = (rows[-1]["seconds"] - rows[0]["seconds"]) / 60
     figures, promises = judge(rows)
