@@ -90,8 +90,9 @@ class RunFolder:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def log_worker(self, worker: str, **facts: Any) -> None:
-        """What a worker is or does, for programs: its `process` once that has started, and each
-        `version` of the weights that a generator begins to sample under."""
+        """What a worker is or does, for programs: its `process` once that has started, each
+        `version` of the weights that a generator begins to sample under, and what the one that
+        takes its place `continues`: [group, index, tokens] each."""
         row = {"time": round(time.time(), 3), "worker": worker} | facts
         with (self.path / "workers.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

@@ -125,6 +125,8 @@ class PooledGenerator:
             for request in self.requests.values():
                 request.token_ids, request.logprobs, request.versions = [], [], []
         self._unsent = list(self.requests.values())
+        begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
+        self.note(self.handle.name, continues=begun)
 
 
 class GeneratorPool:
@@ -135,7 +137,7 @@ class GeneratorPool:
         config: sizes, timeouts, and what becomes of a lost worker's sequences.
         replaced: told of each worker that is lost and about to be replaced.
         note: told, by a generator's name, each `version` of the weights that it begins to sample
-            under.
+            under, and what the one that takes its place `continues`: [group, index, tokens] each.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
+from tramontane.orphans import die_with_parent
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
 from tramontane.placement.place import backend as collectives
 from tramontane.weights import Bucket, Weights
@@ -89,6 +90,7 @@ class Actor:
 
     def make(self, make: Callable[[], Any], joins: Joins | None) -> None:
         """Make the worker, which as one rank of several `joins` the others first."""
+        die_with_parent()  # one that is stopped would not notice that its machine's Ray is gone
         if joins is not None:
             backend, address, rank, ranks = joins
             dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks)

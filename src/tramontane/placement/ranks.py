@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from tramontane.errors import InputError
+from tramontane.orphans import die_with_parent
 
 
 class RankFailed(RuntimeError):
@@ -97,6 +98,7 @@ class ProcessRanks:
 def _rank_main(
     pipe: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int, backend: str
 ) -> None:
+    die_with_parent()
     torch.set_num_threads(1)
     # A Ctrl-C in the terminal reaches every process; the controller decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

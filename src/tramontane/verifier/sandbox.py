@@ -14,7 +14,6 @@ printed and compares: expected outputs never enter.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import itertools
@@ -33,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tramontane.orphans import die_with_parent
 from tramontane.verifier.inside import lockdown, runner
 
 Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
@@ -62,8 +62,6 @@ _START = (
     "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
 )
 _NEXT_USER = itertools.count()
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -479,12 +477,6 @@ def _threads_of_user() -> int:
             if entry.stat().st_uid == uid:
                 total += len(os.listdir(entry / "task"))
     return total
-
-
-def die_with_parent() -> None:
-    """Ask the system to kill this process when its parent ends, however that ends (Linux only)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def killpg_quietly(group: int) -> None:
