@@ -5,9 +5,9 @@
 The quickstart, all its updates, under Ray with two generators and two verifiers. Every few seconds
 a random generator or verifier gets SIGKILL, or SIGSTOP, so that only the heartbeat can find it;
 every sixth update the trainer or the whole controller gets one, and the run goes on by `--resume`.
-Blows keep step with the updates, so that a slow machine gets as many as a fast one. Who is which process is read from the run's workers.jsonl. Then two short runs show that interrupted
-completions are as long as others (`lengths.py`). Written to chaos.json; exit code 1 where a promise
-broke.
+Blows keep step with the updates, so that a slow machine gets as many as a fast one. Who is which
+process is read from the run's workers.jsonl. Then two short runs show that interrupted completions
+are as long as others (`lengths.py`). Written to chaos.json; exit code 1 where a promise broke.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def config() -> dict[str, Any]:
         "generator": {"workers": 2},
         "verifier": {"workers": 2},
         "checkpoint": {"every": 2, "keep": 2},
-        "timeouts": {"heartbeat": 5.0},
+        "timeouts": {"heartbeat": 10.0},
     }
 
 

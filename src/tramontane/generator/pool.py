@@ -51,6 +51,18 @@ class PooledGenerator:
         self.requests |= {(r.group, r.index): r for r in requests}
         self._unsent += requests
 
+    async def started(self) -> None:
+        """Wait until it can be called.
+
+        Raises:
+            WorkerLost: it cannot be started.
+        """
+        async with self._lock:
+            try:
+                await started(self.handle, Limit.of(self.config.timeouts, "start"))
+            except WorkerLost as lost:
+                await self._replace(lost)
+
     async def poll(self) -> list[Completion]:
         """Let it work for a few decode steps; returns what ended (nothing, if it was lost).
 
@@ -150,7 +162,6 @@ class GeneratorPool:
         def one(number: int) -> PooledGenerator:
             return PooledGenerator(lambda: make(number), config, replaced, note)
 
-        self._config = config
         self._members = [one(number) for number in range(config.generator.workers)]
 
     def __iter__(self) -> Iterator[PooledGenerator]:
@@ -174,10 +185,9 @@ class GeneratorPool:
         """Wait until all can be called.
 
         Raises:
-            WorkerLost: one did not start.
+            WorkerLost: one cannot be started.
         """
-        limit = Limit.of(self._config.timeouts, "start")
-        await asyncio.gather(*(started(m.handle, limit) for m in self._members))
+        await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
         """Give a group to the generator that has least; it stays whole, since it shares a prompt.
