@@ -35,7 +35,7 @@ def main(disk: Path, kind: str) -> None:
     file = disk.with_name("config.yaml")
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], check=True)
     full = command(str(file))
     assert full.returncode == 2, full.stdout + full.stderr
     partial = folder.checkpoints / "step_2.partial"

@@ -305,6 +305,8 @@ def _start(address: str | None, cpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Nobody looks at a record of every call, which grows to hundreds of megabytes.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # Ray gives its workers the least of a machine that does anything else: 15 on nice's scale.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     own: dict[str, Any] = {}
     if address is None:
         # On one's own machine workers may share cores, as threads do.
