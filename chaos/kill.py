@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.processes import alive, workers
+from chaos.processes import alive, starting, workers
 
 HANG = 0.15  # of the blows to generators and verifiers: stopped, for the heartbeat to find
 
@@ -30,6 +30,9 @@ class Killer:
         processes = workers(self.folder)
         there = [n for n in names if n in processes and alive(processes[n])]
         there = [n for n in there if not self._struck(processes[n])]
+        # One may be hit once while it starts, but a generator that never comes to work ends a run.
+        young = starting(self.folder)
+        there = [n for n in there if n not in young or not self._hit_young(n)]
         if not there:
             return None
         name = self.random.choice(sorted(there))
@@ -39,6 +42,7 @@ class Killer:
             "time": round(time.time(), 3),
             "worker": name,
             "process": processes[name],
+            "starting": name in young,
             "signal": number.name,
         }
         try:
@@ -49,6 +53,9 @@ class Killer:
         with self.record.open("a", encoding="utf-8") as file:
             file.write(json.dumps(kill) + "\n")
         return kill
+
+    def _hit_young(self, name: str) -> bool:
+        return [kill["starting"] for kill in self.kills if kill["worker"] == name][-1:] == [True]
 
     def _struck(self, process: int) -> bool:
         """One that is stopped lives until it is found."""

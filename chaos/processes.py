@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PROC = Path("/proc")
 
@@ -25,10 +25,18 @@ class Usage(NamedTuple):
 
 def workers(folder: Path) -> dict[str, int]:
     """Each worker's newest process, by what the run wrote down."""
-    file = folder / "workers.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return {row["worker"]: row["process"] for row in rows if "process" in row}
+    return {row["worker"]: row["process"] for row in _log(folder) if "process" in row}
+
+
+def starting(folder: Path) -> set[str]:
+    """The generators whose newest process has sampled nothing yet."""
+    found = set()
+    for row in _log(folder):
+        if "process" in row and row["worker"].startswith("generator"):
+            found.add(row["worker"])
+        elif "version" in row:
+            found.discard(row["worker"])
+    return found
 
 
 def tree(root: int) -> dict[int, int]:
@@ -72,6 +80,12 @@ def usage(pid: int) -> Usage | None:
     own = kib.get("Private_Clean", 0) + kib.get("Private_Dirty", 0)
     sizes = (kib.get("Pss", 0), own, kib.get("Pss_Shmem", 0))
     return Usage(*(1024 * size for size in sizes), files, threads)
+
+
+def _log(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "workers.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -120,7 +120,7 @@ def _generators(rows: list[Row]) -> Promise:
         if row["worker"] == "controller":
             newest, sessions = {}, sessions + 1
         if "version" in row:
-            seen += 1
+            seen += row["version"] != newest.get(row["worker"])
             if row["version"] < newest.get(row["worker"], 0):
                 back.append(row)
             newest[row["worker"]] = row["version"]

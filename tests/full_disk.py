@@ -52,7 +52,7 @@ def main(disk: Path, kind: str) -> None:
     assert still_full.returncode == 2, still_full.stdout + still_full.stderr
     assert folder.latest_checkpoint() == kept
 
-    subprocess.run(["mount", "-o", f"remount,size={96 * MIB}", str(disk)], check=True)
+    subprocess.run(["mount", "-o", f"remount,size={512 * MIB}", str(disk)], check=True)
     resumed = command("--resume", str(folder.path))
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     check_ledger(folder.path, config)

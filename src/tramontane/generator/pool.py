@@ -125,7 +125,7 @@ class PooledGenerator:
                 raise lost
             self.replaced(lost)
             self.handle.close()
-            self.handle, self._busy_before = self.make(), 0.0
+            self.handle, self._busy_before, self._version = self.make(), 0.0, None
             try:
                 await started(self.handle, Limit.of(self.config.timeouts, "start"))
                 if self._weights is not None:
