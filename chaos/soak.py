@@ -37,10 +37,10 @@ POINTS = 240  # of each series in the report
 MIB = 2**20
 
 # The most that each may grow in an hour, as the slope after the warm-up says.
-MEMORY_SHARE = 0.03  # of the memory of all processes together
-WORKER_MIB = 24.0  # of one that lives as long as the run
-COUNT = 2.0  # files, threads, processes
+SUM_SHARE = 0.02  # of the memory of all that live as long as the run
+WORKER_MIB = 24.0  # of each of these
 LEDGER_SHARE = 0.10
+COUNT = 4.0  # files, threads, processes: the most of the second half over that of the first
 # Ray's log monitor keeps the logs of workers that are dead open, up to this many.
 LOG_FILES = 200
 
@@ -102,6 +102,11 @@ def _bytes(folder: Path) -> int:
     return int(done.stdout.split()[0]) if done.stdout else 0
 
 
+def _lasting(key: str) -> bool:
+    """Whether this is the memory of a process that lives as long as the run."""
+    return key.startswith("own ") and not key.endswith((" 1", " others", " these"))
+
+
 def slope(seconds: np.ndarray, values: np.ndarray) -> float:
     """What a series gains in an hour: the median of the slopes between all pairs (Theil–Sen), of
     means of half a minute each, so that neither an outlier nor a short burst decides."""
@@ -116,6 +121,8 @@ def slope(seconds: np.ndarray, values: np.ndarray) -> float:
 def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], list[Promise]]:
     """Median and hourly growth of each series after the warm-up, and what was promised of them."""
     rows = rows[int(len(rows) * WARM_UP) :]
+    for row in rows:
+        row["own of these"] = sum(v for k, v in row.items() if _lasting(k))
     seconds = np.array([row["seconds"] for row in rows])
     figures: dict[str, dict[str, float]] = {}
     for key in dict.fromkeys(k for row in rows for k in row if k != "seconds"):
@@ -139,14 +146,19 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
             found["per_hour"] <= limit,
         ))  # fmt: skip
 
-    hold("memory", MEMORY_SHARE * figures["memory"]["median"], "MiB", MIB)
     for key in figures:
-        if key.startswith("own ") and not key.endswith((" 1", "others")):
+        if _lasting(key):
             hold(key, WORKER_MIB * MIB, "MiB", MIB)
+    hold("own of these", SUM_SHARE * figures["own of these"]["median"], "MiB", MIB)
     if figures["store"]["median"] > MIB:
-        hold("store", MEMORY_SHARE * figures["store"]["median"], "MiB", MIB)
+        hold("store", SUM_SHARE * figures["store"]["median"], "MiB", MIB)
+    half = len(rows) // 2
     for key in ("processes", "files", "threads"):
-        hold(key, COUNT, key)
+        first, second = (max(row[key] for row in part) for part in (rows[:half], rows[half:]))
+        promises.append(Promise(
+            f"the most {key} of the second half are at most {COUNT:g} more than of the first",
+            f"{first:.0f} and {second:.0f}", second <= first + COUNT,
+        ))  # fmt: skip
     if logs := figures.get("files log_monitor"):
         promises.append(Promise(
             f"Ray's log monitor has no more than {LOG_FILES} files of dead workers open",

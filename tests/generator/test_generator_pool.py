@@ -116,10 +116,12 @@ def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monke
 
     async def use() -> None:
         generator = PooledGenerator(make, config, lost.append, unheard)
+        with pytest.raises(WorkerLost, match="generator 0"):
+            await generator.started()
+        assert len(lost) == 1
         generator.submit([Request(0, 0, [1], 0, SamplingParams(4))])
         with pytest.raises(WorkerLost, match="generator 0"):
             await generator.poll()
-        assert len(lost) == 1
 
     asyncio.run(use())
 

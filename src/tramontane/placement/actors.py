@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,11 @@ from tramontane.errors import InputError
 from tramontane.orphans import die_with_parent
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
 from tramontane.placement.place import backend as collectives
+from tramontane.placement.ranks import COLLECTIVE_SECONDS
 from tramontane.weights import Bucket, Weights
 
 ALIGNMENT = 64  # bytes, of each tensor in a bucket
-Joins = tuple[str, str, int, int]  # backend, address, rank, ranks
+Joins = tuple[str, str, int, int, float]  # backend, address, rank, ranks, seconds to wait
 CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
 
@@ -92,8 +94,14 @@ class Actor:
         """Make the worker, which as one rank of several `joins` the others first."""
         die_with_parent()  # one that is stopped would not notice that its machine's Ray is gone
         if joins is not None:
-            backend, address, rank, ranks = joins
-            dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks)
+            backend, address, rank, ranks, seconds = joins
+            dist.init_process_group(
+                backend,
+                init_method=address,
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(seconds=seconds),
+            )
         self._worker = make()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -199,9 +207,14 @@ class ActorRanks:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Any], ranks: list[ActorHandle], backend: str
+        self,
+        name: str,
+        make: Callable[[], Any],
+        ranks: list[ActorHandle],
+        backend: str,
+        collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
-        self.name, self._ranks = name, ranks
+        self.name, self._ranks, self._collective_seconds = name, ranks, collective_seconds
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.started: Future[None] = self._mailbox.submit(self._start, make, backend)
 
@@ -218,7 +231,7 @@ class ActorRanks:
     def _start(self, make: Callable[[], Any], backend: str) -> None:
         address, count = self._ranks[0].free_address(), len(self._ranks)
         for number, rank in enumerate(self._ranks):
-            rank.start(make, (backend, address, number, count))
+            rank.start(make, (backend, address, number, count, self._collective_seconds))
         self._result([rank.started for rank in self._ranks])
 
     def _result(self, futures: list[Future[Any]]) -> Any:
@@ -273,7 +286,8 @@ class Cluster:
         if config.trainer.ranks == 1:
             return self._actor("trainer", resources).start(make)
         ranks = [self._actor(f"trainer rank {n}", resources) for n in range(config.trainer.ranks)]
-        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device))
+        limit = config.timeouts.training
+        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device), limit)
 
     def weights(self) -> Weights:
         return StoredWeights(getattr(torch, self._config.generator.dtype))

@@ -44,10 +44,10 @@ class Controller:
         return ThreadHandle(f"verifier {number}", make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
-        config = self._config.trainer
+        config, limit = self._config.trainer, self._config.timeouts.training
         if config.ranks == 1:
             return ThreadHandle("trainer", make)
-        return ProcessRanks("trainer", make, config.ranks, backend(config.device))
+        return ProcessRanks("trainer", make, config.ranks, backend(config.device), limit)
 
     def weights(self) -> Weights:
         return LocalWeights()

@@ -61,6 +61,7 @@ _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 _START = (
     "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
 )
+TOOL_SECONDS = 120.0  # for a compiler that is asked for its version, or to compile one header
 _NEXT_USER = itertools.count()
 
 
@@ -431,7 +432,9 @@ def _quote(text: str) -> str:
 def precompiled(flags: tuple[str, ...]) -> Path | None:
     """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache:
     the user's; root's is the system's, since programs run as another user."""
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
+    version = subprocess.run(
+        ["g++", "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
+    ).stdout
     beside = "#include_next <bits/stdc++.h>\n"  # for a program that includes it a second time
     kind = (flags, version, os.uname().machine, beside)
     key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
@@ -447,7 +450,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
     target = str(made / "bits" / "stdc++.h.gch")
     command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]
-    if subprocess.run(command, capture_output=True).returncode != 0:
+    if subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS).returncode != 0:
         shutil.rmtree(made)
         return None  # a library without that header: programs that ask for it do not compile
     made.chmod(0o755)
