@@ -135,13 +135,16 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
         checkpoint={"every": 1},
     )
     process = start(config, tmp_path)
-    wait_for_updates(tmp_path / "run", 2, process)
-    os.kill(workers(tmp_path / "run")["generator 1"], signal.SIGSTOP)
-    assert len(marked(f"TRAMONTANE_TEST={tmp_path}")) > 6
-    os.kill(process.pid, signal.SIGKILL)
+    mark = f"TRAMONTANE_TEST={tmp_path}"
+    try:
+        wait_for_updates(tmp_path / "run", 2, process)
+        os.kill(workers(tmp_path / "run")["generator 1"], signal.SIGSTOP)
+        assert len(marked(mark)) > 6
+    finally:
+        process.kill()
     process.wait()
     deadline = time.monotonic() + 60
-    while left := marked(f"TRAMONTANE_TEST={tmp_path}"):
+    while left := marked(mark):
         assert time.monotonic() < deadline, [command_line(pid) for pid in left]
         time.sleep(0.1)
     again = command("train", "--resume", str(tmp_path / "run"))

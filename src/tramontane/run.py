@@ -3,9 +3,9 @@
 config.yaml              resolved
 metrics.jsonl            a line per update
 rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
-checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json (the rest)
+checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
 summary.json report.html at the end
-events.log               workers that were lost and replaced, if any
+events.log               workers that were lost and replaced, checkpoints that were damaged
 workers.jsonl            which process is which worker, and what weights generators sampled under
 """
 
