@@ -31,8 +31,10 @@ def compare(build: Path, seed: int) -> tuple[dict[str, Any], list[Promise]]:
         with Run(config(seed), build / name) as run:
             killer = Killer(run.folder, seed, build / name / "kills.jsonl")
             deadline = time.monotonic() + SECONDS
-            run.wait_for_updates(0 if kills else 1, SECONDS)
-            while not run.ended and time.monotonic() < deadline:
+            while not run.finished and time.monotonic() < deadline:
+                if run.ended:  # Ray may not come up on a machine that is very busy
+                    run.gone()
+                    run.resume()
                 if len(killer.kills) < kills and (run.folder / "workers.jsonl").is_file():
                     killer.strike(["generator 0", "generator 1"], hang=0.0)
                 time.sleep(killer.random.uniform(*EVERY) if kills else 1.0)

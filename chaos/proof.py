@@ -12,6 +12,7 @@ import yaml
 from chaos.promises import Promise
 
 Row = dict[str, Any]
+SPECIAL = ("<s>", "</s>", "<pad>")  # the model may sample one anywhere; texts leave them out
 
 
 def read(file: Path) -> list[Row]:
@@ -86,7 +87,7 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
     trained = [row for row in rows if row["filtered"] is None]
     ages = [row["update"] - 1 - v for row in trained for v in row["versions"]]
     whole = sum(
-        "".join(row["tokens"]).removesuffix("</s>") == row["text"]
+        "".join(t for t in row["tokens"] if t not in SPECIAL) == row["text"]
         and len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
         and (row["tokens"][-1] == "</s>" or len(row["tokens"]) == sizes["l_max"])
         for row in rows

@@ -56,18 +56,6 @@ class Run:
         metrics = self.folder / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
-    def wait_for_updates(self, updates: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.updates < updates:
-            if self.ended or time.monotonic() > deadline:
-                sys.exit(f"no update {updates} after {seconds:g} s; see {self.log}")
-            time.sleep(0.2)
-
-    def interrupt(self, seconds: float) -> int:
-        """Ctrl-C, and how it ended."""
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(seconds)
-
     def gone(self, seconds: float = GONE_SECONDS) -> float | None:
         """Seconds until no process of the run is left; None where some stay."""
         began = time.monotonic()
