@@ -12,7 +12,13 @@ import yaml
 from chaos.promises import Promise
 
 Row = dict[str, Any]
-SPECIAL = ("<s>", "</s>", "<pad>")  # the model may sample one anywhere; texts leave them out
+SPECIAL = (
+    "<s>",
+    "</s>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+)  # may stand anywhere; texts omit them
 
 
 def read(file: Path) -> list[Row]:
