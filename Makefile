@@ -8,10 +8,15 @@ READY := $(VENV)/.ready
 SECONDS ?= 3600
 PROGRAMS ?= 1000
 RUNG ?=
+# How long `make soak` runs, and where the workers are: ray or thread.
+MINUTES ?= 60
+KIND ?= ray
+# What `make chaos` draws from; a seed of its own by default.
+SEED ?=
 # Which benchmarks `make bench` runs; all by default.
 BENCH ?=
 
-.PHONY: quickstart test check fuzz hostile bench clean
+.PHONY: quickstart test check fuzz hostile bench chaos soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -34,6 +39,14 @@ hostile: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m benchmarks $(BENCH)
+
+chaos: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m chaos $(if $(SEED),--seed $(SEED))
+
+soak: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -194,7 +194,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, tmp_path) -> None
 def test_a_cluster_that_is_too_small_is_refused(ray_cluster, tmp_path) -> None:
     config = small_config(tmp_path, placement={"kind": "ray", "generator": {"cpus": 70}})
     with pytest.raises(InputError, match="has 8 CPUs and the run asks for 72; lower"):
-        place(config)
+        place(config, print)
 
 
 def test_no_cluster_at_the_address_is_said(tmp_path) -> None:

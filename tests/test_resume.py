@@ -15,7 +15,6 @@ import yaml
 from tests.runs import NoScreen, small_config
 from tests.test_pipeline import check_ledger, rollouts, weights
 from tramontane.config import Config
-from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.run import RunFolder
 from tramontane.training import open_run, train
@@ -40,10 +39,10 @@ def command(*args: str) -> subprocess.Popen[str]:
 
 def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
     metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not metrics.exists() or len(metrics.read_text().splitlines()) < updates:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no progress within 120 s"
+        assert time.monotonic() < deadline, "no progress within 300 s"
         time.sleep(0.05)
 
 
@@ -152,22 +151,6 @@ def test_checkpoints_while_groups_come_and_go(
     check_ledger(tmp_path, config)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [("pipeline.json", "damaged checkpoint"), ("trainer/.metadata", "checkpoint")],
-)
-def test_damaged_checkpoint_is_named(tmp_path: Path, damage: str, message: str) -> None:
-    sizes = {"updates": 1, "n_batch": 16, "max_staleness": 0}
-    config = small_config(tmp_path / "run", pipeline=sizes)
-    train(config, NoScreen())
-    (tmp_path / "run/summary.json").unlink()
-    file = tmp_path / "run/checkpoints/step_1" / damage
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    folder, resumed = open_run(tmp_path / "run")
-    with pytest.raises(InputError, match=message):
-        train(resumed, NoScreen(), folder)
-
-
 def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.rollouts.mkdir()
@@ -183,7 +166,9 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
     latest = folder.latest_checkpoint()
     assert latest is not None
     assert latest.name == "step_2"
+    assert folder.whole_checkpoint(pytest.fail) == latest
     folder.rewind(2)
+    assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["step_1", "step_2"]
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     assert sorted(p.name for p in folder.rollouts.iterdir()) == [
         "update_000001.jsonl",

@@ -4,14 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.processes import command as command_line
+from chaos.processes import marked, workers
 from tests.runs import NoScreen, small_config
 from tests.test_pipeline import WatchedPipeline, check_ledger, rollouts
+from tests.test_resume import command, start, wait_for_updates
 from tramontane.generator.pool import PooledGenerator
 from tramontane.placement import WorkerDied
 from tramontane.training import open_run, train
@@ -115,6 +119,38 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     train(resumed, NoScreen(), folder)
     check_ledger(tmp_path, config)
+
+
+def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a worker that is stopped, which could not notice."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("TRAMONTANE_TEST", str(tmp_path))
+    config = small_config(
+        tmp_path / "run",
+        pipeline=SIZES | {"updates": 4},
+        generator={"workers": 2},
+        placement={"kind": "ray"},
+        checkpoint={"every": 1},
+    )
+    process = start(config, tmp_path)
+    mark = f"TRAMONTANE_TEST={tmp_path}"
+    try:
+        wait_for_updates(tmp_path / "run", 2, process)
+        os.kill(workers(tmp_path / "run")["generator 1"], signal.SIGSTOP)
+        assert len(marked(mark)) > 6
+    finally:
+        process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while left := marked(mark):
+        assert time.monotonic() < deadline, [command_line(pid) for pid in left]
+        time.sleep(0.1)
+    again = command("train", "--resume", str(tmp_path / "run"))
+    output = again.communicate(timeout=240)[0]
+    assert again.returncode == 0, output
+    check_ledger(tmp_path / "run", config)
 
 
 def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:

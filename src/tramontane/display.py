@@ -173,6 +173,10 @@ class LiveDisplay:
         with self._lock:
             self._status = dict(values)
 
+    def warn(self, text: str) -> None:
+        """Something that a user should know, on a line of its own."""
+        self.console.print(Text(printable(text), style="bold yellow"), soft_wrap=True)
+
     def sample(self, problem: str, text: str, verdict: Outcome) -> None:
         """Show one completion."""
         with self._lock:

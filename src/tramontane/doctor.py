@@ -12,6 +12,9 @@ from typing import Literal, NamedTuple
 State = Literal["ok", "missing", "optional"]
 
 
+TOOL_SECONDS = 60.0  # for a tool that is asked for its version
+
+
 class Finding(NamedTuple):
     """One line of the report; `optional`: absent, and nothing breaks without it."""
 
@@ -82,7 +85,9 @@ def _sandbox() -> list[Finding]:
 def _tool(name: str, mend: str) -> Finding:
     if shutil.which(name) is None:
         return Finding(name, "missing", "not found", mend)
-    said = subprocess.run([name, "--version"], capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [name, "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
+    ).stdout
     return Finding(name, "ok", said.splitlines()[0] if said else "works")
 
 

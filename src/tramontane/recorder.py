@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
@@ -128,15 +129,16 @@ class Recorder:
     async def checkpoint(self) -> None:
         """Weights, trainer state and everything pending, complete or absent."""
         version = self.pipeline.ledger.trained_version
-        partial = self.folder.checkpoint_dir(version).absolute()
         limit = Limit.of(self.config.timeouts, "training")
-        await call(self.trainer, "save_weights", partial / "weights", limit=limit)
-        await call(self.trainer, "save_state", partial / "trainer", limit=limit)
-        self.tokenizer.save_pretrained(partial / "weights")
-        state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
-        await asyncio.to_thread(RunFolder(partial).write_json, "pipeline.json", state, None)
-        keep = self.config.checkpoint.keep
-        await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
+        partial = self.folder.checkpoint_dir(version).absolute()
+        with self.folder.room_for(partial):
+            await call(self.trainer, "save_weights", partial / "weights", limit=limit)
+            await call(self.trainer, "save_state", partial / "trainer", limit=limit)
+            self.tokenizer.save_pretrained(partial / "weights")
+            state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
+            (partial / "pipeline.json").write_text(json.dumps(state), encoding="utf-8")
+            keep = self.config.checkpoint.keep
+            await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
         self._saved_at = version
 
     def _rewards(self, groups: list[Group]) -> dict[str, Any]:

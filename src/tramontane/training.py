@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import signal
 import threading
 import time
@@ -33,7 +34,7 @@ from tramontane.ledger import Ledger
 from tramontane.pipeline import Pipeline
 from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, check, place, started
 from tramontane.recorder import Recorder
-from tramontane.run import RunFolder
+from tramontane.run import RunFolder, read_log
 from tramontane.studies.report import write_report
 from tramontane.trainer import Trainer, parity
 from tramontane.types import Problem, SamplingParams
@@ -150,16 +151,17 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     began = time.monotonic()
     prepared = prepare(config)
     folder = resume or RunFolder.create(config)
-    checkpoint = folder.latest_checkpoint() if resume else None
-    state = _load_pipeline_state(checkpoint) if checkpoint else None
+    checkpoint = folder.whole_checkpoint(partial(_say, folder, screen)) if resume else None
+    state = json.loads((checkpoint / "pipeline.json").read_bytes()) if checkpoint else None
     folder.rewind(state["version"] if state else 0)
     screen.start(f"{config.name} → {folder.path}", resolved(prepared), config.pipeline.updates)
     began -= state["seconds"] if state else 0.0
     sizes = config.pipeline
     lost = partial(_note_lost, folder, screen)
+    folder.log_worker("controller", process=os.getpid())
     with (
         _one_thread(),
-        closing(place(config)) as placement,
+        closing(place(config, folder.log_worker)) as placement,
         _verifiers(config, placement, lost) as pool,
     ):
         before = _measure("before", config.model, prepared, pool, folder, screen)
@@ -175,7 +177,8 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
             summary = _summary(folder, before, after)
             summary["wall_seconds"] = round(time.monotonic() - began, 2)
             folder.write_json("summary.json", summary)
-    report = write_report(folder.path)
+    with folder.room_for(folder.path / "report.html"):
+        report = write_report(folder.path)
     finished = ended == sizes.updates
     if finished:
         screen.summary(summary, report)
@@ -223,6 +226,11 @@ def _note_lost(folder: RunFolder, screen: Any, lost: WorkerLost) -> None:
     screen.status({"replaced": str(lost)})
 
 
+def _say(folder: RunFolder, screen: Any, event: str) -> None:
+    folder.log_event(event)
+    screen.warn(event)
+
+
 async def _run(
     prepared: Prepared,
     placement: Placement,
@@ -239,7 +247,9 @@ async def _run(
     config, sizes = prepared.config, prepared.config.pipeline
     # Never from a checkpoint, which a replacement would find deleted: it gets the newest weights.
     make = partial(Generator.load, config.model, config.generator, slots(config), prepared.max_len)
-    generators = GeneratorPool(lambda number: placement.generator(number, make), config, lost)
+    generators = GeneratorPool(
+        lambda number: placement.generator(number, make), config, lost, folder.log_worker
+    )
     trainer = placement.trainer(
         partial(
             Trainer.load,
@@ -388,37 +398,26 @@ def _measure(
     rows_file = folder.path / f"evaluation_{when}.jsonl"
     unfinished = rows_file.with_suffix(".partial")
     if when == "before" and rows_file.is_file():  # a resumed run has it already
-        lines = rows_file.read_text(encoding="utf-8").splitlines()
-        return summarize([json.loads(line) for line in lines])
+        return summarize(list(read_log(rows_file)))
     generator = Generator.load(model, config.generator, config.pipeline.n_async, prepared.max_len)
     settings = config.evaluation
-    result = evaluate(
-        generator,
-        pool,
-        prepared.held_out,
-        tokenizer=prepared.tokenizer,
-        samples=settings.samples,
-        sampling=SamplingParams(config.pipeline.l_max, settings.temperature, settings.top_p),
-        seed=config.seed,
-        system_prompt=config.data.system_prompt,
-        write_to=unfinished,
-        on_progress=partial(screen.phase, f"evaluation {when}"),
-        timeout_s=config.timeouts.verification,
-    )
-    unfinished.replace(rows_file)
+    with folder.room_for(unfinished):
+        result = evaluate(
+            generator,
+            pool,
+            prepared.held_out,
+            tokenizer=prepared.tokenizer,
+            samples=settings.samples,
+            sampling=SamplingParams(config.pipeline.l_max, settings.temperature, settings.top_p),
+            seed=config.seed,
+            system_prompt=config.data.system_prompt,
+            write_to=unfinished,
+            on_progress=partial(screen.phase, f"evaluation {when}"),
+            timeout_s=config.timeouts.verification,
+        )
+        unfinished.replace(rows_file)
     folder.log_evaluation({"when": when} | result.to_dict())
     return result
-
-
-def _load_pipeline_state(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / "pipeline.json"
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file}: damaged checkpoint ({error}); delete the folder {checkpoint} to resume from "
-            f"the one before"
-        ) from None
 
 
 def _summary(

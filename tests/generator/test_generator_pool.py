@@ -18,6 +18,9 @@ from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.types import Completion, Request, SamplingParams
 
 
+def unheard(worker: str, **facts: object) -> None: ...
+
+
 class Nobody:
     """A handle that is never called."""
 
@@ -37,7 +40,7 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
         pipeline={"n_async": n_async, "n_batch": group_size * 8, "group_size": group_size},
         generator={"workers": workers},
     )
-    pool = GeneratorPool(lambda number: Nobody(), config, print)
+    pool = GeneratorPool(lambda number: Nobody(), config, print, unheard)
     assert workers > 1 or slots(config) == n_async
     for number, choice in enumerate(order):
         if pool.in_flight + group_size <= n_async and choice % 2:
@@ -72,7 +75,7 @@ def test_what_a_killed_generator_was_at_ends_as_if_it_had_lived(
 
     async def use() -> None:
         lost: list[WorkerLost] = []
-        generator = PooledGenerator(make, config, lost.append)
+        generator = PooledGenerator(make, config, lost.append, unheard)
         generator.submit(requests)
         assert await generator.poll() == []
         assert {len(r.token_ids) for r in generator.requests.values()} == {8}
@@ -115,11 +118,13 @@ def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monke
         return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(partial(os._exit, 3))
 
     async def use() -> None:
-        generator = PooledGenerator(make, config, lost.append)
+        generator = PooledGenerator(make, config, lost.append, unheard)
+        with pytest.raises(WorkerLost, match="generator 0"):
+            await generator.started()
+        assert len(lost) == 1
         generator.submit([Request(0, 0, [1], 0, SamplingParams(4))])
         with pytest.raises(WorkerLost, match="generator 0"):
             await generator.poll()
-        assert len(lost) == 1
 
     asyncio.run(use())
 

@@ -127,6 +127,17 @@ def test_a_worker_killed_while_idle_is_replaced(pool):
     assert outcomes(pool.score(SUM, [response(5), response(6)])) == ["right", "wrong"]
 
 
+def test_a_worker_that_stops_hearing_is_replaced(monkeypatch):
+    """The group is larger than a socket's buffer: the pool waits for it to be read."""
+    monkeypatch.setattr("tramontane.verifier.pool.TRANSFER_SECONDS", 1)
+    with VerifierPool(VerifierConfig(), 256, 32) as pool:
+        assert outcomes(pool.score(SUM, [response(5)])) == ["right"]
+        os.kill(worker_pid(pool), signal.SIGSTOP)
+        long = ("<think>" + "2 + 3 = 5. " * 100_000 + "</think>", 300)
+        assert outcomes(pool.score(SUM, [long, response(5)])) == ["malformed", "right"]
+        assert pool.stats().restarts == 1
+
+
 def test_kills_under_load(pool):
     group = [response(5), response(6)] * 8
     futures = [pool.score(SUM, group) for _ in range(600)]

@@ -34,9 +34,13 @@ class PooledGenerator:
     """
 
     def __init__(
-        self, make: Callable[[], Handle], config: Config, replaced: Callable[[WorkerLost], None]
+        self,
+        make: Callable[[], Handle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
+        note: Callable[..., None],
     ) -> None:
-        self.make, self.config, self.replaced = make, config, replaced
+        self.make, self.config, self.replaced, self.note = make, config, replaced, note
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.generated_tokens, self.busy_seconds = 0, 0.0
@@ -47,6 +51,7 @@ class PooledGenerator:
         # Asked of the worker at the moment, with the requests that each takes there.
         self._polls: deque[tuple[Future[Progress], list[Request]]] = deque()
         self._weights: tuple[int, Weights] | None = None
+        self._version: int | None = None  # that the newest tokens were sampled under
         self._lost = 0  # workers, since the last poll
         self._replacing = asyncio.Lock()
 
@@ -54,6 +59,18 @@ class PooledGenerator:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
         self.requests |= {(r.group, r.index): r for r in requests}
         self._unsent += requests
+
+    async def started(self) -> None:
+        """Wait until it can be called.
+
+        Raises:
+            WorkerLost: it cannot be started.
+        """
+        handle = await self._worker()
+        try:
+            await started(handle, Limit.of(self.config.timeouts, "start"))
+        except WorkerLost as lost:
+            await self._replace(handle, lost)
 
     async def poll(self) -> list[Completion]:
         """Let it work for a few decode steps; returns what ended (nothing, if it was lost).
@@ -121,16 +138,20 @@ class PooledGenerator:
         return await call(handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
 
     def _note(self, progress: Progress) -> None:
-        done = {(c.group, c.index): c for c in progress.completions}
-        sampled = sum(len(c.token_ids) for c in progress.completions)
-        sampled -= sum(len(self.requests.pop(key).token_ids) for key in done)
+        sampled: list[int] = []  # each new token's version
+        for c in progress.completions:
+            sampled += c.versions[len(self.requests.pop((c.group, c.index)).token_ids) :]
         for g in progress.grown:
             request = self.requests[g.group, g.index]
             request.token_ids += g.token_ids
             request.logprobs += g.logprobs
             request.versions += g.versions
-            sampled += len(g.token_ids)
-        self.generated_tokens += sampled
+            sampled += g.versions
+        self.generated_tokens += len(sampled)
+        for version in dict.fromkeys(sampled):
+            if version != self._version:
+                self._version = version
+                self.note(self.handle.name, version=version)
         self.busy_seconds += progress.busy_seconds - self._busy_before
         self._busy_before = progress.busy_seconds
 
@@ -144,7 +165,7 @@ class PooledGenerator:
                     raise lost
                 self.replaced(lost)
                 self.handle.close()
-                self.handle, self._busy_before = self.make(), 0.0
+                self.handle, self._busy_before, self._version = self.make(), 0.0, None
                 self._polls.clear()
                 try:
                     await started(self.handle, Limit.of(self.config.timeouts, "start"))
@@ -157,6 +178,8 @@ class PooledGenerator:
                 for request in self.requests.values():
                     request.token_ids, request.logprobs, request.versions = [], [], []
             self._unsent = list(self.requests.values())
+            begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
+            self.note(self.handle.name, continues=begun)
 
 
 class GeneratorPool:
@@ -166,6 +189,8 @@ class GeneratorPool:
         make: a handle on the generator of a given number.
         config: sizes, timeouts, and what becomes of a lost worker's sequences.
         replaced: told of each worker that is lost and about to be replaced.
+        note: told, by a generator's name, each `version` of the weights that it begins to sample
+            under, and what the one that takes its place `continues`: [group, index, tokens] each.
     """
 
     def __init__(
@@ -173,11 +198,11 @@ class GeneratorPool:
         make: Callable[[int], Handle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
+        note: Callable[..., None],
     ) -> None:
         def one(number: int) -> PooledGenerator:
-            return PooledGenerator(lambda: make(number), config, replaced)
+            return PooledGenerator(lambda: make(number), config, replaced, note)
 
-        self._config = config
         self._members = [one(number) for number in range(config.generator.workers)]
 
     def __iter__(self) -> Iterator[PooledGenerator]:
@@ -206,10 +231,9 @@ class GeneratorPool:
         """Wait until all can be called.
 
         Raises:
-            WorkerLost: one did not start.
+            WorkerLost: one cannot be started.
         """
-        limit = Limit.of(self._config.timeouts, "start")
-        await asyncio.gather(*(started(m.handle, limit) for m in self._members))
+        await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
         """Give a group to the generator that has least; it stays whole, since it shares a prompt.

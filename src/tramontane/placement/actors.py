@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from datetime import timedelta
 from typing import Any
 
 import ray
@@ -25,11 +26,13 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
+from tramontane.orphans import die_with_parent
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
 from tramontane.placement.place import backend as collectives
+from tramontane.placement.ranks import COLLECTIVE_SECONDS
 from tramontane.weights import Bucket, Weights
 
-Joins = tuple[str, str, int, int]  # backend, address, rank, ranks
+Joins = tuple[str, str, int, int, float]  # backend, address, rank, ranks, seconds to wait
 CONNECT_SECONDS = 10.0
 GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
 
@@ -105,9 +108,16 @@ class Actor:
 
     def make(self, make: Callable[[], Any], joins: Joins | None) -> None:
         """Make the worker, which as one rank of several `joins` the others first."""
+        die_with_parent()  # one that is stopped would not notice that its machine's Ray is gone
         if joins is not None:
-            backend, address, rank, ranks = joins
-            dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks)
+            backend, address, rank, ranks, seconds = joins
+            dist.init_process_group(
+                backend,
+                init_method=address,
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(seconds=seconds),
+            )
         self._worker = make()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -138,8 +148,14 @@ class ActorHandle:
     heartbeat; one that gives none is taken for lost.
     """
 
-    def __init__(self, name: str, options: dict[str, Any], heartbeat: float) -> None:
-        self.name, self._heartbeat = name, heartbeat
+    def __init__(
+        self,
+        name: str,
+        options: dict[str, Any],
+        heartbeat: float,
+        note: Callable[..., None] = lambda name, process: None,
+    ) -> None:
+        self.name, self._heartbeat, self._note = name, heartbeat, note
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
         self._actor: Any = _actor_class().options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while it is known to live
@@ -173,6 +189,7 @@ class ActorHandle:
             self._place = ray.get(self._actor.beat.remote())
         except RayActorError as error:
             raise self._died("its start", began, error) from None
+        self._note(self.name, process=self._place[1])
         self._call("its start", self._actor.make, make, joins)
 
     def _call(self, what: str, method: Any, *args: Any) -> Any:
@@ -206,9 +223,14 @@ class ActorRanks:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Any], ranks: list[ActorHandle], backend: str
+        self,
+        name: str,
+        make: Callable[[], Any],
+        ranks: list[ActorHandle],
+        backend: str,
+        collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
-        self.name, self._ranks = name, ranks
+        self.name, self._ranks, self._collective_seconds = name, ranks, collective_seconds
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.started: Future[None] = self._mailbox.submit(self._start, make, backend)
 
@@ -225,7 +247,7 @@ class ActorRanks:
     def _start(self, make: Callable[[], Any], backend: str) -> None:
         address, count = self._ranks[0].free_address(), len(self._ranks)
         for number, rank in enumerate(self._ranks):
-            rank.start(make, (backend, address, number, count))
+            rank.start(make, (backend, address, number, count, self._collective_seconds))
         self._result([rank.started for rank in self._ranks])
 
     def _result(self, futures: list[Future[Any]]) -> Any:
@@ -248,8 +270,8 @@ class Cluster:
         InputError: no cluster at `placement.address`, or one without the CPUs and GPUs asked for.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, note: Callable[..., None]) -> None:
+        self._config, self._note = config, note
         cpus, gpus = self._needs()
         # One that the caller started, in a notebook say, is used and left running.
         self._ours = not ray.is_initialized()
@@ -280,7 +302,8 @@ class Cluster:
         if config.trainer.ranks == 1:
             return self._actor("trainer", resources).start(make)
         ranks = [self._actor(f"trainer rank {n}", resources) for n in range(config.trainer.ranks)]
-        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device))
+        limit = config.timeouts.training
+        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device), limit)
 
     def weights(self) -> Weights:
         config = self._config
@@ -294,7 +317,7 @@ class Cluster:
     def _actor(self, name: str, options: dict[str, Any]) -> ActorHandle:
         if self._config.placement.weights == "nixl":
             options = options | {"enable_tensor_transport": True}
-        return ActorHandle(name, options, self._config.timeouts.heartbeat)
+        return ActorHandle(name, options, self._config.timeouts.heartbeat, self._note)
 
     def _needs(self) -> tuple[float, float]:
         config, place = self._config, self._config.placement
@@ -314,6 +337,10 @@ def _resources(resources: Resources, device: str) -> dict[str, float]:
 
 def _start(address: str | None, cpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Nobody looks at a record of every call, which grows to hundreds of megabytes.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # Ray gives its workers the least of a machine that does anything else: 15 on nice's scale.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     own: dict[str, Any] = {}
     if address is None:
         # On one's own machine workers may share cores, as threads do.

@@ -46,10 +46,10 @@ class Controller:
         return ThreadHandle(f"verifier {number}", make)
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
-        config = self._config.trainer
+        config, limit = self._config.trainer, self._config.timeouts.training
         if config.ranks == 1:
             return ThreadHandle("trainer", make)
-        return ProcessRanks("trainer", make, config.ranks, backend(config.device))
+        return ProcessRanks("trainer", make, config.ranks, backend(config.device), limit)
 
     def weights(self) -> Weights:
         if self._config.trainer.ranks == 1:
@@ -82,8 +82,9 @@ def check(config: Config) -> None:
         )
 
 
-def place(config: Config) -> Placement:
-    """The placement that `config.placement.kind` names, started.
+def place(config: Config, note: Callable[..., None]) -> Placement:
+    """The placement that `config.placement.kind` names, started; `note` is told, by the worker's
+    name, of each `process` that is started for one.
 
     Raises:
         InputError: as `check`; or no cluster at the address, or one too small.
@@ -93,4 +94,4 @@ def place(config: Config) -> Placement:
         return Controller(config)
     from tramontane.placement.actors import Cluster  # Ray is an extra
 
-    return Cluster(config)
+    return Cluster(config, note)

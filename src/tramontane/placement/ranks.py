@@ -11,6 +11,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
@@ -19,6 +20,10 @@ import torch
 import torch.distributed as dist
 
 from tramontane.errors import InputError
+from tramontane.orphans import die_with_parent
+
+COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
+END_SECONDS = 10.0
 
 
 class RankFailed(RuntimeError):
@@ -26,9 +31,17 @@ class RankFailed(RuntimeError):
 
 
 class ProcessRanks:
-    """`ranks` processes that each hold `make()`; they call each other's collectives."""
+    """`ranks` processes that each hold `make()`; they call each other's collectives, of which none
+    may wait for the others longer than `collective_seconds`."""
 
-    def __init__(self, name: str, make: Callable[[], Any], ranks: int, backend: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        ranks: int,
+        backend: str,
+        collective_seconds: float = COLLECTIVE_SECONDS,
+    ) -> None:
         self.name = name
         context = mp.get_context("spawn")
         with socket.socket() as free:
@@ -40,7 +53,7 @@ class ProcessRanks:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(theirs, make, rank, ranks, port, backend),
+                args=(theirs, make, rank, ranks, port, backend, collective_seconds),
                 name=f"{name}-{rank}",
                 daemon=True,
             )
@@ -68,7 +81,7 @@ class ProcessRanks:
         return self._collect()
 
     def _dead(self, rank: int) -> RankFailed:
-        self._processes[rank].join()
+        self._processes[rank].join(END_SECONDS)  # its pipe is at its end, so it is ending
         code = self._processes[rank].exitcode
         return RankFailed(f"{self.name} rank {rank} died (exit code {code})")
 
@@ -95,14 +108,25 @@ class ProcessRanks:
 
 
 def _rank_main(
-    pipe: Connection, make: Callable[[], Any], rank: int, ranks: int, port: int, backend: str
+    pipe: Connection,
+    make: Callable[[], Any],
+    rank: int,
+    ranks: int,
+    port: int,
+    backend: str,
+    collective_seconds: float,
 ) -> None:
+    die_with_parent()
     torch.set_num_threads(1)
     # A Ctrl-C in the terminal reaches every process; the controller decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         dist.init_process_group(
-            backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
+            backend,
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=collective_seconds),
         )
         worker = make()
         pipe.send((True, None))

@@ -18,6 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from tramontane.evaluation.evaluate import EvaluationResult, summarize
+from tramontane.run import read_log
 from tramontane.studies import plots
 
 Row = dict[str, Any]
@@ -42,14 +43,14 @@ class Run:
     def read(cls, folder: Path) -> Run:
         config, summary = folder / "config.yaml", folder / "summary.json"
         # A run that was resumed may have written an update's line twice: the later one counts.
-        metrics = {row["update"]: row for row in _lines(folder / "metrics.jsonl")}
+        metrics = {row["update"]: row for row in read_log(folder / "metrics.jsonl")}
         return cls(
             folder=folder,
             config=yaml.safe_load(config.read_text("utf-8")) if config.is_file() else {},
             metrics=[metrics[update] for update in sorted(metrics)],
             summary=json.loads(summary.read_text("utf-8")) if summary.is_file() else {},
-            before=list(_lines(folder / "evaluation_before.jsonl")),
-            after=list(_lines(folder / "evaluation_after.jsonl")),
+            before=list(read_log(folder / "evaluation_before.jsonl")),
+            after=list(read_log(folder / "evaluation_after.jsonl")),
         )
 
 
@@ -84,16 +85,6 @@ def write_report(run_dir: str | Path) -> Path:
     path = run.folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    """The objects of a JSONL file; a last line without its end was cut off when the run died."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 # ---------------------------------------------------------------------------------- numbers
@@ -271,7 +262,7 @@ def _spanning(rollouts: Path) -> Iterator[Row]:
     that the most versions of the weights wrote."""
     files = sorted(rollouts.glob("update_*.jsonl"))
     for i in sorted({(len(files) * part - 1) // 3 for part in (1, 2, 3)} - {-1}):
-        rows = [r for r in _lines(files[i]) if r["tokens"] and r.get("advantage_kept", True)]
+        rows = [r for r in read_log(files[i]) if r["tokens"] and r.get("advantage_kept", True)]
         if rows:
             yield max(rows, key=lambda row: len(set(row["versions"])))
 

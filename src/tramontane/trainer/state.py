@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,19 +13,25 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
+from tramontane.checkpoint import crc32
 from tramontane.errors import InputError
 from tramontane.trainer.sharding import rank, ranks
-
-BLOCK = 1 << 22
 
 
 def save(
     folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
 ) -> None:
-    """Write weights, optimizer moments, version and random state; every rank must call it."""
+    """Write weights, optimizer moments, version and random state; every rank must call it.
+
+    Raises:
+        OSError: a file cannot be written, on whichever rank.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet():
-        dcp.save(_state(model, optimizer, version), checkpoint_id=folder, no_dist=ranks() == 1)
+    try:
+        with _quiet():
+            dcp.save(_state(model, optimizer, version), checkpoint_id=folder, no_dist=ranks() == 1)
+    except CheckpointException as error:  # no Exception, so that callers would not see it
+        raise OSError(_reasons(error)) from error
     (folder / f"checksums_{rank()}").write_bytes(_checksums(folder, rank()))
 
 
@@ -52,10 +57,9 @@ def load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer)
             dcp.load(state, checkpoint_id=folder, no_dist=ranks() == 1)
     except CheckpointException as error:
         # The files are whole, so what they hold does not fit what is being filled.
-        reasons = "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
         raise InputError(
-            f"{folder}: the trainer state belongs to another model ({reasons}); resume with the "
-            f"model that the run started with"
+            f"{folder}: the trainer state belongs to another model ({_reasons(error)}); resume "
+            f"with the model that the run started with"
         ) from error
     torch.set_rng_state(state["random"])
     return int(state["version"])
@@ -77,20 +81,16 @@ def _state(
     }
 
 
+def _reasons(error: CheckpointException) -> str:
+    return "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
+
+
 def _checksums(folder: Path, number: int) -> bytes:
     """One line a file that rank `number` wrote; torch itself does not notice a flipped bit."""
     files = sorted(folder.glob(f"__{number}_*.distcp"))
     if number == 0:
         files += folder.glob(".metadata")
-    return "".join(f"{_crc32(path):08x} {path.name}\n" for path in files).encode()
-
-
-def _crc32(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            value = zlib.crc32(block, value)
-    return value
+    return "".join(f"{crc32(path):08x} {path.name}\n" for path in files).encode()
 
 
 @contextmanager

@@ -17,6 +17,8 @@ import os
 import queue
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -35,6 +37,7 @@ from tramontane.verifier import code, custom
 from tramontane.verifier.reward import unscorable
 
 START_SECONDS = 120.0
+TRANSFER_SECONDS = 30  # for one message, once it has begun
 STARTS = 5  # in a row, before a worker is given up
 Response = tuple[str, int]
 
@@ -68,6 +71,15 @@ class PoolStats:
     unscorable: int = 0
     timeouts: int = 0
     restarts: int = 0
+
+
+def _limit_transfers(connection: Connection) -> None:
+    """A worker that stops in the middle of a message fails the transfer (`OSError`), as one that is
+    gone does: a pipe's buffer is soon full, and half a message may have been read."""
+    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 class VerifierPool:
@@ -244,6 +256,7 @@ class _Worker:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
+        _limit_transfers(ours)
         self.connection = ours
         with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will see
             ours.send((*self.pool._setup, str(self.folder)))

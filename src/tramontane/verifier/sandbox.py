@@ -14,7 +14,6 @@ printed and compares: expected outputs never enter.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import itertools
@@ -33,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tramontane.orphans import die_with_parent
 from tramontane.verifier.inside import lockdown, runner
 
 Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
@@ -61,9 +61,8 @@ _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 _START = (
     "import sys; sys.path.append({where!r}); import inside.runner as r; sys.path.pop(); r.main()"
 )
+TOOL_SECONDS = 120.0  # for a compiler that is asked for its version, or to compile one header
 _NEXT_USER = itertools.count()
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -433,7 +432,9 @@ def _quote(text: str) -> str:
 def precompiled(flags: tuple[str, ...]) -> Path | None:
     """A folder with `bits/stdc++.h` compiled under these flags, made once and kept in the cache:
     the user's; root's is the system's, since programs run as another user."""
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True).stdout
+    version = subprocess.run(
+        ["g++", "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
+    ).stdout
     beside = "#include_next <bits/stdc++.h>\n"  # for a program that includes it a second time
     kind = (flags, version, os.uname().machine, beside)
     key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
@@ -449,7 +450,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
     target = str(made / "bits" / "stdc++.h.gch")
     command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]
-    if subprocess.run(command, capture_output=True).returncode != 0:
+    if subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS).returncode != 0:
         shutil.rmtree(made)
         return None  # a library without that header: programs that ask for it do not compile
     made.chmod(0o755)
@@ -479,12 +480,6 @@ def _threads_of_user() -> int:
             if entry.stat().st_uid == uid:
                 total += len(os.listdir(entry / "task"))
     return total
-
-
-def die_with_parent() -> None:
-    """Ask the system to kill this process when its parent ends, however that ends (Linux only)."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def killpg_quietly(group: int) -> None:

@@ -14,13 +14,14 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
-from tramontane.verifier import custom, language, math, sandbox
+from tramontane.orphans import die_with_parent
+from tramontane.verifier import custom, language, math
 from tramontane.verifier.reward import grade
 
 
 def main(descriptor: int) -> None:
     """Serve until the other end closes, which it does also by dying."""
-    sandbox.die_with_parent()
+    die_with_parent()
     connection = Connection(descriptor)
     config: VerifierConfig
     config, l_max, l_cache, folder = connection.recv()

@@ -1,0 +1,138 @@
+"""What a run's records prove of it, whatever was done to its workers. Reads the run folder only."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chaos.promises import Promise
+
+Row = dict[str, Any]
+SPECIAL = (
+    "<s>",
+    "</s>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+)  # may stand anywhere; texts omit them
+
+
+def read(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def prove(folder: Path) -> list[Promise]:
+    sizes = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["pipeline"]
+    files = sorted((folder / "rollouts").glob("update_*.jsonl"))
+    rows = [row for file in files for row in read(file)]
+    return [
+        *_problems(folder, rows, sizes),
+        _updates(folder, files, sizes),
+        *_tokens(rows, sizes),
+        _generators(read(folder / "workers.jsonl")),
+    ]
+
+
+def _problems(folder: Path, rows: list[Row], sizes: Row) -> list[Promise]:
+    """Every problem handed out is trained on once, filtered with a reason, or pending."""
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(row)
+    newest = max((folder / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
+    state = json.loads((newest / "pipeline.json").read_text(encoding="utf-8"))
+    pending = {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
+    trained = {g for g, those in groups.items() if those[0]["filtered"] is None}
+    filtered = {g for g, those in groups.items() if those[0]["filtered"]}
+    # Once: each of its completions stands there once, all in one update, for one reason.
+    size = sizes["group_size"]
+    whole = [
+        sorted(r["index"] for r in those) == list(range(size))
+        and len({(r["update"], r["filtered"]) for r in those}) == 1
+        for those in groups.values()
+    ]
+    lost = set(range(state["next_group"])) - trained - filtered - pending
+    twice = (trained | filtered) & pending
+    ids = [those[0]["problem_id"] for those in groups.values()]
+    reasons = sorted({groups[g][0]["filtered"] for g in filtered})
+    return [
+        Promise(
+            "every problem handed out is trained on once, filtered with a reason, or pending",
+            f"{state['next_group']} handed out: {len(trained)} trained on, {len(filtered)} "
+            f"filtered ({', '.join(reasons)}), {len(pending)} pending, {len(lost)} lost, "
+            f"{len(twice) + whole.count(False)} twice or in part",
+            not lost and not twice and all(whole),
+        ),
+        Promise(
+            "no problem is handed out under two numbers",
+            f"{len(ids) - len(set(ids))} of {len(ids)}",
+            len(set(ids)) == len(ids),
+        ),
+    ]
+
+
+def _updates(folder: Path, files: list[Path], sizes: Row) -> Promise:
+    """Also where a resumed run did updates again that had been done after its last checkpoint."""
+    metrics = [row["update"] for row in read(folder / "metrics.jsonl")]
+    written = [int(file.stem.removeprefix("update_")) for file in files]
+    trained = [sum(row["filtered"] is None for row in read(file)) for file in files]
+    expected = list(range(1, sizes["updates"] + 1))
+    return Promise(
+        "metrics and rollouts have every update once, of n_batch completions",
+        f"{len(metrics)} and {len(written)} of {sizes['updates']}; completions {set(trained)}",
+        metrics == written == expected and set(trained) == {sizes["n_batch"]},
+    )
+
+
+def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
+    """Versions within a completion, how old they are, and that none of its tokens is missing."""
+    back = sum(row["versions"] != sorted(row["versions"]) for row in rows)
+    trained = [row for row in rows if row["filtered"] is None]
+    ages = [row["update"] - 1 - v for row in trained for v in row["versions"]]
+    whole = sum(
+        "".join(t for t in row["tokens"] if t not in SPECIAL) == row["text"]
+        and len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
+        and (row["tokens"][-1] == "</s>" or len(row["tokens"]) == sizes["l_max"])
+        for row in rows
+    )
+    spanning = sum(len(set(row["versions"])) > 1 for row in rows)
+    return [
+        Promise(
+            "weights' versions never go back within a completion",
+            f"{back} of {len(rows):,}; {spanning:,} span several versions",
+            back == 0,
+        ),
+        Promise(
+            f"no token trained on is more than {sizes['max_staleness']} versions old",
+            f"{min(ages)} to {max(ages)} over {len(ages):,} tokens",
+            min(ages) >= 0 and max(ages) <= sizes["max_staleness"],
+        ),
+        Promise(
+            "every completion is whole: its tokens are its text, to its end",
+            f"{whole:,} of {len(rows):,}",
+            whole == len(rows),
+        ),
+    ]
+
+
+def _generators(rows: list[Row]) -> Promise:
+    """Under which weights each generator sampled, as the controller saw it. A controller that is
+    resumed begins at its checkpoint's weights."""
+    newest: dict[str, int] = {}
+    seen, back, sessions = 0, [], 0
+    for row in rows:
+        if row["worker"] == "controller":
+            newest, sessions = {}, sessions + 1
+        if "version" in row:
+            seen += row["version"] != newest.get(row["worker"])
+            if row["version"] < newest.get(row["worker"], 0):
+                back.append(row)
+            newest[row["worker"]] = row["version"]
+    return Promise(
+        "weights' versions are monotone for each generator, those that took its place included",
+        f"{len(back)} of {seen} changes went back, in {sessions} sessions of the controller",
+        not back,
+    )

@@ -1,0 +1,98 @@
+"""A run of `tramontane train` as a process of its own, with everything that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from chaos.processes import command, marked
+
+GONE_SECONDS = 60.0  # for all processes of a controller that was killed to end
+
+
+def quickstart() -> dict[str, Any]:
+    config = yaml.safe_load(Path("configs/quickstart.yaml").read_text(encoding="utf-8"))
+    return dict(config)
+
+
+class Run:
+    """One run folder and whoever works on it. Its processes carry a mark in their environment, by
+    which they are found even as orphans."""
+
+    def __init__(self, config: dict[str, Any], build: Path) -> None:
+        self.folder, self.log = build / "run", build / "output.log"
+        build.mkdir(parents=True, exist_ok=True)
+        self._config = build / "config.yaml"
+        raw = config | {"run_dir": str(self.folder)}
+        self._config.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
+        self._mark = ("TRAMONTANE_CHAOS", f"{os.getpid()}-{build.name}")
+        self.process = self._start("train", str(self._config))
+
+    def resume(self) -> None:
+        self.process = self._start("train", "--resume", str(self.folder))
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").is_file() and self.ended
+
+    @property
+    def updates(self) -> int:
+        """Updates done; what a controller's death undid counts until it is resumed."""
+        metrics = self.folder / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+
+    def gone(self, seconds: float = GONE_SECONDS) -> float | None:
+        """Seconds until no process of the run is left; None where some stay."""
+        began = time.monotonic()
+        while self.left():
+            if time.monotonic() - began > seconds:
+                return None
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def left(self) -> list[str]:
+        """What still runs."""
+        return [re.sub(r"\s+", " ", command(pid))[:80] for pid in self._processes()]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _processes(self) -> Sequence[int]:
+        return marked("=".join(self._mark))
+
+    def _start(self, *args: str) -> subprocess.Popen[bytes]:
+        with self.log.open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tramontane.cli", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | dict([self._mark]),
+                start_new_session=True,
+            )
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,63 @@
+"""Whether a checkpoint is what was written: a manifest of its files' sizes and checksums.
+
+A checkpoint that was cut in half or damaged, by a crash of the machine, a full disk or a copy that
+broke off, is found before anything is read from it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+BLOCK = 1 << 22
+
+
+def crc32(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of all that lies in a checkpoint's folder.
+
+    The files of the trainer's state have checksums already, computed by the ranks that wrote them
+    (`trainer/state.py`), and are not read again.
+    """
+    known = _by_ranks(folder)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    entries = {str(path.relative_to(folder)): path for path in files}
+    manifest = {
+        name: {"bytes": path.stat().st_size, "crc32": known.get(name) or f"{crc32(path):08x}"}
+        for name, path in entries.items()
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{MANIFEST}: {error}"
+    paths = {name: folder / name for name in manifest}
+    # Sizes first: they cost nothing and tell of what was cut.
+    for name, path in paths.items():
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != manifest[name]["bytes"]:
+            return f"{name} has {path.stat().st_size:,} of {manifest[name]['bytes']:,} bytes"
+    for name, path in paths.items():
+        if f"{crc32(path):08x}" != manifest[name]["crc32"]:
+            return f"{name} is not what was written (checksum)"
+    return None
+
+
+def _by_ranks(folder: Path) -> dict[str, str]:
+    lists = (folder / "trainer").glob("checksums_*")
+    lines = [line for path in lists for line in path.read_text(encoding="utf-8").splitlines()]
+    return {f"trainer/{name}": crc for crc, _, name in (line.partition(" ") for line in lines)}
