@@ -39,7 +39,7 @@ def written(row: int, length: int) -> Prefix:
                     st.tuples(st.integers(0, 150), st.integers(1, 20)), min_size=1, max_size=6
                 ),
             ),
-            st.tuples(st.just("go"), st.lists(st.integers(0, 23), min_size=1, max_size=9)),
+            st.tuples(st.just("go"), st.lists(st.integers(0, 47), min_size=1, max_size=9)),
             st.tuples(st.just("step"), st.integers(1, 40)),
         ),
         max_size=20,
@@ -47,7 +47,7 @@ def written(row: int, length: int) -> Prefix:
 )
 @example([("come", [(5, 1), (5, 3), (50, 20)]), ("step", 35), ("go", [1, 2]), ("come", [(50, 3)])])
 def test_everyone_keeps_their_own_keys(events):
-    slots, max_len = 24, 200
+    slots, max_len = 48, 200
     cache = SlotCache(make_layout(), slots, max_len)
     lengths: dict[int, int] = {}  # of each row's own positions
     prefixes: dict[int, int] = {}  # the length of each row's prefix, which is also its key
@@ -130,7 +130,7 @@ def decode_one(cache: SlotCache, lengths: dict[int, int]) -> None:
 )
 def test_bias_shows_a_token_itself_its_past_and_no_more_than_the_window(sequences, window):
     """Of its own positions and of its prefix: together, the last `window` of all."""
-    cache = SlotCache(make_layout(), 5, 64)
+    cache = SlotCache(make_layout(), 48, 64)
     for row, (prefix, _) in enumerate(sequences):
         cache.admit([row], row, written(row, prefix))
     step = cache.begin(torch.tensor([own for _, own in sequences]))

@@ -70,6 +70,8 @@ def slot_attention(
     own, own_mass = _attend(query, decode, decode.own, sliding_window)
     if decode.shared:
         shared, mass = _attend(query, decode, decode.shared, sliding_window)
+        assert mass is not None
+        assert own_mass is not None
         share = torch.sigmoid(mass[decode.seats] - own_mass)[:, :, None]
         own = torch.lerp(own, shared[decode.seats], share.to(own.dtype))
     return own[:, None], None
@@ -77,12 +79,12 @@ def slot_attention(
 
 def _attend(
     query: torch.Tensor, step: Step, parts: Sequence[Part], window: int | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax attention to each part's lane alone.
 
     Returns:
-        Its output [N, Hq, dv] and the logarithm of its softmax' denominator [N, Hq] float32, for
-        all members of all entries of `parts`, one after the other.
+        Its output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
+        the logarithm of its softmax' denominator [N, Hq] float32; None where nothing is merged.
     """
     outputs, masses = [], []
     for part in parts:
@@ -97,13 +99,14 @@ def _attend(
         scores = torch.bmm(asked, keys.flatten(0, 1).transpose(1, 2))
         scores.view(entries, kv_heads, members, -1, length).add_(part.bias(window).unsqueeze(3))
         weights = torch.softmax(scores, -1, dtype=torch.float32)
-        mass = scores.amax(-1).float() - weights.amax(-1).log()
         mixed = _mix(weights.to(values.dtype), values.flatten(0, 1), part.lane)
         mixed = mixed.view(entries, kv_heads, members, -1, values.shape[3])
-        mass = mass.view(entries, kv_heads, members, -1)
         outputs.append(mixed.transpose(1, 2).reshape(entries * members, query.shape[1], -1))
-        masses.append(mass.transpose(1, 2).reshape(entries * members, -1))
-    return torch.cat(outputs), torch.cat(masses)
+        if step.shared:
+            mass = scores.amax(-1).float() - weights.amax(-1).log()
+            mass = mass.view(entries, kv_heads, members, -1).transpose(1, 2)
+            masses.append(mass.reshape(entries * members, -1))
+    return torch.cat(outputs), torch.cat(masses) if masses else None
 
 
 def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tensor:

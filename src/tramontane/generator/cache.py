@@ -18,8 +18,11 @@ from transformers.cache_utils import Cache
 from tramontane.generator.lanes import Lane, Layout, Prefix
 
 _MEMBERS = 16
-_SHORTEST_LANE = 32
-_GROWTH = 1.5
+# With few slots, calls cost more than the reading that they save: below `_MANY`, each sequence has
+# a copy of its prefix, and lanes are fewer.
+_MANY = 48
+# The shortest lane and how much longer each next one is.
+_FINE, _COARSE = (32, 1.5), (64, 3.0)
 _ROUND = 16
 
 
@@ -185,7 +188,9 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.layout = layout
         capacities = [-(-max_len // _ROUND) * _ROUND]
-        while (shorter := int(capacities[0] / _GROWTH) // _ROUND * _ROUND) >= _SHORTEST_LANE:
+        self.sharing = slots >= _MANY
+        shortest, growth = _FINE if self.sharing else _COARSE
+        while (shorter := int(capacities[0] / growth) // _ROUND * _ROUND) >= shortest:
             capacities.insert(0, shorter)
         self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in capacities]
         self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in capacities]
@@ -201,7 +206,7 @@ class SlotCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        lanes = [*self.lanes, *self.prefixes]
+        lanes: list[Lane[Any]] = [*self.lanes, *self.prefixes]
         return sum(stack.nbytes for lane in lanes for stack in lane.stacks)
 
     @property
@@ -215,16 +220,21 @@ class SlotCache(Cache):
         return [lane.capacity for lane in self.lanes for _ in lane.rows]
 
     def admit(self, rows: Sequence[int], key: Hashable, prefix: Prefix) -> None:
-        """Add sequences that start with `prefix`, and share it with all of the same `key`."""
+        """Add sequences that start with `prefix`, and share it with all of the same `key`; without
+        `sharing`, each has it as its own."""
         self._shared = None
+        if not self.sharing:
+            lane = next(lane for lane in self.lanes if lane.capacity > prefix.length)
+            lane.append(rows, [planes[:, None] for planes in prefix.planes])
+            return
         self.lanes[0].append(rows)
-        lane = next(lane for lane in self.prefixes if lane.capacity >= prefix.length)
+        shelf = next(lane for lane in self.prefixes if lane.capacity >= prefix.length)
         rows = list(rows)
         if block := self._newest.get(key):
             rows = self._join(block, rows)
         while rows:
             block = self._newest[key] = Block(key, prefix.length, [])
-            lane.append([block], [planes[:, None] for planes in prefix.planes])
+            shelf.append([block], [planes[:, None] for planes in prefix.planes])
             rows = self._join(block, rows)
 
     def _join(self, block: Block, rows: list[int]) -> list[int]:
@@ -298,10 +308,13 @@ class SlotCache(Cache):
         places = {row: (lane, p) for lane in self.lanes for p, row in enumerate(lane.rows)}
         blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.rows)}
         for row, context in contexts:
-            block = self._blocks[row]
-            prefix, own = context.cut(block.length)
-            for (lane, place), part in ((blocks[block], prefix), (places[row], own)):
-                lane.write(place, part)
+            own = context
+            if block := self._blocks.get(row):
+                prefix, own = context.cut(block.length)
+                lane, place = blocks[block]
+                lane.write(place, prefix)
+            row_lane, place = places[row]
+            row_lane.write(place, own)
 
     def update(
         self,

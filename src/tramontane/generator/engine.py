@@ -255,7 +255,7 @@ class SlotEngine:
             self._capacity = torch.tensor(self._cache.capacities, device=self._device)
         s, order = self._state, self._order
         lengths, counts = s.length[order], s.count[order]
-        own = lengths - s.start[order]
+        own = lengths - s.start[order] if self._cache.sharing else lengths
         logits = self._decode(self._cache, s.last[order], lengths, own)
         tokens, logprobs = sample(
             logits,
