@@ -1,162 +1,281 @@
-"""The slot engine against transformers' `generate`: tokens a second of one thread.
+"""The slot engine against transformers' `generate` and continuous batching: one CPU thread.
 
-    python benchmarks/generation.py [--slots 32 128] [--dtype float32] [--kv-heads 5]
-                                    [--repeats 3] [--rounds 3]
+    python -m benchmarks.generation [--sizes 1M 5M 25M] [--slots 16 64 256] [--repeats 3]
+                                    [--dtypes float32 bfloat16] [--lengths fixed variable]
+                                    [--device cpu]
 
-A random Llama of 1.5 M parameters (hidden 160, 4 layers, 5 heads, vocabulary 1500), prompts of 50
-to 70 tokens in groups of 16, sampling at temperature 1. Per round, both generate three times as
-many completions as there are slots: of 60 tokens each (`fixed`), or of 20 to 100 (`variable`).
-`generate` takes them in batches of `slots`, left-padded, each batch to its longest; only tokens
-that were asked for count. Seconds are of this process's CPU time, so that others on the machine
-count little. The two take turns. Prints a table and writes generation.json beside this file.
+Random Llamas, prompts of 25 to 60 tokens in groups of 16, sampling at temperature 1. Completions
+have 24 tokens each (`fixed`), or lengths drawn from an exponential cut at five times their mean
+(`variable`: mean 24, longest 120, which every cell has). All three get the same requests, turn by
+turn: 64 more than there are slots; `generate` in batches of `slots`, left-padded, each to its
+longest; continuous batching as `paged|sdpa`, at most `slots` requests a batch. Only tokens that
+were asked for count. On a CPU, seconds are of this process's CPU time, so that others on the
+machine count little. Each repeat measures all three; medians and ranges are printed.
+
+Utilisation is of the engine, while requests wait: the tail after the last admission is left out,
+for in a pipeline there is none. `GEMM peak` is the share of the rate of a large square matrix
+product, measured in the same run and dtype, that the engine reaches: two operations a parameter
+and token, and four a layer, channel and position that attention looks at.
+
+Prints a table, writes generation.json beside this file, and exits non-zero where the engine is not
+faster than both in every cell, or has under 85 % utilisation on variable lengths.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of transformers' background thread too
+
 import random
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
 
+from benchmarks.measure import SIZES, VOCAB, Promise, finish, machine, make_llama, spread
 from tramontane.generator import SlotEngine
 from tramontane.types import Request, SamplingParams
 
-VOCAB = 1500
 GROUP = 16
+MEAN, LONGEST = 24, 120
+MORE = 64
+PROMPT = (25, 60)
+TIMEOUT = 600.0  # seconds without any completion from continuous batching
+
+Run = Callable[[list[Request]], None]
 
 
-def make_model(dtype: torch.dtype, kv_heads: int, attention: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=160,
-        intermediate_size=432,
-        num_hidden_layers=4,
-        num_attention_heads=5,
-        num_key_value_heads=kv_heads,
-        head_dim=32,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config).to(dtype).eval()
-    model.set_attn_implementation(attention)
-    return model
-
-
-def make_requests(n: int, lengths: tuple[int, int], seed: int) -> list[Request]:
+def make_requests(n: int, kind: str, seed: int) -> list[Request]:
     rng = random.Random(seed)
+    lengths = [MEAN] * n
+    if kind == "variable":
+        lengths = [min(LONGEST, 1 + int(rng.expovariate(1 / (MEAN + 0.5)))) for _ in range(n)]
+        lengths[rng.randrange(n)] = LONGEST
     requests: list[Request] = []
     while len(requests) < n:
-        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(50, 70))]
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(*PROMPT))]
         group = len(requests)
         for i in range(min(GROUP, n - group)):
-            params = SamplingParams(rng.randint(*lengths))
+            params = SamplingParams(lengths[len(requests)])
             requests.append(Request(group, i, prompt, rng.getrandbits(63), params))
     return requests
 
 
-def run_engine(model: PreTrainedModel, slots: int) -> Callable[[list[Request]], float]:
-    engine = SlotEngine(model, slots, max_len=170)
+class Engine:
+    """The slot engine, and its utilisation while requests wait."""
 
-    def run(requests: list[Request]) -> float:
+    def __init__(self, model: PreTrainedModel, slots: int) -> None:
+        self.engine = SlotEngine(model, slots, max_len=PROMPT[1] + LONGEST)
+        self.live = self.held = 0
+
+    def __call__(self, requests: list[Request]) -> None:
+        engine, stats = self.engine, self.engine.stats
         engine.submit(requests)
         while engine.unfinished:
+            live, held = stats.live_slot_steps, stats.slot_steps
             engine.step()
-        return engine.stats.live_slot_steps / engine.stats.slot_steps
-
-    return run
+            if engine.unfinished > engine.in_flight:
+                self.live += stats.live_slot_steps - live
+                self.held += stats.slot_steps - held
 
 
 @torch.inference_mode()
-def run_generate(model: PreTrainedModel, slots: int) -> Callable[[list[Request]], float]:
-    def run(requests: list[Request]) -> float:
-        asked = done = 0
-        for start in range(0, len(requests), slots):
-            batch = requests[start : start + slots]
-            longest = max(len(r.prompt_ids) for r in batch)
-            ids = torch.zeros(len(batch), longest, dtype=torch.long)
-            mask = torch.zeros_like(ids)
-            for row, r in enumerate(batch):
-                ids[row, longest - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
-                mask[row, longest - len(r.prompt_ids) :] = 1
-            steps = max(r.sampling.max_tokens for r in batch)
-            model.generate(  # type: ignore[operator]
-                ids, attention_mask=mask, max_new_tokens=steps, do_sample=True, top_k=0
-            )
-            done += steps * len(batch)
-            asked += sum(r.sampling.max_tokens for r in batch)
-        return asked / done
-
-    return run
+def run_generate(model: PreTrainedModel, slots: int, requests: list[Request]) -> None:
+    for start in range(0, len(requests), slots):
+        batch = requests[start : start + slots]
+        longest = max(len(r.prompt_ids) for r in batch)
+        ids = torch.zeros(len(batch), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, r in enumerate(batch):
+            ids[row, longest - len(r.prompt_ids) :] = torch.tensor(r.prompt_ids)
+            mask[row, longest - len(r.prompt_ids) :] = 1
+        steps = max(r.sampling.max_tokens for r in batch)
+        model.generate(  # type: ignore[operator]
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=steps,
+            do_sample=True,
+            top_k=0,
+        )
 
 
-def compare(slots: int, dtype: torch.dtype, kv_heads: int, lengths: tuple[int, int], args) -> dict:
-    runs = {
-        "engine": run_engine(make_model(dtype, kv_heads, "packed"), slots),
-        "generate": run_generate(make_model(dtype, kv_heads, "sdpa"), slots),
+def start_batching(model: PreTrainedModel, slots: int) -> Any:
+    """Continuous batching with room for every slot at its longest."""
+    page = 32
+    pages = slots * -(-(PROMPT[1] + LONGEST) // page)
+    manager = model.init_continuous_batching(  # type: ignore[operator]
+        generation_config=GenerationConfig(
+            do_sample=True, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=LONGEST
+        ),
+        continuous_batching_config=ContinuousBatchingConfig(
+            page_size=page,
+            num_blocks=pages,
+            max_requests_per_batch=slots,
+            max_batch_tokens=max(slots, 512),
+        ),
+    )
+    manager.start()
+    return manager
+
+
+def run_batching(manager: Any, requests: list[Request]) -> None:
+    for r in requests:
+        manager.add_request(r.prompt_ids, max_new_tokens=r.sampling.max_tokens, eos_token_id=-1)
+    tokens = 0
+    for _ in requests:
+        result = manager.get_result(timeout=TIMEOUT)
+        if result is None or result.error:
+            raise RuntimeError(f"continuous batching failed: {result and result.error}")
+        tokens += len(result.generated_tokens)
+    assert tokens == sum(r.sampling.max_tokens for r in requests)
+
+
+def gemm_peak(dtype: torch.dtype, device: str, n: int = 2048) -> float:
+    """Operations a second of a square matrix product; the best of five."""
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    clock = make_clock(device)
+    seconds = []
+    for _ in range(5):
+        start = clock()
+        _ = a @ b
+        seconds.append(clock() - start)
+    return 2 * n**3 / min(seconds)
+
+
+def make_clock(device: str) -> Callable[[], float]:
+    if device == "cpu":
+        return time.process_time
+
+    def clock() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return clock
+
+
+def operations(size: str, requests: list[Request]) -> float:
+    """What the tokens of `requests` take at least."""
+    hidden, layers, intermediate, _ = SIZES[size]
+    weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
+    total = 0.0
+    for r in requests:
+        n = r.sampling.max_tokens
+        seen = n * len(r.prompt_ids) + n * (n - 1) / 2
+        total += 2 * weights * n + 4 * layers * hidden * seen
+    return total
+
+
+def compare(
+    size: str, slots: int, dtype: str, kind: str, peak: float, args: argparse.Namespace
+) -> dict[str, Any]:
+    def model(attention: str) -> PreTrainedModel:
+        llama = make_llama(size).to(args.device, getattr(torch, dtype)).eval()
+        llama.requires_grad_(False)
+        llama.config.eos_token_id = None
+        assert llama.generation_config is not None
+        llama.generation_config.eos_token_id = None
+        llama.set_attn_implementation(attention)
+        return llama
+
+    engine, plain = Engine(model("packed"), slots), model("sdpa")
+    manager = start_batching(model("paged|sdpa"), slots)
+    runs: dict[str, Run] = {
+        "engine": engine,
+        "generate": lambda requests: run_generate(plain, slots, requests),
+        "batching": lambda requests: run_batching(manager, requests),
     }
+    clock = make_clock(args.device)
     rates: dict[str, list[float]] = {name: [] for name in runs}
-    used = {}
     for run in runs.values():
-        run(make_requests(slots, (5, 5), seed=0))
+        run([r for r in make_requests(slots, "fixed", seed=-1) if r.index < 4])
+    engine.live = engine.held = 0
+    peaks, ratios = [], []
     for repeat in range(args.repeats):
-        requests = make_requests(args.rounds * slots, lengths, seed=repeat)
+        requests = make_requests(slots + MORE, kind, seed=repeat)
         tokens = sum(r.sampling.max_tokens for r in requests)
         for name, run in runs.items():
-            started = time.process_time()
-            used[name] = run(requests)
-            rates[name].append(tokens / (time.process_time() - started))
-    row = {"slots": slots, "lengths": "fixed" if lengths[0] == lengths[1] else "variable"}
-    for name, values in rates.items():
-        row[name] = {
-            "tokens_per_second": round(median(values)),
-            "lowest": round(min(values)),
-            "highest": round(max(values)),
-            "useful_share_of_slots": round(used[name], 3),
-        }
-    row["ratio"] = round(median(rates["engine"]) / median(rates["generate"]), 2)
-    return row
+            start = clock()
+            run(requests)
+            seconds = clock() - start
+            rates[name].append(tokens / seconds)
+            if name == "engine":
+                peaks.append(operations(size, requests) / seconds / peak)
+        ratios.append(rates["engine"][-1] / max(rates["generate"][-1], rates["batching"][-1]))
+    manager.stop(block=True, timeout=TIMEOUT)
+    return {
+        "model": size,
+        "slots": slots,
+        "dtype": dtype,
+        "lengths": kind,
+        "tokens_per_second": {name: spread(values) for name, values in rates.items()},
+        "ratio": spread(ratios, 2),
+        "utilisation": round(engine.live / engine.held, 3),
+        "gemm_peak": round(median(peaks), 3),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--slots", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--kv-heads", type=int, choices=[1, 5], default=5)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1M", "5M", "25M"])
+    parser.add_argument("--slots", type=int, nargs="+", default=[16, 64, 256])
+    kinds, dtypes = ["fixed", "variable"], ["float32", "bfloat16"]
+    parser.add_argument("--lengths", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    dtype = getattr(torch, args.dtype)
 
-    print(f"one thread, {args.dtype}, {args.kv_heads} key-value heads; tokens/s: median (range)")
-    print(f"{'slots':>5} {'lengths':>9} {'engine':>24} {'generate':>24} {'ratio':>6}")
+    peaks = {dtype: gemm_peak(getattr(torch, dtype), args.device) for dtype in args.dtypes}
+    print("GEMM peak: " + ", ".join(f"{d} {p / 1e9:,.0f} GFLOP/s" for d, p in peaks.items()))
+    print("tokens/s: median (range)")
+    print(
+        f"{'model':>5} {'slots':>5} {'dtype':>8} {'lengths':>8} {'engine':>23} {'generate':>23} "
+        f"{'batching':>23} {'ratio':>17} {'used':>5} {'peak':>5}"
+    )
     rows = []
-    for slots in args.slots:
-        for lengths in ((60, 60), (20, 100)):
-            row = compare(slots, dtype, args.kv_heads, lengths, args)
-            rows.append(row)
-            cells = [
-                f"{r['tokens_per_second']} ({r['lowest']}–{r['highest']})"
-                for r in (row["engine"], row["generate"])
-            ]
-            print(
-                f"{slots:>5} {row['lengths']:>9} {cells[0]:>24} {cells[1]:>24} {row['ratio']:>6}",
-                flush=True,
+    cells = [
+        (size, slots, dtype, kind)
+        for size in args.sizes
+        for slots in args.slots
+        for dtype in args.dtypes
+        for kind in args.lengths
+    ]
+    for size, slots, dtype, kind in cells:
+        row = compare(size, slots, dtype, kind, peaks[dtype], args)
+        rows.append(row)
+        rates = [
+            f"{s['median']:,.0f} ({s['lowest']:,.0f}–{s['highest']:,.0f})"
+            for s in row["tokens_per_second"].values()
+        ]
+        r = row["ratio"]
+        ratio = f"{r['median']} ({r['lowest']}–{r['highest']})"
+        print(
+            f"{size:>5} {slots:>5} {dtype:>8} {kind:>8} {rates[0]:>23} {rates[1]:>23} "
+            f"{rates[2]:>23} {ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}",
+            flush=True,
+        )
+    slowest = min(row["ratio"]["median"] for row in rows)
+    promises = [Promise("faster than both rivals in every cell", f"{slowest}×", slowest > 1)]
+    if used := [row["utilisation"] for row in rows if row["lengths"] == "variable"]:
+        promises.append(
+            Promise(
+                "utilisation of at least 85 % on variable lengths",
+                f"{min(used):.1%}",
+                min(used) >= 0.85,
             )
-    report = {"torch": torch.__version__, "threads": 1, **vars(args), "rows": rows}
-    path = Path(__file__).with_suffix(".json")
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        )
+    peak_rates = {f"gemm_{d}": round(p / 1e9) for d, p in peaks.items()}
+    report = machine(args.device) | {"threads": 1, **vars(args), **peak_rates, "results": rows}
+    finish(__file__, report, promises)
 
 
 if __name__ == "__main__":

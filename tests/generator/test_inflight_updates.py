@@ -20,8 +20,14 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
-from tramontane.generator import Generator
+from tramontane.generator import Generator, cache
 from tramontane.types import Completion, Request
+
+
+@pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
+def many_slots(request, monkeypatch):
+    """Both ways to lay out keys and values, which the number of slots decides between."""
+    monkeypatch.setattr(cache, "_MANY", 1 if request.param == "prefixes shared" else 1000)
 
 
 def make_generator(model: PreTrainedModel, slots: int = 8, **config) -> Generator:

@@ -21,8 +21,15 @@ from slot_models import (
 )
 
 from tramontane.errors import InputError
+from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
 from tramontane.types import Request, SamplingParams
+
+
+@pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
+def many_slots(request, monkeypatch):
+    """Both ways to lay out keys and values, which the number of slots decides between."""
+    monkeypatch.setattr(cache, "_MANY", 1 if request.param == "prefixes shared" else 1000)
 
 
 @pytest.mark.parametrize("tied", [True, False])

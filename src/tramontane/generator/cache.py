@@ -1,159 +1,75 @@
-"""Keys and values of the sequences in flight.
+"""Keys and values of the sequences in flight, as attention reads and writes them.
 
-Two duck types of transformers' cache, of which a model only ever calls `update`: `PackedCache`
-records what a packed prefill computes, `SlotCache` is what decoding writes to and reads from.
-
-A decode step is bound by reading keys and values, so what matters is that reads are contiguous
-(2–3 times faster than strided ones on a CPU) and short. Hence *lanes*: sequences of similar length
-lie side by side without gaps, and one that outgrows its lane moves to the next, half as long again.
-A long sequence is then paid for by itself, not by everyone.
+Each sequence's are in two parts. What it was admitted with is its *prefix*: the members of a group
+share their prompt's, and up to 16 of them read it together, as one matrix product (a *block*). What
+it generates is its own. Both lie in lanes; a sequence that outgrows its lane moves to the next, so
+a long sequence is paid for by itself, not by everyone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers.cache_utils import Cache
 
-_SHORTEST_LANE = 64
-_GROWTH = 1.5
+from tramontane.generator.lanes import Lane, Layout, Prefix
+
+_MEMBERS = 16
+# With few slots, calls cost more than the reading that they save: below `_MANY`, each sequence has
+# a copy of its prefix, and lanes are fewer.
+_MANY = 48
+# The shortest lane and how much longer each next one is.
+_FINE, _COARSE = (32, 1.5), (64, 3.0)
 _ROUND = 16
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """Keys and values of one sequence's first `length` positions; `planes` as in `Layout`, each
-    [planes, heads, length, d]."""
+@dataclass(eq=False)
+class Block:
+    """Sequences that read one prefix together; `members` are their rows."""
 
+    key: Hashable
     length: int
-    planes: list[torch.Tensor]
+    members: list[int]
 
 
-class PackedCache(Cache):
-    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] a layer."""
+class Part(Protocol):
+    """A lane's part in a decode step: the rows of the batch that read its entries."""
 
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+    lane: Lane
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key_states, value_states
-        return key_states, value_states
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        """[B, Hq, 1, d] → [entries, members, Hq, d]."""
+        ...
+
+    def bias(self, window: int | None) -> torch.Tensor:
+        """To add to scores: 0 where a token may look, very low elsewhere; [entries, 1, members or
+        1, capacity]. With a sliding `window`, it sees the last `window` positions."""
+        ...
 
 
-class Layout:
-    """How a model's keys and values are stacked, so that a sequence moves in one copy.
-
-    A *plane* is the keys, or the values, of one layer. Planes with equal heads and head size form
-    one tensor; nearly all models have a single one, of 2 · layers planes.
-
-    Args:
-        example: a recorded prefill, from which the planes are learnt.
-    """
-
-    def __init__(self, example: PackedCache) -> None:
-        stacks: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for plane, tensor in example.recorded.items():
-            stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
-        self.shapes = [(len(planes), *shape) for shape, planes in stacks.items()]
-        self._planes = list(stacks.values())
-        self.where = {p: (s, i) for s, ps in enumerate(self._planes) for i, p in enumerate(ps)}
-        tensor = next(iter(example.recorded.values()))
-        self.dtype, self.device = tensor.dtype, tensor.device
-
-    def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
-        """What was recorded, by sequence."""
-        stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._planes]
-        parts = [stack.split(list(lengths), dim=2) for stack in stacks]
-        return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
-
-
-class Lane:
-    """Sequences of at most `capacity` positions, side by side without gaps.
-
-    `rows` says whose they are; `stacks` holds one [planes, room, heads, capacity, d] per shape of
-    the layout. Room doubles as sequences come, up to `slots`.
-    """
-
-    def __init__(self, layout: Layout, capacity: int, slots: int) -> None:
-        self.capacity = capacity
-        self.rows: list[int] = []
-        self.stacks: list[torch.Tensor] = []
-        self._layout, self._slots = layout, slots
-        self._room = self._clean = 0
-
-    def append(self, rows: Sequence[int], prefix: Prefix) -> None:
-        """Add sequences that start with the same `prefix`."""
-        first = len(self.rows)
-        self.rows += rows
-        self._reserve(len(self.rows))
-        self.write(first, len(self.rows), prefix)
-
-    def write(self, first: int, last: int, prefix: Prefix) -> None:
-        """Copy a prefix into the places `first` up to `last`, exclusive."""
-        for stack, planes in zip(self.stacks, prefix.planes, strict=False):
-            stack[:, first:last, :, : prefix.length] = planes[:, None]
-
-    def read(self, place: int, length: int) -> Prefix:
-        """The first `length` positions of the sequence at `place`; a view."""
-        return Prefix(length, [stack[:, place, :, :length] for stack in self.stacks])
-
-    def drop(self, place: int, last_length: int) -> None:
-        """Take a sequence out; the last one, of `last_length` positions, fills its place."""
-        last = len(self.rows) - 1
-        if place != last:
-            self.write(place, place + 1, self.read(last, last_length))
-            self.rows[place] = self.rows[last]
-        self.rows.pop()
-
-    def _reserve(self, n: int) -> None:
-        if n > self._room:
-            self._room = min(self._slots, max(n, 2 * self._room))
-            old, layout = self.stacks, self._layout
-            self.stacks = [
-                torch.empty(
-                    (planes, self._room, heads, self.capacity, d),
-                    dtype=layout.dtype,
-                    device=layout.device,
-                )
-                for planes, heads, d in layout.shapes
-            ]
-            for new, stack in zip(self.stacks, old, strict=False):
-                new[:, : self._clean] = stack[:, : self._clean]
-        if n > self._clean:
-            # What was never written is multiplied by an attention weight of 0: it must not be NaN.
-            for stack in self.stacks:
-                stack[:, self._clean : n] = 0
-            self._clean = n
-
-
-class Segment:
-    """One lane's part of a decode step: rows `first` up to `last` of the batch.
+class Own:
+    """One lane of what sequences have generated: rows `first` up to `last` of the batch.
 
     Args:
         lane: where their keys and values lie.
         first: the lane's first row in the batch.
-        lengths: [B] of its sequences, without the token of this step.
+        lengths: [n] of its sequences, without their prefix and the token of this step.
     """
 
-    def __init__(self, lane: Lane, first: int, lengths: torch.Tensor) -> None:
+    def __init__(self, lane: Lane[int], first: int, lengths: torch.Tensor) -> None:
         self.lane, self.first, self.last = lane, first, first + len(lengths)
         self._lengths = lengths
         self._rows: dict[int, torch.Tensor] = {}
         self._bias: dict[int | None, torch.Tensor] = {}
 
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        return query[self.first : self.last].transpose(1, 2)
+
     def rows(self, heads: int) -> torch.Tensor:
-        """[B · heads]: the rows of a plane seen as [room · heads · capacity, d] to be written."""
+        """[n · heads]: the rows of a plane seen as [room · heads · capacity, d] to be written."""
         if heads not in self._rows:
             block = torch.arange(len(self._lengths) * heads, device=self._lengths.device)
             written = self._lengths.repeat_interleave(heads)
@@ -161,25 +77,69 @@ class Segment:
         return self._rows[heads]
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """[B, 1, 1, capacity] float32: 0 where a token may look, −inf elsewhere.
-
-        It sees itself and what came before; with a sliding `window`, the last `window` of these.
-        """
         if window not in self._bias:
             position = torch.arange(self.lane.capacity, device=self._lengths.device)
             distance = self._lengths[:, None] - position
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            bias = torch.zeros(hidden.shape, device=hidden.device)
-            self._bias[window] = bias.masked_fill_(hidden, float("-inf"))[:, None, None]
+            self._bias[window] = _hide(hidden, self.lane)[:, None, None]
         return self._bias[window]
 
 
-class Step:
-    """One decode step as attention sees it: the segments, and the keys and values of the layer
-    that is being computed."""
+class Shared:
+    """One lane of prefixes, each read by its block's members.
 
-    def __init__(self, layout: Layout, segments: list[Segment]) -> None:
-        self.segments = segments
+    Args:
+        lane: where the prefixes' keys and values lie.
+        batch: [blocks, members]: which row of the batch is whose; absent ones say any.
+    """
+
+    def __init__(self, lane: Lane[Block], batch: torch.Tensor) -> None:
+        self.lane, self._batch = lane, batch
+        lengths = torch.tensor([block.length for block in lane.rows], device=batch.device)
+        self._before = torch.arange(lane.capacity, device=batch.device) - lengths[:, None]
+        self._bias: dict[int | None, torch.Tensor] = {}
+        self._own = torch.empty(0)
+
+    def begin(self, own: torch.Tensor) -> None:
+        """`own` [B]: positions that each sequence has behind its prefix in this step."""
+        self._own = own
+        self._bias = {w: bias for w, bias in self._bias.items() if w is None}
+
+    def queries(self, query: torch.Tensor) -> torch.Tensor:
+        return query[:, :, 0].index_select(0, self._batch.view(-1)).unflatten(0, self._batch.shape)
+
+    def bias(self, window: int | None) -> torch.Tensor:
+        if window not in self._bias:
+            hidden = (self._before >= 0)[:, None]
+            if window is not None:
+                far = self._own[self._batch][:, :, None] - self._before[:, None] >= window
+                hidden = hidden | far
+            self._bias[window] = _hide(hidden, self.lane)[:, None]
+        return self._bias[window]
+
+
+def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:
+    # Not −∞: a softmax over nothing else must stay finite; it weighs nothing beside a true one.
+    dtype = lane.stacks[0].dtype
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return bias.masked_fill_(hidden, torch.finfo(dtype).min / 2)
+
+
+class Step:
+    """One decode step as attention sees it: who reads what, and the keys and values of the layer
+    that is being computed.
+
+    Args:
+        layout: of the model's keys and values.
+        own: the lanes of the sequences' own positions, in the order of the batch.
+        shared: the lanes of prefixes.
+        seats: [B] where each row of the batch finds itself among all members of `shared`.
+    """
+
+    def __init__(
+        self, layout: Layout, own: list[Own], shared: list[Shared], seats: torch.Tensor
+    ) -> None:
+        self.own, self.shared, self.seats = own, shared, seats
         self.reads = 0
         self._layout = layout
         self._layer = 0
@@ -189,14 +149,14 @@ class Step:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer = layer
         self._written = (key.data_ptr(), value.data_ptr())
-        for segment in self.segments:
+        for part in self.own:
             for which, new in enumerate((key, value)):
-                plane = self._plane(segment, which)
+                plane = self._plane(part.lane, which)
                 # On a flat view by index_copy_: scatter_ costs 90 times as much in bfloat16.
                 plane.view(-1, plane.shape[-1]).index_copy_(
                     0,
-                    segment.rows(plane.shape[1]),
-                    new[segment.first : segment.last].reshape(-1, plane.shape[-1]),
+                    part.rows(plane.shape[1]),
+                    new[part.first : part.last].reshape(-1, plane.shape[-1]),
                 )
 
     def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -204,15 +164,15 @@ class Step:
         another made from it, e.g. compressed latents."""
         return (key.data_ptr(), value.data_ptr()) == self._written
 
-    def read(self, segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
-        """A segment's keys and values, [B, heads, capacity, d] each: views, contiguous."""
+    def read(self, lane: Lane) -> tuple[torch.Tensor, torch.Tensor]:
+        """A lane's keys and values, [entries, heads, capacity, d] each: views, contiguous."""
         self.reads += 1
-        n = segment.last - segment.first
-        return self._plane(segment, 0)[:n], self._plane(segment, 1)[:n]
+        n = len(lane.rows)
+        return self._plane(lane, 0)[:n], self._plane(lane, 1)[:n]
 
-    def _plane(self, segment: Segment, which: int) -> torch.Tensor:
+    def _plane(self, lane: Lane, which: int) -> torch.Tensor:
         stack, plane = self._layout.where[self._layer, which]
-        return segment.lane.stacks[stack][plane]
+        return lane.stacks[stack][plane]
 
 
 class SlotCache(Cache):
@@ -228,9 +188,15 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.layout = layout
         capacities = [-(-max_len // _ROUND) * _ROUND]
-        while (shorter := int(capacities[0] / _GROWTH) // _ROUND * _ROUND) >= _SHORTEST_LANE:
+        self.sharing = slots >= _MANY
+        shortest, growth = _FINE if self.sharing else _COARSE
+        while (shorter := int(capacities[0] / growth) // _ROUND * _ROUND) >= shortest:
             capacities.insert(0, shorter)
-        self.lanes = [Lane(layout, c, slots) for c in capacities]
+        self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in capacities]
+        self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in capacities]
+        self._blocks: dict[int, Block] = {}  # by row
+        self._newest: dict[Hashable, Block] = {}  # by key
+        self._shared: tuple[list[Shared], torch.Tensor] | None = None
         self._step: Step | None = None
 
     @property
@@ -240,7 +206,8 @@ class SlotCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        return sum(stack.nbytes for lane in self.lanes for stack in lane.stacks)
+        lanes: list[Lane[Any]] = [*self.lanes, *self.prefixes]
+        return sum(stack.nbytes for lane in lanes for stack in lane.stacks)
 
     @property
     def rows(self) -> list[int]:
@@ -249,45 +216,105 @@ class SlotCache(Cache):
 
     @property
     def capacities(self) -> list[int]:
-        """Positions that each of `rows` has room for where it is."""
+        """Own positions that each of `rows` has room for where it is."""
         return [lane.capacity for lane in self.lanes for _ in lane.rows]
 
-    def lane_for(self, length: int) -> Lane:
-        """The shortest lane with room for `length` positions and one more."""
-        return next(lane for lane in self.lanes if lane.capacity > length)
+    def admit(self, rows: Sequence[int], key: Hashable, prefix: Prefix) -> None:
+        """Add sequences that start with `prefix`, and share it with all of the same `key`; without
+        `sharing`, each has it as its own."""
+        self._shared = None
+        if not self.sharing:
+            lane = next(lane for lane in self.lanes if lane.capacity > prefix.length)
+            lane.append(rows, [planes[:, None] for planes in prefix.planes])
+            return
+        self.lanes[0].append(rows)
+        shelf = next(lane for lane in self.prefixes if lane.capacity >= prefix.length)
+        rows = list(rows)
+        if block := self._newest.get(key):
+            rows = self._join(block, rows)
+        while rows:
+            block = self._newest[key] = Block(key, prefix.length, [])
+            shelf.append([block], [planes[:, None] for planes in prefix.planes])
+            rows = self._join(block, rows)
+
+    def _join(self, block: Block, rows: list[int]) -> list[int]:
+        """Seat as many as there is room for; returns the others."""
+        n = _MEMBERS - len(block.members)
+        block.members += rows[:n]
+        self._blocks |= dict.fromkeys(rows[:n], block)
+        return rows[n:]
 
     def begin(self, lengths: torch.Tensor) -> Step:
-        """Open a decode step; `lengths` [B] int64 are the positions cached, in the order of
-        `rows`."""
-        segments, first = [], 0
+        """Open a decode step; `lengths` [B] int64 are the sequences' own positions cached, in the
+        order of `rows`."""
+        own, first = [], 0
         for lane in self.lanes:
             if lane.rows:
-                segments.append(Segment(lane, first, lengths[first : first + len(lane.rows)]))
+                own.append(Own(lane, first, lengths[first : first + len(lane.rows)]))
                 first += len(lane.rows)
-        self._step = Step(self.layout, segments)
+        if self._shared is None:
+            self._shared = self._seat(lengths.device)
+        shared, seats = self._shared
+        for part in shared:
+            part.begin(lengths)
+        self._step = Step(self.layout, own, shared, seats)
         return self._step
 
-    def end(self, lengths: list[int], gone: Sequence[int], full: Sequence[int]) -> None:
-        """After a step: take out what is finished, move up what has outgrown its lane.
+    def _seat(self, device: torch.device) -> tuple[list[Shared], torch.Tensor]:
+        """Who sits where: the lanes of prefixes in use, and each row's place among all members."""
+        at = {row: b for b, row in enumerate(self.rows)}
+        shared, seats, first = [], [0] * len(at), 0
+        for lane in self.prefixes:
+            if not lane.rows:
+                continue
+            members = max(len(block.members) for block in lane.rows)
+            batch = [0] * (members * len(lane.rows))
+            for place, block in enumerate(lane.rows):
+                for seat, row in enumerate(block.members, place * members):
+                    batch[seat] = at[row]
+                    seats[at[row]] = first + seat
+            shared.append(Shared(lane, torch.tensor(batch, device=device).view(-1, members)))
+            first += len(batch)
+        return shared, torch.tensor(seats, device=device)
+
+    def end(self, gone: Collection[int], full: Collection[int]) -> None:
+        """After a step: take out what is finished, move up what fills its lane.
 
         Args:
-            lengths: [B] positions cached now, in the order of `rows`.
             gone: indices into `rows` of sequences that leave.
-            full: indices of those that stay but fill their lane.
+            full: indices of those that fill their lane; some may be among `gone`.
         """
-        lengths, leaving = list(lengths), sorted({*gone, *full})
-        first = len(lengths)
-        # Backwards, so that whatever fills a place has been looked at before.
-        for lane in reversed(self.lanes):
-            last, first = first, first - len(lane.rows)
-            while leaving and leaving[-1] >= first:
-                b = leaving.pop()
-                if b not in gone:
-                    prefix = lane.read(b - first, lengths[b])
-                    self.lane_for(lengths[b]).append([lane.rows[b - first]], prefix)
-                last -= 1
-                lane.drop(b - first, lengths[last])
-                lengths[b] = lengths[last]
+        self._shared = None
+        rows, gone, full = self.rows, set(gone), set(full)
+        last = len(rows)
+        # From the longest, so that nobody moves twice.
+        for i, lane in reversed(list(enumerate(self.lanes))):
+            first = last - len(lane.rows)
+            here = range(first, last)
+            if moving := [b - first for b in here if b in full and b not in gone]:
+                self.lanes[i + 1].append([lane.rows[p] for p in moving], lane.take(moving))
+            lane.drop({b - first for b in here if b in full or b in gone})
+            last = first
+        for b in gone:
+            if block := self._blocks.pop(rows[b], None):
+                block.members.remove(rows[b])
+                if not block.members and self._newest[block.key] is block:
+                    del self._newest[block.key]
+        for prefixes in self.prefixes:
+            prefixes.drop({p for p, block in enumerate(prefixes.rows) if not block.members})
+
+    def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
+        """Replace all that is cached of each row, prefix and own."""
+        places = {row: (lane, p) for lane in self.lanes for p, row in enumerate(lane.rows)}
+        blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.rows)}
+        for row, context in contexts:
+            own = context
+            if block := self._blocks.get(row):
+                prefix, own = context.cut(block.length)
+                lane, place = blocks[block]
+                lane.write(place, prefix)
+            row_lane, place = places[row]
+            row_lane.write(place, own)
 
     def update(
         self,

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.generator import attention  # noqa: F401 (registers `slots`)
-from tramontane.generator.cache import Layout, PackedCache, Prefix, SlotCache
+from tramontane.generator.cache import SlotCache
+from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.generator.sampling import sample, streams, uniforms
 from tramontane.models import context_length
 from tramontane.packing import pack
@@ -68,6 +69,7 @@ class _State:
 
         self.last = zeros(slots)  # the newest token, not cached yet
         self.length = zeros(slots)  # positions cached
+        self.start = zeros(slots)  # of these, what it was admitted with
         self.count = zeros(slots)  # tokens generated
         self.limit = zeros(slots)  # tokens to generate at most
         self.stream = zeros(slots)  # where its random numbers start
@@ -81,9 +83,11 @@ class _State:
     def place(self, slots: list[int], requests: list[Request]) -> None:
         """Write requests into slots."""
         at = torch.tensor(slots, device=self.last.device)
+        lengths = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]
         columns: list[tuple[torch.Tensor, list]] = [
             (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
-            (self.length, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
+            (self.length, lengths),
+            (self.start, lengths),
             (self.count, [len(r.token_ids) for r in requests]),
             (self.limit, [r.sampling.max_tokens for r in requests]),
             (self.top_k, [r.sampling.top_k for r in requests]),
@@ -252,7 +256,8 @@ class SlotEngine:
             self._capacity = torch.tensor(self._cache.capacities, device=self._device)
         s, order = self._state, self._order
         lengths, counts = s.length[order], s.count[order]
-        logits = self._decode(self._cache, s.last[order], lengths)
+        own = lengths - s.start[order] if self._cache.sharing else lengths
+        logits = self._decode(self._cache, s.last[order], lengths, own)
         tokens, logprobs = sample(
             logits,
             uniforms(s.stream[order], counts),
@@ -272,34 +277,36 @@ class SlotEngine:
         self.stats.slot_steps += self.slots
         self.stats.decode_steps += 1
         stopped = self._is_eos[tokens]
-        return self._leave(stopped, stopped | (counts + 1 >= s.limit[order]), lengths + 1)
+        return self._leave(stopped, stopped | (counts + 1 >= s.limit[order]), own + 1)
 
     def _decode(
-        self, cache: SlotCache, tokens: torch.Tensor, lengths: torch.Tensor
+        self, cache: SlotCache, tokens: torch.Tensor, lengths: torch.Tensor, own: torch.Tensor
     ) -> torch.Tensor:
-        """Feed one token to each sequence: [B], [B] positions cached → logits [B, V] float32."""
+        """Feed one token to each sequence: [B], [B] positions cached, [B] of these without the
+        prefix → logits [B, V] float32."""
         out = self.model(
             input_ids=tokens[:, None],
             position_ids=lengths[:, None],
             past_key_values=cache,
             use_cache=True,
-            decode=cache.begin(lengths),
+            decode=cache.begin(own),
         )
         return out.logits[:, -1].float()
 
     def _leave(
-        self, stopped: torch.Tensor, done: torch.Tensor, lengths: torch.Tensor
+        self, stopped: torch.Tensor, done: torch.Tensor, own: torch.Tensor
     ) -> list[Completion]:
         """Free the slots of finished sequences, and give longer lanes to those that need them.
 
-        `stopped`, `done` and `lengths` are [B] in the order of the batch.
+        `stopped`, `done` and `own`, the positions cached behind the prefix, are [B] in the order of
+        the batch.
         """
-        full = lengths >= self._capacity
+        full = own >= self._capacity
         if not bool((done | full).any()):
             return []
         gone, slots, ended = done.nonzero()[:, 0].tolist(), self._cache.rows, stopped.tolist()
         completions = [self._complete(slots[b], ended[b]) for b in gone]
-        self._cache.end(lengths.tolist(), gone, full.nonzero()[:, 0].tolist())
+        self._cache.end(gone, full.nonzero()[:, 0].tolist())
         for b in gone:
             del self._flights[slots[b]]
             self._free.append(slots[b])
@@ -347,7 +354,7 @@ class SlotEngine:
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             rows = [slot for slot, _ in members]
             prefix = self._prefixes[key]
-            self._cache.lane_for(prefix.length).append(rows, prefix)
+            self._cache.admit(rows, key, prefix)
             self._sharers[key] -= len(rows)
             if not self._sharers[key]:
                 del self._sharers[key], self._prefixes[key]
@@ -381,13 +388,9 @@ class SlotEngine:
     def recompute(self) -> None:
         """Rebuild all cached keys and values, live and kept, under the weights as they are now."""
         requests = {slot: self._so_far(slot) for slot in self._flights}
-        for lane in self._cache.lanes:
-            contexts = [
-                (requests[slot].prompt_ids + requests[slot].token_ids)[:-1] for slot in lane.rows
-            ]
-            for place, prefix in enumerate(self._prefill(contexts)):
-                lane.write(place, place + 1, prefix)
-            self.stats.recomputed_tokens += sum(map(len, contexts))
+        contexts = {slot: (r.prompt_ids + r.token_ids)[:-1] for slot, r in requests.items()}
+        self._cache.rewrite(zip(contexts, self._prefill(list(contexts.values())), strict=True))
+        self.stats.recomputed_tokens += sum(map(len, contexts.values()))
         kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
         self.stats.recomputed_tokens += sum(map(len, kept.values()))
@@ -410,9 +413,9 @@ class SlotEngine:
         self.model.set_attn_implementation("slots")
         layout = Layout(self._record([[0]]))
         cache = SlotCache(layout, 1, self.max_len)
-        cache.lanes[0].append([0], Prefix(0, []))
+        cache.admit([0], 0, Prefix(0, []))
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._decode(cache, zero, zero)
+        self._decode(cache, zero, zero, zero)
         if not cache.reads:
             raise InputError(
                 f"{name} does not pass keyword arguments on to its attention, so the embedded "
