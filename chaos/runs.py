@@ -18,7 +18,7 @@ import yaml
 
 from chaos.processes import command, marked
 
-GONE_SECONDS = 60.0  # for all processes of a controller that was killed to end
+GONE_SECONDS = 180.0  # for all of a controller that was killed; Ray's agents are slow to notice
 
 
 def quickstart() -> dict[str, Any]:

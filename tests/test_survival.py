@@ -143,7 +143,7 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
     finally:
         process.kill()
     process.wait()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # Ray's agents take their time on a busy machine
     while left := marked(mark):
         assert time.monotonic() < deadline, [command_line(pid) for pid in left]
         time.sleep(0.1)
