@@ -3,10 +3,10 @@
     python benchmarks/scaling.py [--repeats 1] [--updates 14]
 
 Calibration: a decode step of the engine alone, by live sequences and cached tokens, and an update
-of the trainer alone, by tokens, then each while the other works in a thread beside it; and two
-short runs of the pipeline, one synchronous, whose records say how much longer both take there
-(texts, verdicts, records and the controller have no cores of their own) and what else an update
-waits for. Then other settings are run and simulated: synchronous and asynchronous, with another
+of the trainer alone, by tokens and their pairs, in CPU time; and two short runs of the pipeline,
+one synchronous, whose records say how much longer both take there and beside each other (texts,
+verdicts, records and the controller have no cores of their own), and what else an update waits
+for. Then other settings are run and simulated: synchronous and asynchronous, with another
 n_async, n_batch, group size, bound on staleness and spread of lengths. None of them is the
 calibration's. Models and lengths are those of `workload.py`. Prints a table, and writes
 scaling.json beside this file.
@@ -18,7 +18,6 @@ import argparse
 import math
 import random
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -62,24 +61,24 @@ def decode_times(generator: Generator, contexts: list[int], steps: int = 24) -> 
     for _ in range(steps):
         # Another group's end may come early: what is measured is a step of those still live.
         alive = generator.stats()["in_flight"]
-        began = time.perf_counter()
+        began = time.process_time()
         generator.step(1)
-        times.append((time.perf_counter() - began) * live / max(1, alive))
+        times.append((time.process_time() - began) * live / max(1, alive))
     generator.cancel_all()
-    return median(times)
+    return float(np.quantile(times, 0.25))  # whoever else is at work only adds to it
 
 
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
     """Seconds of admitting so many prompts, less the decode step that follows."""
     sampling = SamplingParams(8)
     requests = [Request(i, 0, [6 + i] * length, i, sampling) for i in range(prompts)]
-    began = time.perf_counter()
+    began = time.process_time()
     generator.submit(requests)
     generator.step(1)
-    first = time.perf_counter() - began
-    began = time.perf_counter()
+    first = time.process_time() - began
+    began = time.process_time()
     generator.step(1)
-    second = time.perf_counter() - began
+    second = time.process_time() - began
     generator.cancel_all()
     return first - second
 
@@ -112,7 +111,7 @@ def ends(lengths: Lengths, count: int) -> list[int]:
     return drawn
 
 
-def train_curve(trainer: Trainer, prompt: int, repeats: int = 3) -> TrainCurve:
+def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
     """Seconds of an update: two batches, completions all alike and of lengths that are spread."""
     points = []
     for lengths in (FIXED, FIVEFOLD):
@@ -121,39 +120,18 @@ def train_curve(trainer: Trainer, prompt: int, repeats: int = 3) -> TrainCurve:
         trainer.step(batch)
         seconds = []
         for _ in range(repeats):
-            began = time.perf_counter()
+            began = time.process_time()
             trainer.step(batch)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.process_time() - began)
         total = sum(tokens) + prompt * len(batch.groups)
-        points.append((total, sum(n * n for n in tokens), median(seconds)))
+        points.append((total, sum(n * n for n in tokens), min(seconds)))
     (a, b, y), (c, d, z) = points
     pair = max(0.0, (z * a - y * c) / (d * a - b * c))
     return TrainCurve((y - pair * b) / a, pair)
 
 
-class Beside:
-    """Something that goes on in a thread of its own meanwhile."""
-
-    def __init__(self, work: Any) -> None:
-        self._work, self._over = work, False
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        torch.set_num_threads(1)
-        while not self._over:
-            self._work()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-        time.sleep(0.5)
-
-    def __exit__(self, *error: Any) -> None:
-        self._over = True
-        self._thread.join()
-
-
-def measure_workers(model: Path, config: Config, prompt: int) -> tuple[Costs, float, float]:
-    """Costs of the engine and of the trainer alone; how much longer each takes by the other."""
+def measure_workers(model: Path, config: Config, prompt: int) -> Costs:
+    """Costs of the engine and of the trainer, alone, in CPU time: others count little."""
     generator = Generator.load(str(model), config.generator, max(LIVE), 500)
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
     seconds, per_cached = [], []
@@ -165,16 +143,7 @@ def measure_workers(model: Path, config: Config, prompt: int) -> tuple[Costs, fl
         seconds.append(low - each * (sum(near) + 13 * live))  # 13: half of the steps measured
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
     train = train_curve(trainer, prompt)
-    lengths = ends(TWICE, CALIBRATION["n_batch"])
-    batch = make_batch(lengths, prompt)
-    near = [prompt + n for n in ages(FIXED, 64)]
-    alone = decode_times(generator, near, 40)
-    with Beside(lambda: trainer.step(batch)):
-        generator_beside = decode_times(generator, near, 40) / alone
-    with Beside(lambda: decode_times(generator, near)):
-        both = train_curve(trainer, prompt)
-    costs = Costs(DecodeCurve(LIVE, seconds, per_cached), Line(0.0, max(0.0, prefill)), train)
-    return costs, generator_beside, both(lengths, prompt) / train(lengths, prompt)
+    return Costs(DecodeCurve(LIVE, seconds, per_cached), Line(0.0, max(0.0, prefill)), train)
 
 
 def calibrate(
@@ -184,7 +153,7 @@ def calibrate(
     model = models[TWICE.name]
     config = config_of(folder, model, TWICE, CALIBRATION)
     prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
-    alone, generator_beside, trainer_beside = measure_workers(models[FIXED.name], config, prompt)
+    alone = measure_workers(models[FIXED.name], config, prompt)
     decode, prefill, train = alone.decode, alone.prefill, alone.train
     assert isinstance(decode, DecodeCurve)
     assert isinstance(prefill, Line)
@@ -210,11 +179,11 @@ def calibrate(
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
     costs = replace(costs, publish=max(0.0, update - told.seconds_per_update))
 
-    # Side by side: starting from what was measured alone, what the pipeline's workers take longer.
+    # Side by side: how much longer each takes while the other works.
     sizes = CALIBRATION | {"updates": updates}
     seen = run(folder, model, TWICE, pipeline=sizes)
-    beside = (max(1.0, generator_beside), max(1.0, trainer_beside))
-    for _ in range(3):
+    beside = (1.0, 1.0)
+    for _ in range(5):
         costs = replace(
             costs, generator_beside_trainer=beside[0], trainer_beside_generator=beside[1]
         )
@@ -229,8 +198,7 @@ def calibrate(
         "train_us_per_token": round(1e6 * train.each, 1),
         "train_ns_per_pair": round(1e9 * train.pair, 1),
         "in_the_pipeline": [round(generating, 3), round(training, 3)],
-        "beside_each_other": [round(generator_beside, 3), round(trainer_beside, 3)],
-        "beside_each_other_in_the_pipeline": [round(b, 3) for b in beside],
+        "beside_each_other": [round(b, 3) for b in beside],
         "verify_ms": round(1000 * costs.verify, 3),
         "other_ms_an_update": round(1000 * costs.publish, 1),
         "pause_ms": round(1000 * costs.receive, 2),
