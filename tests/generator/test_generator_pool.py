@@ -142,7 +142,7 @@ def test_what_a_lost_worker_said_is_not_heard_once_it_is_replaced(ray_cluster, t
 
     async def use() -> None:
         lost: list[WorkerLost] = []
-        generator = PooledGenerator(make, config, lost.append)
+        generator = PooledGenerator(make, config, lost.append, unheard)
         generator.submit([Request(0, i, [1, 5, 9], i, SamplingParams(40)) for i in range(2)])
         done = {c.index: c for c in await generator.poll()}
         os.kill(generator.handle._place[1], signal.SIGKILL)
