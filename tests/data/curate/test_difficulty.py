@@ -27,7 +27,7 @@ def run(tmp_path, rows, server, *stages, name="out", **settings):
     endpoint = {"url": server.url, "model": "m", "retries": 1, "backoff_s": 0.01}
     model = {"model": {"endpoint": endpoint, "max_tokens": 100}}
     raw = {stage: model | settings.pop(stage, {}) for stage in stages}
-    raw |= {"inputs": [str(source)], "out": str(tmp_path / name), "stages": stages, **settings}
+    raw |= {"inputs": [str(source)], "out": str(tmp_path / name), "stages": stages} | settings
     summary = curate(CurateConfig.model_validate(raw))
     decisions = {d["id"]: d for d in lines(tmp_path / name / "decisions.jsonl")}
     return summary, decisions, {k["id"]: k for k in lines(tmp_path / name / "kept.jsonl")}
