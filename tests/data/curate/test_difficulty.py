@@ -3,13 +3,14 @@
 import json
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.data.curate.server import Server, status
 from tramontane import InputError
-from tramontane.config import parse_settings
+from tramontane.config import load_section, parse_settings
 from tramontane.data.curate.config import CurateConfig
 from tramontane.data.curate.pipeline import curate
 
@@ -222,6 +223,12 @@ def test_which_stages_need_a_model_and_what_thresholds_make_sense():
         parse_settings(CurateConfig, {}, ["difficulty.min_pass_rate=0.9"], "test")
     with pytest.raises(InputError, match="endpoint.model: Field required"):
         parse_settings(CurateConfig, {}, ["regrade.model.endpoint.url=http://x"], "test")
+
+
+def test_the_config_that_ships_does_both_passes():
+    config = Path(__file__).parents[3] / "configs/curate_difficulty.yaml"
+    for stages in ("[difficulty]", "[regrade, translate]"):
+        load_section(CurateConfig, config, [f"stages={stages}"])
 
 
 def test_the_answers_of_finished_chunks_are_not_kept_for_ever(tmp_path):

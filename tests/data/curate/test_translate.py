@@ -52,6 +52,8 @@ def stage(tmp_path, **settings):
 def test_translated_rows_are_rewritten_and_nothing_else_changes(tmp_path):
     rows = trains(40, level=2)
     rows += [{"id": "zug", "problem": "Was ist $1 + 1$, wenn man rechnet?", "answer": "2"}]
+    matrix = "\\begin{pmatrix} 60 \\end{pmatrix}"
+    rows[0]["answer"] = matrix  # says nothing in English
     rows += [{"id": "day", "problem": "What day is it on day 8?", "answer": "\\text{Monday}"}]
     with Server(translator) as server:
         summary, decisions, kept = run(tmp_path, rows, server, "translate", translate={"share": 1})
@@ -66,7 +68,7 @@ def test_translated_rows_are_rewritten_and_nothing_else_changes(tmp_path):
         assert new["problem"] == TRANSLATED[name].format(miles, hours)
         assert new["language"] == code
         assert new["english_problem"] == new["original_problem"] == old["problem"]
-        assert (new["answer"], new["difficulty"]) == ("60", 2)
+        assert (new["answer"], new["difficulty"]) == (old["answer"], 2)
     assert set(languages) == set(CODES.values())
     assert kept["zug"]["problem"] == rows[40]["problem"] and "english_problem" not in kept["zug"]
     assert decisions["day"]["decision"] == "kept"

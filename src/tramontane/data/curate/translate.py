@@ -146,4 +146,5 @@ def _prompt(problem: Problem, lang: str, attempt: int, fault: str) -> Prompt:
 
 def _in_words(answer: str) -> bool:
     r"""Whether an answer says something in English, also within `\text{}`."""
-    return re.search(r"[^\W\d_]{3,}", re.sub(r"\\[A-Za-z]+", " ", answer)) is not None
+    plain = re.sub(r"\\(?:begin|end)\s*\{\w+\*?\}|\\[A-Za-z]+", " ", answer)
+    return re.search(r"[^\W\d_]{3,}", plain) is not None
