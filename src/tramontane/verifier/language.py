@@ -44,7 +44,7 @@ _FUNCTION_WORDS = {
 }
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
 
-_MATH = re.compile(
+MATH = re.compile(
     r"\$\$.*?\$\$"
     r"|\\\[(?:(?!\\\[).)*?\\\]"
     r"|\\\((?:(?!\\\().)*?\\\)"
@@ -71,7 +71,7 @@ def strip(text: str) -> str:
     r"""Prose only: without fenced and inline code, LaTeX, boxes, commands, and links."""
     text = _without(text, ((block.start, block.end) for block in fences(text)), "\n")
     text = _without(text, sorted((start, end) for start, _, end in boxes(text)), " ")
-    return _MATH.sub(" ", text)
+    return MATH.sub(" ", text)
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:

@@ -12,11 +12,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tramontane.data.curate.config import DecontaminateConfig
-from tramontane.data.curate.load import read_problems
+from tramontane.data.curate.load import check_inputs, read_problems
 from tramontane.data.curate.rows import Row, Stage
 from tramontane.data.curate.similarity import SimilarityIndex, numbers, similarity, spelling
 from tramontane.errors import InputError
@@ -30,6 +31,10 @@ class Decontaminate(Stage):
     """
 
     name = "decontaminate"
+
+    @classmethod
+    def check(cls, config: DecontaminateConfig) -> dict[str, Any]:
+        return check_inputs(config.against, config.fields)
 
     def __init__(self, config: DecontaminateConfig, folder: Path) -> None:
         super().__init__(config, folder)

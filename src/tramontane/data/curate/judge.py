@@ -24,6 +24,13 @@ class ReferenceJudge:
         self._config = config.model_copy(update={"reward": reward})
         self._pool: VerifierPool | None = None
 
+    @property
+    def pool(self) -> VerifierPool:
+        """Its verdicts are about the answer alone: length and language count nothing."""
+        if self._pool is None:
+            self._pool = VerifierPool(self._config, 1, 0)
+        return self._pool
+
     def same(self, a: str | None, b: str | None) -> bool:
         """Whether two references are the same answer; what cannot be judged is not."""
         if a is None or b is None or a == b:
@@ -54,10 +61,8 @@ class ReferenceJudge:
 
     def _verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Of (reference, answer) each."""
-        if self._pool is None:
-            self._pool = VerifierPool(self._config, 1, 0)
         futures = [
-            self._pool.score(
+            self.pool.score(
                 Problem("", "math", "", reference), [(f"<think>-</think>\\boxed{{{answer}}}", 0)]
             )
             for reference, answer in pairs

@@ -25,15 +25,28 @@ import yaml
 from tramontane.config import load_section
 from tramontane.data.curate.config import CurateConfig
 from tramontane.data.curate.contamination import Decontaminate
+from tramontane.data.curate.difficulty import Difficulty
 from tramontane.data.curate.duplicates import Deduplicate
 from tramontane.data.curate.format_filter import FormatFilter
 from tramontane.data.curate.load import STAGE, check_inputs, read_problems
+from tramontane.data.curate.regrade import Regrade
 from tramontane.data.curate.report import Tally, write_report
+from tramontane.data.curate.review import Review
 from tramontane.data.curate.rows import Row, Stage
+from tramontane.data.curate.translate import Translate
 from tramontane.errors import InputError
 
 STAGES: dict[str, type[Stage]] = {
-    stage.name: stage for stage in (Deduplicate, Decontaminate, FormatFilter)
+    stage.name: stage
+    for stage in (
+        Deduplicate,
+        Decontaminate,
+        FormatFilter,
+        Review,
+        Difficulty,
+        Regrade,
+        Translate,
+    )
 }
 Progress = Callable[[str, int], None]
 
@@ -69,8 +82,8 @@ def _open(config: CurateConfig) -> Path:
         raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
     out = Path(config.out)
     prints = check_inputs(config.inputs, config.fields)
-    if config.decontaminate.against:
-        prints |= check_inputs(config.decontaminate.against, config.decontaminate.fields)
+    for name in config.stages:
+        prints |= STAGES[name].check(getattr(config, name))
     asked = config.model_dump(mode="json", exclude={"out"})
     if (out / "config.yaml").is_file():
         held = load_section(CurateConfig, out / "config.yaml").model_dump(

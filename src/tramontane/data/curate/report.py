@@ -6,6 +6,7 @@ Nothing here depends on when or how often a curation was started.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from tramontane.data.curate.rows import Row
 EXAMPLES = 3  # of each reason
 EXCERPT = 400  # characters of a statement
 MAX_MALFORMED = 100  # named one by one
+RATES = ("0", *(f"{n}–{n + 10} %" for n in range(0, 100, 10)), "100 %")  # upper ends included
 BINS = (0, 50, 100, 150, 200, 300, 400, 600, 800, 1200, 2000)  # characters of a statement
 
 
@@ -52,6 +54,8 @@ class Tally:
         self.lengths: dict[str, Counter[int]] = {"kept": Counter(), "dropped": Counter()}
         self.examples: dict[tuple[str, str, str], list[Example]] = defaultdict(list)
         self.malformed: list[str] = []
+        # By stage: pass rates, as places in RATES, of the kept and the dropped.
+        self.rates: dict[str, dict[str, Counter[int]]] = {}
 
     def add(self, row: Row) -> None:
         self.rows += 1
@@ -69,6 +73,20 @@ class Tally:
             fate = "dropped" if row.decision == "dropped" else "kept"
             length = len(row.problem.problem)
             self.lengths[fate][max(i for i, low in enumerate(BINS) if length >= low)] += 1
+            self._add_rates(row, row.problem.metadata, fate)
+
+    def _add_rates(self, row: Row, metadata: dict[str, Any], fate: str) -> None:
+        last = self.stages.index(row.stage) if fate == "dropped" else len(self.stages)
+        for stage in self.stages[: last + 1]:
+            if isinstance(rate := metadata.get(f"{stage}_pass_rate"), float):
+                place = len(RATES) - 1 if rate == 1 else math.ceil(10 * rate - 1e-9)
+                fates = self.rates.setdefault(stage, {"kept": Counter(), "dropped": Counter()})
+                fates[fate][place] += 1
+
+    def histogram(self, stage: str) -> list[tuple[str, int, int, int]]:
+        """(pass rates, problems kept, dropped, both) of a stage that measures them."""
+        kept, dropped = (self.rates[stage][fate] for fate in ("kept", "dropped"))
+        return [(n, kept[i], dropped[i], kept[i] + dropped[i]) for i, n in enumerate(RATES)]
 
     def funnel(self) -> list[tuple[str, int, Counter[str]]]:
         """(stage, rows that left it, what it dropped by reason), stage by stage."""
@@ -95,6 +113,13 @@ class Tally:
                 {"stage": stage, "left": left, "dropped": dict(dropped.most_common())}
                 for stage, left, dropped in self.funnel()
             ],
+            "pass_rates": {
+                stage: [
+                    {"solved": name, "kept": kept, "dropped": dropped}
+                    for name, kept, dropped, _ in self.histogram(stage)
+                ]
+                for stage in self.rates
+            },
             "notes": self._of("kept"),
             "rewrites": self._of("rewritten"),
             "malformed": sum(
@@ -118,6 +143,7 @@ def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
         "reasons": [(key, tally.reasons[key], tally.examples[key]) for key in reasons],
         "most": max(tally.reasons.values(), default=1),
         "lengths": _lengths(tally),
+        "histograms": {stage: tally.histogram(stage) for stage in tally.rates},
         "config": yaml.safe_dump(
             config.model_dump(mode="json", exclude={"out"}), sort_keys=False, allow_unicode=True
         ),

@@ -45,9 +45,9 @@ class Row:
         return replace(self, stage=stage, reason=reason, detail=detail)
 
     def rewrite(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """In a new form; the statement and answer that it had go into the metadata."""
+        """In a new form; the statement and answer that it came with stay in the metadata."""
         old = {"original_problem": self.task.problem, "original_answer": self.task.answer}
-        problem = replace(problem, metadata={**problem.metadata, **old})
+        problem = replace(problem, metadata={**old, **problem.metadata})
         return replace(
             self, stage=stage, decision="rewritten", reason=reason, detail=detail, problem=problem
         )
@@ -86,6 +86,16 @@ class Stage:
     def __init__(self, config: Any, folder: Path) -> None:
         self.config = config
         self.folder = folder
+
+    @classmethod
+    def check(cls, config: Any) -> dict[str, Any]:
+        """Refuse what can be seen to be wrong before any work; returns a fingerprint of the files
+        that the stage reads, so that a curation does not go on with others.
+
+        Raises:
+            InputError: they are not there, or unfit.
+        """
+        return {}
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         """The same rows in the same order, each with its new standing."""

@@ -1,0 +1,52 @@
+"""A file of values that cost something to come by, one line of JSON each, written as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Appends to a file; what is in it already is there to be read.
+
+    Args:
+        path: need not exist yet.
+        end: where its valid part ends, in bytes; by default behind the last whole line, since a
+            process that is killed leaves half a one.
+    """
+
+    def __init__(self, path: Path, end: int | None = None) -> None:
+        self.path = path
+        self._file = path.open("ab")
+        self._file.truncate(_last_line_end(path) if end is None else end)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self.path.open("rb") as lines:
+            yield from map(json.loads, lines)
+
+    def add(self, *values: Any) -> int:
+        """Write one line each; returns where the file ends now, in bytes."""
+        for value in values:
+            self._file.write(json.dumps(value).encode() + b"\n")
+        self._file.flush()
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _last_line_end(path: Path) -> int:
+    end = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if line.endswith(b"\n"):
+                end += len(line)
+    return end
