@@ -17,10 +17,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from tramontane import models
+from tramontane import models, packing
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models import load_model, load_tokenizer, pack
+from tramontane.models import load_model, load_tokenizer
+from tramontane.packing import pack
 
 torch.set_num_threads(1)
 
@@ -68,7 +69,7 @@ def loss_of(logits):
 @pytest.mark.parametrize("short", [512, 4])  # plain products; the fused kernel above SHORT
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch):
-    monkeypatch.setattr(models, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
     rows = sequences(LENGTHS[lengths])
     packed = load_model(checkpoint)
     plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
@@ -80,6 +81,41 @@ def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch
     for (name, a), (_, b) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
         scale = b.grad.abs().max()
         torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("short", [512, 4])
+def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, monkeypatch):
+    """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
+    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks a prompt
+    first, second, *own = sequences((9, 2, 14, 13, 3, 1, 40, 6))
+    families = [(first, own[:4]), (second, own[4:])]
+    rows, continues, wanted = [], [], []
+    for prompt, completions in families:
+        rows.append(prompt)
+        continues.append(None)
+        parent = len(rows) - 1
+        rows += completions
+        continues += [parent] * len(completions)
+        wanted += [(prompt, c) for c in completions]
+    packed = load_model(checkpoint).double()
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa").double()
+    logits = packed(**pack(rows, continues=continues).model_inputs).logits[0]
+    parts = [
+        part
+        for part, context in zip(logits.split([len(r) for r in rows]), continues, strict=True)
+        if context is not None
+    ]
+    got, want = 0.0, 0.0
+    for (prompt, completion), part in zip(wanted, parts, strict=True):
+        whole = plain(torch.tensor([prompt + completion])).logits[0, len(prompt) :]
+        torch.testing.assert_close(part, whole, atol=1e-5, rtol=1e-5)
+        got, want = got + loss_of(part), want + loss_of(whole)
+    got.backward()
+    want.backward()
+    for (name, a), (_, b) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
+        scale = b.grad.abs().max()
+        torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-5, rtol=0, msg=name)
 
 
 def test_a_rectangle_needs_no_packing(checkpoint):

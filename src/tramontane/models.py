@@ -1,24 +1,14 @@
-"""Hugging Face causal language models as both generator and trainer use them.
-
-Loading with clear errors, and *packed* forwards: several sequences of different lengths lie one
-after the other in a single row, so that linear layers, which are nearly all of the cost, see no
-padding; only attention is padded, inside `packed_attention`.
-"""
+"""Loading Hugging Face causal language models as both generator and trainer use them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -27,6 +17,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from tramontane.attention import PACKED
 from tramontane.errors import InputError
 
 # Its bars would run through the display of a run.
@@ -35,10 +26,6 @@ disable_progress_bar()
 # transformers patches torch globally while it loads: two threads that load at once leave tied
 # output heads untied, with random weights (seen with 5.23).
 _LOADING = threading.Lock()
-
-SHORT = 512
-# One more block of attention costs about as much as this many scores of a head.
-SPLIT_COST = 128 * 128
 
 
 def resolve(model: str) -> str:
@@ -76,7 +63,7 @@ def load_model(
         AutoModelForCausalLM,
         model,
         dtype=dtype,
-        attn_implementation="packed",
+        attn_implementation=PACKED,
         output_loading_info=True,
     )
     if missing := sorted(info["missing_keys"]):
@@ -134,202 +121,3 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
             f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
             f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."
         ) from error
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Sequences laid one after the other in one row.
-
-    Args:
-        input_ids: [1, N].
-        position_ids: [1, N], starting at 0 in every sequence.
-        lengths: of the sequences, summing to N.
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    lengths: tuple[int, ...]
-
-    @property
-    def model_inputs(self) -> dict[str, Any]:
-        """Keyword arguments for the model's forward."""
-        return {
-            "input_ids": self.input_ids,
-            "position_ids": self.position_ids,
-            "packing": Packing(self.lengths, self.input_ids.device),
-            "use_cache": False,
-        }
-
-
-class Packing:
-    """Where packed tokens go for attention: in blocks of neighbours of like length, each padded to
-    its longest; made once a forward. `sizes` are the blocks' tokens, summing to N."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
-        runs: list[list[int]] = []
-        longest = 0
-        for n in lengths:
-            run = runs[-1] if runs else []
-            grown = max(longest, n)
-            # What it costs more, in attention scores, to pad this one together with the run.
-            extra = (len(run) + 1) * grown**2 - len(run) * longest**2 - n**2
-            if run and extra <= SPLIT_COST + len(run) * longest**2 // 8:
-                run.append(n)
-                longest = grown
-            else:
-                runs.append([n])
-                longest = n
-        self.blocks = [Block(run, device) for run in runs]
-        self.sizes = [sum(run) for run in runs]
-
-
-class Block:
-    """A padded [B, L] rectangle; without padding where all sequences have one length."""
-
-    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self.batch, self.longest = len(lengths), max(lengths)
-        self.flat: torch.Tensor | None = None
-        if min(lengths) != self.longest:
-            n = torch.tensor(lengths, device=device)
-            rows = torch.repeat_interleave(torch.arange(len(n), device=device), n)
-            starts = torch.repeat_interleave(n.cumsum(0) - n, n)
-            columns = torch.arange(int(n.sum()), device=device) - starts
-            self.flat = rows * self.longest + columns
-
-    def pad(self, x: torch.Tensor) -> torch.Tensor:
-        """[1, heads, N, d] → [B, heads, L, d]; padding is zeros at the end of each row."""
-        _, heads, _, d = x.shape
-        rows = x[0].transpose(0, 1)
-        if self.flat is not None:
-            full = rows.new_zeros(self.batch * self.longest, heads, d)
-            rows = full.index_copy(0, self.flat, rows)
-        return rows.view(self.batch, self.longest, heads, d).transpose(1, 2)
-
-    def unpad(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, heads, L, d] → [1, N, heads, d]."""
-        rows = x.transpose(1, 2).reshape(self.batch * self.longest, x.shape[1], x.shape[3])
-        if self.flat is not None:
-            rows = rows.index_select(0, self.flat)
-        return rows.unsqueeze(0)
-
-
-def pack(sequences: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Packed:
-    """Lay token sequences one after the other."""
-    lengths = tuple(len(s) for s in sequences)
-    ids = torch.tensor([t for s in sequences for t in s], device=device)
-    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
-    return Packed(ids[None], positions[None], lengths)
-
-
-def refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Attention that is not computed here must not be computed wrongly.
-
-    Raises:
-        InputError: soft-capped scores, or attention sinks.
-    """
-    for unsupported in ("softcap", "s_aux"):
-        if options.get(unsupported) is not None:
-            raise InputError(
-                f"{type(module).__name__} uses {unsupported!r} in its attention, which is not "
-                f"computed here; choose another model"
-            )
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    packing: Packing | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Causal attention within each sequence of a packed row, as transformers' interface wants it.
-
-    Padding sits behind a row's last token, where causal attention never looks, so no mask is
-    needed. Takes query [1, Hq, N, d], key and value [1, Hkv, N, d]; returns [1, N, Hq, d]. Without
-    `packing`, the batch is an ordinary rectangle without padding.
-
-    Raises:
-        InputError: as `refuse_unsupported`.
-    """
-    refuse_unsupported(module, kwargs)
-    if packing is None:
-        out = _causal_attention(query, key, value, scaling, dropout, sliding_window)
-        return out.transpose(1, 2), None
-    # One split a tensor, whose backward is one concatenation; slices would cost a zero-filled
-    # gradient of the whole row each.
-    parts = zip(
-        packing.blocks,
-        query.split(packing.sizes, dim=2),
-        key.split(packing.sizes, dim=2),
-        value.split(packing.sizes, dim=2),
-        strict=True,
-    )
-    outs = [
-        block.unpad(
-            _causal_attention(
-                block.pad(q), block.pad(k), block.pad(v), scaling, dropout, sliding_window
-            )
-        )
-        for block, q, k, v in parts
-    ]
-    return (outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)), None
-
-
-def _causal_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scaling: float | None,
-    dropout: float,
-    sliding_window: int | None,
-) -> torch.Tensor:
-    """Of a rectangle: query [B, Hq, L, d], key and value [B, Hkv, L, d] → [B, Hq, L, d]."""
-    length = q.shape[2]
-    window = sliding_window if sliding_window is not None and sliding_window < length else None
-    if q.device.type == "cpu" and length <= SHORT and dropout == 0.0:
-        return _short_attention(q, k, v, scaling, window)
-    mask = _causal(length, window, q.device) if window else None
-    return F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-
-
-def _short_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None, window: int | None
-) -> torch.Tensor:
-    """Plain matrix products: on a CPU, sequences of up to SHORT tokens pass through these several
-    times as fast as through the fused kernel, in training above all."""
-    batch, heads, length, d = q.shape
-    scale = d**-0.5 if scaling is None else scaling
-    grouped = (q * scale).reshape(batch, k.shape[1], heads // k.shape[1], length, d)
-    scores = grouped @ k.unsqueeze(2).transpose(-1, -2)
-    bias = torch.zeros(length, length, dtype=scores.dtype, device=q.device)
-    scores += bias.masked_fill_(~_causal(length, window, q.device), float("-inf"))
-    # On bfloat16 the kernel itself sums in float32.
-    return (torch.softmax(scores, dim=-1) @ v.unsqueeze(2)).flatten(1, 2)
-
-
-def _causal(length: int, window: int | None, device: torch.device) -> torch.Tensor:
-    offset = torch.arange(length, device=device)
-    distance = offset[:, None] - offset[None, :]
-    return (distance >= 0) & (distance < (window or length))
-
-
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
-AttentionInterface.register("packed", packed_attention)
-AttentionMaskInterface.register("packed", _no_mask)

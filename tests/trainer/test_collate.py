@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.trainer.collate import collate, padding_fraction, shares
+from tramontane.trainer.collate import collate, collate_shared, padding_fraction, shares
+from tramontane.types import Completion
 
 
 def lengths_of(microbatches, lengths):
@@ -29,14 +30,48 @@ def test_nothing_is_lost_and_the_budget_is_kept(lengths, budget):
     firsts = [m[0] for m in microbatches]
     for number, first in enumerate(firsts):
         assert all(u + lengths[first] > budget for u in used[:number])
-    assert 0 <= padding_fraction(lengths, microbatches, budget) < 1
+    assert 0 <= padding_fraction(used, budget) < 1
 
 
 def test_padding_fraction_is_the_unfilled_share_of_the_budgets():
     lengths = [7, 3, 5, 4, 3, 2]
-    assert padding_fraction(lengths, collate(lengths, 10), 10) == pytest.approx(6 / 30)
+    used = [sum(m) for m in lengths_of(collate(lengths, 10), lengths)]
+    assert padding_fraction(used, 10) == pytest.approx(6 / 30)
     # A sequence of 25 takes 25, not 10.
-    assert padding_fraction([25, 5], collate([25, 5], 10), 10) == pytest.approx(5 / 35)
+    assert padding_fraction([25, 5], 10) == pytest.approx(5 / 35)
+
+
+def completions_of(families):
+    """Completions of the given lengths, family after family: [(prompt's length, lengths)]."""
+    return [
+        Completion(n, i, [n] * prompt, [0] * length, [], [], "stop")
+        for n, (prompt, lengths) in enumerate(families)
+        for i, length in enumerate(lengths)
+    ]
+
+
+def test_a_prompt_counts_once_in_a_microbatch():
+    completions = completions_of([(4, [3, 3]), (5, [4])])
+    # 4 + 3 + 3 and 5 + 4: with a prompt each, the first two would not fit together.
+    assert collate_shared(completions, 10) == ([[0, 1], [2]], [10, 9])
+    # All three: the bundles of both prompts.
+    assert collate_shared(completions, 19) == ([[0, 1, 2]], [19])
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=9))),
+    st.integers(1, 60),
+)
+def test_shared_prompts_lose_nothing_and_the_budget_is_kept(families, budget):
+    completions = completions_of(families)
+    microbatches, tokens = collate_shared(completions, budget)
+    assert sorted(i for m in microbatches for i in m) == list(range(len(completions)))
+    for micro, used in zip(microbatches, tokens, strict=True):
+        own = sum(len(completions[i].token_ids) for i in micro)
+        prompts = {i: len(completions[i].prompt_ids) for i in micro}
+        once = sum({completions[i].group: n for i, n in prompts.items()}.values())
+        assert own + once <= used <= own + sum(prompts.values())
+        assert used <= budget or len(micro) == 1
 
 
 @given(st.integers(1, 8), st.integers(1, 12), st.integers(0, 10**9))

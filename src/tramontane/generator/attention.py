@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from tramontane.attention import packed_attention, refuse_unsupported
 from tramontane.errors import InputError
 from tramontane.generator.cache import Step
-from tramontane.models import packed_attention, refuse_unsupported
 
 
 def slot_attention(

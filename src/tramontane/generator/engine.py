@@ -20,7 +20,8 @@ from tramontane.errors import InputError
 from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.cache import Layout, PackedCache, Prefix, SlotCache
 from tramontane.generator.sampling import sample, streams, uniforms
-from tramontane.models import context_length, pack
+from tramontane.models import context_length
+from tramontane.packing import pack
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]

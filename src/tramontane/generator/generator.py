@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
-from tramontane.models import load_model, load_tokenizer, pack
+from tramontane.models import load_model, load_tokenizer
+from tramontane.packing import pack
 from tramontane.types import Completion, Progress, Request, SamplingParams
 from tramontane.weights import Weights
 

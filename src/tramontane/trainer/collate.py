@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from tramontane.types import Completion
+
 
 def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """The paper's greedy collation: microbatches of at most `budget` tokens each.
@@ -33,16 +35,44 @@ def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return microbatches
 
 
-def padding_fraction(
-    lengths: Sequence[int], microbatches: Sequence[Sequence[int]], budget: int
-) -> float:
-    """The unfilled share of the microbatches' token budgets, as the paper counts padding.
+def collate_shared(
+    completions: Sequence[Completion], budget: int
+) -> tuple[list[list[int]], list[int]]:
+    """`collate` where completions of one prompt share its tokens, as `pack_rows` lays them out.
+
+    A prompt's completions stay together as far as the budget allows: they are collated into
+    bundles, which with the prompt fit it, and then the bundles are.
+
+    Args:
+        completions: in any order.
+        budget: tokens a microbatch, each prompt counted once in it.
+
+    Returns:
+        For each microbatch, the indices of its completions, a bundle's in a row, longest first;
+        and its tokens.
+    """
+    siblings: dict[tuple[int, ...], list[int]] = {}
+    for index, c in enumerate(completions):
+        siblings.setdefault(tuple(c.prompt_ids), []).append(index)
+    bundles, sizes = [], []
+    for prompt, members in siblings.items():
+        lengths = [len(completions[i].token_ids) for i in members]
+        for bundle in collate(lengths, budget - len(prompt)):
+            bundles.append([members[i] for i in bundle])
+            sizes.append(len(prompt) + sum(lengths[i] for i in bundle))
+    layout = collate(sizes, budget)
+    microbatches = [[i for bundle in m for i in bundles[bundle]] for m in layout]
+    return microbatches, [sum(sizes[bundle] for bundle in m) for m in layout]
+
+
+def padding_fraction(tokens: Sequence[int], budget: int) -> float:
+    """The unfilled share of the token budgets of microbatches with so many `tokens`, as the paper
+    counts padding.
 
     In a packed row it costs nothing; see `docs/training.md` for what does.
     """
-    used = [sum(lengths[i] for i in m) for m in microbatches]
-    capacity = sum(max(budget, u) for u in used)
-    return 1 - sum(used) / capacity if capacity else 0.0
+    capacity = sum(max(budget, used) for used in tokens)
+    return 1 - sum(tokens) / capacity if capacity else 0.0
 
 
 def shares(count: int, ranks: int, seed: int) -> list[list[int]]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import torch
 
 from tramontane.config import TrainerConfig
-from tramontane.models import Packed, pack
+from tramontane.packing import Packed, pack
 from tramontane.trainer import sharding
 from tramontane.trainer.advantages import loss_weights
-from tramontane.trainer.collate import collate, padding_fraction, shares
+from tramontane.trainer.collate import collate_shared, padding_fraction, shares
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
 from tramontane.types import Completion, Group
 
@@ -39,15 +40,30 @@ class Rows:
 
 
 def pack_rows(completions: Sequence[Completion], device: torch.device) -> Rows:
-    """Pack prompts and completions; the logits at i − 1 predict the token at i."""
-    keep, start = [], -1
-    for c in completions:
-        start += len(c.prompt_ids)
-        keep.append(torch.arange(start, start + len(c.token_ids)))
-        start += len(c.token_ids)
+    """Pack prompts and completions; neighbours with the same prompt share its tokens.
+
+    The logits at i − 1 predict the token at i, so what is after a prompt is predicted by the
+    prompt's last, and a completion's last token predicts nothing: it is left out.
+    """
+    sequences: list[list[int]] = []
+    continues: list[int | None] = []
+    keep, end = [], 0
+    for prompt, siblings in groupby(completions, key=lambda c: c.prompt_ids):
+        shared = len(sequences)
+        sequences.append(prompt)
+        continues.append(None)
+        end += len(prompt)
+        last = end - 1
+        for c in siblings:
+            keep.append(last)
+            if own := c.token_ids[:-1]:
+                sequences.append(own)
+                continues.append(shared)
+                keep += range(end, end + len(own))
+                end += len(own)
     return Rows(
-        packed=pack([c.prompt_ids + c.token_ids for c in completions], device),
-        keep=torch.cat(keep).to(device),
+        packed=pack(sequences, device, continues),
+        keep=torch.tensor(keep, device=device),
         targets=torch.tensor([t for c in completions for t in c.token_ids], device=device),
         lengths=[len(c.token_ids) for c in completions],
     )
@@ -102,17 +118,17 @@ class Minibatch:
 
     def _lay_out(self, budget: int, seed: int) -> tuple[list[Microbatch], float]:
         """This rank's microbatches, as many as every rank has, and the padding fraction of all."""
-        lengths = [len(c.prompt_ids) + len(c.token_ids) for c in self.completions]
-        dealt = shares(len(lengths), sharding.ranks(), seed)
+        dealt = shares(len(self.completions), sharding.ranks(), seed)
         # Every rank lays out all ranks' microbatches, so none need ask how many there are.
-        layouts = [
-            [[share[i] for i in m] for m in collate([lengths[i] for i in share], budget)]
-            for share in dealt
-        ]
+        layouts, used = [], []
+        for share in dealt:
+            layout, tokens = collate_shared([self.completions[i] for i in share], budget)
+            layouts.append([[share[i] for i in m] for m in layout])
+            used += tokens
         own = [Microbatch(indices) for indices in layouts[sharding.rank()]]
-        shortest = min(dealt[sharding.rank()], key=lambda i: lengths[i])
+        shortest = min(dealt[sharding.rank()], key=lambda i: len(self.completions[i].token_ids))
         own += [Microbatch([shortest], live=False)] * (max(map(len, layouts)) - len(own))
-        return own, padding_fraction(lengths, [m for rank in layouts for m in rank], budget)
+        return own, padding_fraction(used, budget)
 
     def rows(self, index: int) -> Rows:
         """Microbatch `index`, packed."""

@@ -26,7 +26,8 @@ from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import encode_prompt
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models import context_length, load_model, load_tokenizer, pack
+from tramontane.models import context_length, load_model, load_tokenizer
+from tramontane.packing import pack
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Problem
 

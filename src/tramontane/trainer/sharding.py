@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -21,8 +21,9 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def shard(model: PreTrainedModel, device: torch.device) -> None:
-    """Shard parameters, gradients and optimizer state over all ranks, block by block.
+def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
+    """Shard parameters, gradients and optimizer state over all ranks, block by block; `dtype` is
+    what they are gathered in and computed with.
 
     What lies outside the blocks (embeddings and head, tied or not) forms one group, so that a
     tied tensor is gathered and reduced once.
@@ -30,11 +31,12 @@ def shard(model: PreTrainedModel, device: torch.device) -> None:
     if ranks() == 1:
         return
     mesh = init_device_mesh(device.type, (ranks(),))
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, dtype), reduce_dtype=torch.float32)
     blocks = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in blocks:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

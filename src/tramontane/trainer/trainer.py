@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 
 from tramontane.config import PipelineConfig, TrainerConfig
 from tramontane.errors import InputError
-from tramontane.models import load_model, pack
-from tramontane.trainer import sharding, state
+from tramontane.models import load_model
+from tramontane.packing import pack
+from tramontane.trainer import precision, sharding, state
 from tramontane.trainer.averages import Averages
-from tramontane.trainer.collate import collate
+from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
@@ -67,14 +68,17 @@ class Trainer:
         self._reference = model
         if "reference" in self._needs:
             self._reference = copy.deepcopy(model).requires_grad_(False)
-            sharding.shard(self._reference, self.device)
+            if config.dtype == "bfloat16":
+                precision.to_bfloat16(self._reference)
+            sharding.shard(self._reference, self.device, config.dtype)
         if config.gradient_checkpointing:
             # transformers 5 renames the method on its way.
             old = model.gradient_checkpointing_enable
             getattr(model, "activation_checkpointing_enable", old)()
         # There is no dropout; gradient checkpointing works in training mode only.
         model.train()
-        sharding.shard(model, self.device)
+        sharding.shard(model, self.device, config.dtype)
+        self._working = precision.working_model(model, config.dtype)
         self.optimizer = build_optimizer(
             model.parameters(), config.learning_rate, config.betas, config.weight_decay
         )
@@ -188,11 +192,11 @@ class Trainer:
     @torch.no_grad()
     def logprobs(self, completions: list[Completion]) -> list[list[float]]:
         """Of each completion's tokens under the current weights, computed as in training."""
-        lengths = [len(c.prompt_ids) + len(c.token_ids) for c in completions]
         result: list[list[float]] = [[] for _ in completions]
-        for indices in collate(lengths, self.config.microbatch_tokens):
+        microbatches, _ = collate_shared(completions, self.config.microbatch_tokens)
+        for indices in microbatches:
             row = pack_rows([completions[i] for i in indices], self.device)
-            logprobs, _ = self._forward(self.model, row)
+            logprobs, _ = self._forward(self._working, row)
             for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
                 result[i] = own.tolist()
         return result
@@ -200,9 +204,8 @@ class Trainer:
     @torch.no_grad()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
         """Of one sequence: the embeddings, then each layer's output, [len(ids), hidden] float32."""
-        with self._autocast():
-            packed = pack([ids], self.device)
-            output = self.model(**packed.model_inputs, output_hidden_states=True)
+        packed = pack([ids], self.device)
+        output = self._working(**packed.model_inputs, output_hidden_states=True)
         return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
     def save_state(self, folder: Path) -> None:
@@ -216,6 +219,7 @@ class Trainer:
             InputError: nothing there, damaged, or of another model; this trainer is then unfit.
         """
         self.version = state.load(folder, self.model, self.optimizer)
+        precision.refresh(self._working, self.model)
 
     def save_weights(self, folder: Path) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout; every rank must call
@@ -245,7 +249,7 @@ class Trainer:
     @torch.no_grad()
     def _look_ahead(self, minibatches: list[Minibatch]) -> None:
         """Log-probs that stay fixed during the update, where wanted, and then the advantages."""
-        models = {"reference": self._reference, "proximal": self.model}
+        models = {"reference": self._reference, "proximal": self._working}
         wanted = self._needs & {"reference"}
         totals = "sequence_logprobs" in self._needs
         if totals or ("proximal" in self._needs and len(minibatches) > 1):
@@ -263,7 +267,7 @@ class Trainer:
     ) -> None:
         """Forward and backward of one microbatch."""
         row = minibatch.rows(index)
-        logprobs, entropy = self._forward(self.model, row, "entropy" in self._needs)
+        logprobs, entropy = self._forward(self._working, row, "entropy" in self._needs)
         tokens = minibatch.tokens(index, logprobs, entropy, self._needs)
         loss, metrics = self.objective.loss(tokens, self.config.objective)
         # FSDP averages gradients over ranks, and the loss is their sum.
@@ -291,19 +295,15 @@ class Trainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
+        precision.refresh(self._working, self.model)
         return value
 
     def _forward(
         self, model: PreTrainedModel, row: Rows, entropy_grad: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the row's generated tokens: [N] float32."""
-        with self._autocast():
-            logits = model(**row.model_inputs).logits[0]
+        logits = model(**row.model_inputs).logits[0]
         return token_logprobs(logits, row.targets, self.temperature, entropy_grad)
-
-    def _autocast(self) -> torch.autocast:
-        enabled = self.config.dtype == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
 
 def _check_sizes(config: TrainerConfig, pipeline: PipelineConfig) -> None:

@@ -1,0 +1,231 @@
+"""*Packed* rows: several sequences of different lengths lie one after the other in a single row,
+so that linear layers, which are nearly all of the cost, see no padding. Only attention is padded,
+in blocks, which are laid out here and computed in `attention.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import torch
+
+# On a CPU, attention of this many tokens is computed by plain matrix products.
+SHORT = 512
+# One more block of attention costs about as much as this many scores of a head.
+SPLIT_COST = 4096
+# A softmax on a CPU takes half the time over rows of a multiple of this many numbers.
+LANES = 32
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences laid one after the other in one row.
+
+    Args:
+        input_ids: [1, N].
+        position_ids: [1, N], starting at 0 in every sequence that continues none.
+        lengths: of the sequences, summing to N.
+        continues: for each sequence, which other one its tokens come after; None: they are its
+            first.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    lengths: tuple[int, ...]
+    continues: tuple[int | None, ...]
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        """Keyword arguments for the model's forward."""
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "packing": Packing(self.lengths, self.continues, self.input_ids.device),
+            "use_cache": False,
+        }
+
+
+def pack(
+    sequences: Sequence[Sequence[int]],
+    device: torch.device | str = "cpu",
+    continues: Sequence[int | None] | None = None,
+) -> Packed:
+    """Lay token sequences one after the other.
+
+    A sequence may continue an earlier one (which itself continues none): it sees that one's tokens
+    as if they stood before its own, so that what several sequences begin with is computed once.
+    """
+    continues = (None,) * len(sequences) if continues is None else tuple(continues)
+    lengths = tuple(len(s) for s in sequences)
+    starts = [0 if c is None else lengths[c] for c in continues]
+    positions = (range(start, start + n) for start, n in zip(starts, lengths, strict=True))
+    row = torch.tensor([list(chain(*sequences)), list(chain(*positions))], device=device)
+    return Packed(row[:1], row[1:], lengths, continues)
+
+
+class Packing:
+    """The blocks of a row, made once a forward: neighbours that continue the same sequence and are
+    of like length. `sizes` are the blocks' tokens, summing to N."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        continues: Sequence[int | None],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.blocks: list[Block] = []
+        self.sizes: list[int] = []
+        # A sequence that others continue has a block to itself: which one.
+        block_of: dict[int, int] = {}
+        for run in _runs(lengths, continues):
+            context = continues[run[0]]
+            own = [lengths[i] for i in run]
+            block_of[run[0]] = len(self.blocks)
+            self.blocks.append(
+                Block(own, torch.device(device))
+                if context is None
+                else Block(own, torch.device(device), block_of[context], lengths[context])
+            )
+            self.sizes.append(sum(own))
+
+
+def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
+    """Neighbours that form a block."""
+    shared = set(continues) - {None}
+    run: list[int] = []
+    longest = 0
+    for index, (n, context) in enumerate(zip(lengths, continues, strict=True)):
+        before = 0 if context is None else lengths[context]
+        grown = max(longest, n)
+        # What it costs more, in attention scores, to pad this one together with the run.
+        width = before + grown
+        extra = len(run) * (grown * width - longest * (before + longest)) + (
+            grown * width - n * (before + n)
+        )
+        apart = index in shared or (run and (run[0] in shared or continues[run[0]] != context))
+        if run and (apart or extra > SPLIT_COST + n * (before + n) // 8):
+            yield run
+            run, longest = [], 0
+        run.append(index)
+        longest = max(longest, n)
+    if run:
+        yield run
+
+
+class Block:
+    """A padded [B, L] rectangle of sequences; all may continue one other sequence, whose keys they
+    then see before their own. Padding sits behind a row's last token, where causal attention never
+    looks.
+
+    Args:
+        lengths: of the B sequences; L is the longest.
+        device: where the tokens are.
+        context: the block of the sequence that they continue.
+        before: that sequence's length.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        device: torch.device,
+        context: int | None = None,
+        before: int = 0,
+    ) -> None:
+        self.lengths, self.device = lengths, device
+        self.batch, self.longest = len(lengths), max(lengths)
+        self.context, self.before = context, before
+        keys = before + self.longest
+        self.short = device.type == "cpu" and keys <= SHORT
+        self.keys = -(-keys // LANES) * LANES if self.short else keys
+        self._places: dict[tuple[int, bool], Places] = {}
+        self._biases: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
+
+    def query_places(self, heads: int) -> Places:
+        """Of the block's n tokens in [B, heads, L]."""
+        return self._cached(heads, False)
+
+    def key_places(self, heads: int) -> Places:
+        """Of the context's and then the block's tokens in [B, heads, keys]."""
+        return self._cached(heads, True)
+
+    def _cached(self, heads: int, keys: bool) -> Places:
+        if (heads, keys) not in self._places:
+            before, width = (self.before, self.keys) if keys else (0, self.longest)
+            places = Places(self.lengths, before, width, heads, self.device)
+            self._places[heads, keys] = places
+        return self._places[heads, keys]
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """[L, keys] bool, True where a query sees a key."""
+        query = torch.arange(self.longest, device=self.device) + self.before
+        distance = query[:, None] - torch.arange(self.keys, device=self.device)
+        return (distance >= 0) & (distance < (window or self.keys))
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[L, keys]: 0 where `mask` is True, else −∞; made once for all layers."""
+        if (window, dtype) not in self._biases:
+            zeros = torch.zeros(self.longest, self.keys, dtype=dtype, device=self.device)
+            bias = zeros.masked_fill_(~self.mask(window), float("-inf"))
+            self._biases[window, dtype] = bias
+        return self._biases[window, dtype]
+
+
+class Places:
+    """Where the rows of tokens [before + n, heads, d] are in a rectangle [B, heads, width, d], each
+    of whose rows starts with the same `before` tokens. Tokens move by index alone: padding repeats
+    a sequence's last token."""
+
+    def __init__(
+        self, lengths: Sequence[int], before: int, width: int, heads: int, device: torch.device
+    ) -> None:
+        self.shape = (len(lengths), heads, width)
+        self.before = before
+        self._lengths = torch.tensor(lengths)[:, None]
+        self._starts = before + self._lengths.cumsum(0) - self._lengths
+        self._device = device
+
+    @cached_property
+    def _sources(self) -> torch.Tensor:
+        """Of each place, the token's row and head."""
+        _, heads, width = self.shape
+        column = torch.arange(width)
+        own = self._starts + torch.minimum(column - self.before, self._lengths - 1)
+        token = torch.where(column < self.before, column, own)
+        head = torch.arange(heads)[:, None]
+        return (token[:, None] * heads + head).flatten().to(self._device)
+
+    @cached_property
+    def _own(self) -> torch.Tensor:
+        """Of each of the n tokens and heads, its place."""
+        batch, heads, width = self.shape
+        place = torch.arange(batch * heads * width).view(self.shape).transpose(1, 2)
+        return place[self._inside].flatten().to(self._device)
+
+    @cached_property
+    def _outside(self) -> torch.Tensor:
+        batch, heads, width = self.shape
+        place = torch.arange(batch * heads * width).view(self.shape).transpose(1, 2)
+        return place[~self._inside].flatten().to(self._device)
+
+    @property
+    def _inside(self) -> torch.Tensor:
+        column = torch.arange(self.shape[2]) - self.before
+        return (column >= 0) & (column < self._lengths)
+
+    def pad(self, rows: torch.Tensor) -> torch.Tensor:
+        """[before + n, heads, d] → [B, heads, width, d]."""
+        return rows.flatten(0, 1).index_select(0, self._sources).view(*self.shape, -1)
+
+    def clear(self, x: torch.Tensor) -> torch.Tensor:
+        """Zero all but the n tokens, in place."""
+        x.view(-1, x.shape[-1]).index_fill_(0, self._outside, 0.0)
+        return x
+
+    def unpad(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, heads, width, d] → [n, heads, d]."""
+        rows = x.reshape(-1, x.shape[-1]).index_select(0, self._own)
+        return rows.view(-1, self.shape[1], x.shape[-1])
