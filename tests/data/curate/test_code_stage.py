@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tramontane.config import VerifierConfig
-from tramontane.data.code import Solution
-from tramontane.data.curate.agreement import decisive, fate, poll, voters, with_checker
-from tramontane.data.curate.code import Code
+from tramontane.data.curate.agreement import decisive, fate, poll, steady, voters, with_checker
 from tramontane.data.curate.config import CodeConfig, CurateConfig
 from tramontane.data.curate.inputs import mutations
 from tramontane.data.curate.pipeline import curate
@@ -71,6 +69,11 @@ def test_solutions_that_are_wrong_or_do_not_run_have_no_vote():
     # Labels may be wrong, if solutions agree; alone, none of two prevails.
     assert voters(list(zip(right, right, strict=True)), ["x"] * 4, TOKENS) == [0, 1]
     assert voters(list(zip(right, wrong, strict=True)), ["x"] * 4, TOKENS) == []
+
+
+def test_what_is_printed_only_once_is_no_vote():
+    once, again = [["8", "8", "1"], ["6", None, "2"]], [["8", "7", "1"], ["6", "6", None]]
+    assert steady(once, again) == [["8", None, "1"], ["6", None, None]]
 
 
 @given(
@@ -192,9 +195,7 @@ PLANTED = [
          tests={"type": "python_assert", "code": "assert f() == 1"}), "no_agreement"),
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
-SETTINGS = CodeConfig(
-    want_tests=0, min_tests=1, verifier=VerifierConfig(workers=2, code_timeout_s=6)
-)
+SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=6))
 
 
 def write(path, rows):
@@ -291,15 +292,6 @@ def test_few_tests_become_more(tmp_path):
     assert kept["problem"] == "many_solutions?"
 
 
-def test_what_is_printed_only_once_is_no_label(tmp_path):
-    stage = Code(SETTINGS, tmp_path)
-    try:
-        solutions = [Solution("python", text) for text in (DOUBLE[0], ANY[0])]
-        assert stage._steady(solutions, ["4\n"]) == [["8\n", None]]
-    finally:
-        stage.close()
-
-
 SCRIPT = """
 import json, sys
 from tramontane.data.curate.config import CurateConfig
@@ -309,16 +301,16 @@ curate(CurateConfig(**json.loads(sys.argv[1])))
 
 
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
-    rows = [row(f"p{i}", doubles(3, 4 + i, wrong=[3]), DOUBLE) for i in range(8)]
+    rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(6)]
     (tmp_path / "whole").mkdir()
-    _, whole = run(tmp_path / "whole", rows, chunk_rows=5)
+    _, whole = run(tmp_path / "whole", rows, chunk_rows=4)
     out, done = tmp_path / "killed", b""
     config = CurateConfig(
         inputs=(str(tmp_path / "whole/raw.jsonl"),), out=str(out), stages=("code",),
-        code=SETTINGS, chunk_rows=5,
+        code=SETTINGS, chunk_rows=4,
     )  # fmt: skip
     journal = out / "work/1-code/finished.jsonl"
-    for finished in (2, 4, None):
+    for finished in (1, 3, None):
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, config.model_dump_json()])
         deadline = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < deadline:

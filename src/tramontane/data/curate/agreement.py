@@ -55,6 +55,14 @@ def poll(ballot: Ballot, label: str | None, tests: dict[str, Any]) -> Poll:
     return Poll(groups[order[0]][0], len(groups[order[0]]), second, passed, right[order[0]])
 
 
+def steady(once: Sequence[Ballot], again: Sequence[Ballot]) -> list[list[str | None]]:
+    """The ballots of two runs, without what a program printed in only one of them."""
+    return [
+        [a if a == b else None for a, b in zip(first, second, strict=True)]
+        for first, second in zip(once, again, strict=True)
+    ]
+
+
 def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, Any]) -> list[int]:
     """The solutions that can be trusted with a vote: on at least half of the tests they print the
     label, or what more print than anything else. The others are wrong, or do not run."""

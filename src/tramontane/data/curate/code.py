@@ -25,6 +25,7 @@ from tramontane.data.curate.agreement import (
     decisive,
     fate,
     poll,
+    steady,
     voters,
     with_checker,
 )
@@ -67,8 +68,7 @@ class Code(Stage):
         super().__init__(config, folder)
         if sandbox.probe() == "rlimits" and not config.verifier.allow_unsandboxed:
             raise InputError(f"curate: stage code: {NO_SANDBOX}")
-        reward = RewardConfig(length=0, language=0)
-        self.pool = VerifierPool(config.verifier.model_copy(update={"reward": reward}), 1, 0)
+        self.pool: VerifierPool | None = None  # starts with the first problem that needs it
         # Threads only wait; one more than the workers has the next program ready.
         self.threads = ThreadPoolExecutor(config.verifier.workers + 1)
         self.journal = folder / "finished.jsonl"
@@ -76,11 +76,12 @@ class Code(Stage):
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         programs = {_key(row): row for row in rows if row.task.domain == "code"}
         finished = self._finished(programs.keys())
-        left = {
-            self.threads.submit(self._judge, row): key
-            for key, row in programs.items()
-            if key not in finished
-        }
+        missing = {key: row for key, row in programs.items() if key not in finished}
+        if missing and self.pool is None:
+            reward = RewardConfig(length=0, language=0)
+            verifier = self.config.verifier.model_copy(update={"reward": reward})
+            self.pool = VerifierPool(verifier, 1, 0)
+        left = {self.threads.submit(self._judge, row): key for key, row in missing.items()}
         with self.journal.open("a", encoding="utf-8") as file:
             for future in as_completed(left):
                 key, decided = left[future], future.result()
@@ -91,7 +92,8 @@ class Code(Stage):
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.pool.close()
+        if self.pool is not None:
+            self.pool.close()
 
     def _finished(self, keys: Set[str]) -> dict[str, list[Row]]:
         """What was decided of these rows before the process ended; the rest of the journal goes:
@@ -140,15 +142,17 @@ class Code(Stage):
         wanted = self.config.want_tests - sum(what != "dropped" for what in fates)
         enough = len(trusted) >= self.config.min_votes
         inputs = self._more_inputs(row.task, wanted) if enough else []
-        steady = self._steady(solutions, [*(cases[i]["input"] for i in lost), *inputs])
-        for i, ballot in zip(lost, steady[: len(lost)], strict=True):
+        asked = [*(cases[i]["input"] for i in lost), *inputs]
+        twice = [_ballots(self._run(solutions, asked)) for _ in range(2)] if asked else [[], []]
+        sure = steady(*twice)
+        for i, ballot in zip(lost, sure[: len(lost)], strict=True):
             count = poll(ballot, labels[i], tests)
             if count.passed or not decisive(count, len(trusted), self.config):
                 fates[i] = "dropped"
             else:
                 labels[i] = count.mode
         added = []
-        for text, ballot in zip(inputs, steady[len(lost) :], strict=True):
+        for text, ballot in zip(inputs, sure[len(lost) :], strict=True):
             count = poll(ballot, None, tests)
             if None not in ballot and decisive(count, len(trusted), self.config):
                 added.append({"input": text, "output": count.mode})
@@ -210,6 +214,7 @@ class Code(Stage):
         able = [s.code for s in solutions if s.language == language]
         if not able:
             return [row.drop(self.name, "no_solutions", f"none in {NAMES[language]}")]
+        assert self.pool is not None
         self._prepare(solutions)
         responses = [(f"<think>-</think>\n{_fenced(language, code)}", 0) for code in able]
         verdicts = self.pool.score(row.task, responses).result()
@@ -241,18 +246,9 @@ class Code(Stage):
             found += SOURCES[name](problem, max(0, SPARE * wanted - len(found)))
         return list(dict.fromkeys(found))
 
-    def _steady(self, solutions: list[Solution], inputs: list[str]) -> list[list[str | None]]:
-        """Ballots on these inputs, without what a program prints only once in two runs."""
-        if not inputs:
-            return []
-        once, again = (_ballots(self._run(solutions, inputs)) for _ in range(2))
-        return [
-            [a if a == b else None for a, b in zip(*two, strict=True)]
-            for two in zip(once, again, strict=True)
-        ]
-
     def _run(self, solutions: list[Solution], inputs: list[str]) -> list[list[Ran]]:
         """What each solution prints on each input."""
+        assert self.pool is not None
         self._prepare(solutions)
         futures = [
             [
