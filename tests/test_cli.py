@@ -172,3 +172,19 @@ def test_eval_checks_device_and_dtype() -> None:
 def test_score_help_names_the_fields() -> None:
     text = " ".join(runner.invoke(app, ["score", "--help"]).stdout.replace("│", " ").split())
     assert "id, domain (math or code), problem, response, and answer (math) or tests" in text
+
+
+def test_a_plan_names_its_assumptions_and_both_ways(tmp_path: Path) -> None:
+    done = run(
+        *["plan", "--model-size", "1B", "--gpus", "8", "--n-batch", "64"],
+        *["--length-mean", "400", "--length-max", "2000", "train_mfu=0.31"],
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train_mfu=0.31" in done.stdout and "80 GB" in done.stdout
+    for row in ("trainer", "generators", "n_async", "staleness", "synchronous, together"):
+        assert row in done.stdout
+    refused = run("plan", "--model-size", "1B", "--gpus", "8", "--gpu", "abacus", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "plan: gpu: Input should be 'a100', 'h100' or 'h200'" in refused.stderr
+    assert not list(tmp_path.iterdir())

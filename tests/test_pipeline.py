@@ -14,6 +14,7 @@ from tramontane import pipeline as pipeline_module
 from tramontane.config import Config
 from tramontane.placement.handle import WorkerStalled
 from tramontane.run import RunFolder
+from tramontane.staleness import room
 from tramontane.training import train
 
 
@@ -101,6 +102,37 @@ def test_asynchronous_run_keeps_its_invariants(
     assert any(len(set(r["versions"])) > 1 for r in rows)
 
 
+@pytest.mark.parametrize("bound", [0, 16])
+def test_generators_wait_only_where_the_bound_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """Counted, not timed: what might have been handed out whenever one found itself out of work."""
+    waits: list[tuple[int, int]] = []
+
+    class Counting(pipeline_module.Pipeline):
+        async def _until(self, condition: Any, name: str) -> None:
+            if name.startswith("collect"):
+                ledger, n = self.ledger, self.sizes.groups_per_batch
+                versions = ledger.generator_version, ledger.next_version
+                allowed = room(len(ledger.outstanding), *versions, n, bound)
+                useful = n * (self.sizes.updates - ledger.next_version) - len(ledger.outstanding)
+                waits.append((allowed, useful))
+            await super()._until(condition, name)
+
+    monkeypatch.setattr("tramontane.training.Pipeline", Counting)
+    sizes = {"updates": 4, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": bound}
+    config = small_config(tmp_path, pipeline=sizes, generator={"workers": 2})
+    train(config, NoScreen())
+    assert all(allowed <= 0 or useful <= 0 for allowed, useful in waits)
+    held = [wait for wait in waits if wait[1] > 0]
+    # Synchronous, both wait for every update but the last; far from the bound, never.
+    assert len(held) >= 2 * 3 if bound == 0 else held == []
+    metrics = RunFolder(tmp_path).metrics()
+    assert all(0 <= m["generator_held_fraction"] <= 1 for m in metrics)
+    if bound == 0:
+        assert all(m["generator_held_fraction"] > 0 for m in metrics)
+
+
 def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
     metrics = []
     for name in ("a", "b"):
@@ -109,7 +141,7 @@ def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> N
         metrics.append(RunFolder(tmp_path / name).metrics())
     a, b = weights(tmp_path / "a", 3), weights(tmp_path / "b", 3)
     assert all(torch.equal(a[k], b[k]) for k in a)
-    timed = ("second", "idle", "pause")
+    timed = ("second", "idle", "held", "pause")
     for one, other in zip(*metrics, strict=True):
         assert one["staleness_max"] == 0
         for key in one:

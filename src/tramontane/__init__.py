@@ -2,11 +2,11 @@
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Whatever a command does is one
 call here: `train`, `sft`, `evaluate`, `generate`, `score`, `audit`,
-`curate`.
+`curate`, `plan`.
 """
 
-from tramontane.api import audit, curate, evaluate, generate, score, sft, train
+from tramontane.api import audit, curate, evaluate, generate, plan, score, sft, train
 from tramontane.errors import InputError
 
-__all__ = ["InputError", "audit", "curate", "evaluate", "generate", "score", "sft", "train"]
+__all__ = ["InputError", "audit", "curate", "evaluate", "generate", "plan", "score", "sft", "train"]
 __version__ = "0.1.0"

@@ -21,6 +21,7 @@ from tramontane.errors import InputError
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
     from tramontane.evaluation import EvaluationResult
+    from tramontane.planning.plan import Plan
     from tramontane.run import RunFolder
     from tramontane.verifier.audit import Audit
     from tramontane.verifier.score import ScoreSummary
@@ -86,6 +87,22 @@ def _open(
     from tramontane.training import open_run
 
     return open_run(resume)
+
+
+def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan:
+    """Split GPUs between generators and trainers; see `planning.plan`.
+
+    Args:
+        settings: keys of `planning.machine.PlanConfig`; `model_size` and `gpus` are needed.
+        assumptions: `key=value` texts laid over them.
+
+    Raises:
+        InputError: sizes that make no sense, or a model that does not fit.
+    """
+    from tramontane.planning.machine import PlanConfig
+    from tramontane.planning.plan import plan as run
+
+    return run(parse_settings(PlanConfig, {**settings}, assumptions or [], "plan"))
 
 
 def sft(

@@ -298,6 +298,36 @@ def curate(
 
 
 @app.command()
+def plan(
+    model_size: Annotated[str, typer.Option(help="Parameters, e.g. 24B.")],
+    gpus: Annotated[int, typer.Option(help="All of them, for generators and trainers.")],
+    assumptions: Annotated[
+        list[str] | None, typer.Argument(help="Any assumption that is printed, as key=value.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="a100, h100 or h200")] = "h100",
+    n_batch: Annotated[int, typer.Option(help="Completions an update.")] = 2048,
+    length_mean: Annotated[int, typer.Option(help="Tokens of a completion.")] = 6000,
+    length_max: Annotated[int, typer.Option(help="Tokens of the longest.")] = 32000,
+) -> None:
+    """Split GPUs between generators and trainers, before there are any; nothing is measured."""
+    given = {
+        "model_size": model_size,
+        "gpus": gpus,
+        "gpu": gpu,
+        "n_batch": n_batch,
+        "length_mean": length_mean,
+        "length_max": length_max,
+    }
+    found = api.plan(given, assumptions)
+    assumed = ", ".join(f"{key}={value}" for key, value in found.assumptions.items())
+    console.print(f"assumed: {_escape(assumed)}", highlight=False, soft_wrap=True)
+    table = Table("", "asynchronous", "synchronous, together")
+    for name, *values in found.rows():
+        table.add_row(name, *values)
+    console.print(table)
+
+
+@app.command()
 def doctor() -> None:
     """Say what works on this machine, and how to mend what does not; exit code 1 if it matters."""
     from tramontane.doctor import examine

@@ -224,7 +224,7 @@ class ObjectiveConfig(Section):
 
 class TrainerConfig(Section):
     """Optimizer and memory. `microbatch_tokens` is the collation's token budget (section 3.3);
-    `dtype: bfloat16` computes under autocast and keeps weights in float32; `ranks` above 1 shards
+    `dtype: bfloat16` computes in a copy of the float32 weights; `ranks` above 1 shards
     with FSDP2, one process a rank. `parity_tolerance`: the largest mean |Δ log-prob| between
     generator and trainer that a run may start with; null: 1e-3, or 0.05 where bfloat16 is used."""
 

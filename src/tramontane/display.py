@@ -401,6 +401,7 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
         _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
         _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),
+        _known(summary, "generator_held_fraction", "held {:.1%}"),
         _known(summary, "padding_fraction", "padding {:.1%}"),
         f"weight update {pause['p50']:.1f} ms (p99 {pause['p99']:.1f})" if pause else "",
         f"staleness {stale['mean']:.2f} (max {stale['max']})" if stale else "",

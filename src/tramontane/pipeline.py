@@ -37,11 +37,14 @@ class Verifiers(Protocol):
 class Observer(Protocol):
     """Who is told what happened; the run folder and the display hang on it.
 
-    `graded` when a group is; `trained` after each update, `ended` once after the last: both may
-    take a snapshot of the ledger.
+    `graded` when a group is; `trained` after each update, while the trainer is at the next one,
+    unless the observer `holds` it. Of an update that it holds, and in `ended`, once after the last,
+    it may ask for a checkpoint and take a snapshot of the ledger.
     """
 
     def graded(self, ready: int, filtered: list[str]) -> None: ...
+
+    def holds(self, update: int) -> bool: ...
 
     async def trained(self, update: Update) -> None: ...
 
@@ -50,13 +53,15 @@ class Observer(Protocol):
 
 @dataclass
 class Update:
-    """One update done: the batch, what was filtered since the one before, the trainer's metrics,
-    and the longest that a generator stood still for the new weights, in seconds."""
+    """One update done: the batch, what was filtered since the one before, the trainer's metrics and
+    its seconds at work so far, and the longest that a generator stood still for the new weights, in
+    seconds."""
 
     number: int
     batch: Batch
     filtered: list[tuple[Group, str]]
     metrics: dict[str, Any]
+    busy_seconds: float
     pause_seconds: float
 
 
@@ -94,6 +99,7 @@ class Pipeline:
             self.generators.submit(group.requests)
         for group in self.ledger.ungraded():
             self._grade_soon(group)
+        self._hand_out()
         loops = [self.feed(), self.batch(), *(self.collect(g) for g in self.generators)]
         self._tasks |= {asyncio.create_task(loop) for loop in loops}
         train = asyncio.create_task(self.train())
@@ -118,18 +124,24 @@ class Pipeline:
         """
         while True:
             await self._until(self._room, "feed: room to hand out a group")
-            for group in self.ledger.open(self._room()):
-                self.generators.submit(group.requests)
+            self._hand_out()
             await self._notify()
 
     async def collect(self, generator: PooledGenerator) -> None:
         """Take one generator's completions as they end, and have each group graded once it is
-        whole. Waits for the generator; unblocked by `feed` (it has something to do)."""
+        whole. Waits for the generator; unblocked by `feed` (it has something to do).
+
+        A generator that is out of work waits only where no group may be handed out: what can be
+        is in its mailbox before its next poll.
+        """
         while True:
-            await self._until(lambda: generator.requests, "collect: something in flight")
+            if not generator.requests:
+                with generator.without_work():
+                    await self._until(lambda: generator.requests, "collect: something in flight")
             for completion in await generator.poll():
                 if group := self.ledger.take(completion):
                     self._grade_soon(group)
+            self._hand_out()
             await self._notify()
 
     async def batch(self) -> None:
@@ -143,9 +155,13 @@ class Pipeline:
             await self.batches.put(batch)
 
     async def train(self) -> None:
-        """Train on each batch and send the new weights to the generators, whose sequences stay in
-        flight. Waits for a batch; unblocked by `batch`. Ends the run."""
-        ledger = self.ledger
+        """Train on each batch. Waits for a batch; unblocked by `batch`. Ends the run.
+
+        What follows an update, the weights' way to the generators among it, goes on beside the
+        next one, whose batch was chosen before.
+        """
+        ledger, following = self.ledger, None
+        limit = Limit.of(self.timeouts, "training")
         while ledger.trained_version < self.sizes.updates and not self.stopping:
             await self._until(
                 lambda: not self.batches.empty() or self.stopping, "train: a batch to train on"
@@ -153,25 +169,49 @@ class Pipeline:
             if self.stopping:
                 break
             batch = self.batches.get_nowait()
-            limit = Limit.of(self.timeouts, "training")
             metrics = await call(self.trainer, "step", batch, limit=limit)
+            busy = (await call(self.trainer, "stats", limit=limit))["busy_seconds"]
+            if following is not None:  # so that one copy of the weights at most is on its way
+                await following
             ledger.trained_version += 1
-            pause = await self.send_weights()
-            filtered = ledger.trained(batch)
-            await self.observer.trained(
-                Update(ledger.trained_version, batch, filtered, metrics, pause)
+            following = asyncio.create_task(
+                self._follow(batch, metrics, busy, await self._publish())
             )
+            self._tasks.add(following)
+            if self.observer.holds(ledger.trained_version):
+                await following
+        if following is not None:
+            await following
+        await self.observer.ended()
+
+    async def _follow(
+        self, batch: Batch, metrics: dict[str, Any], busy: float, weights: Weights
+    ) -> None:
+        """New weights to the generators, whose sequences stay in flight; then the observer."""
+        ledger, number = self.ledger, batch.version + 1
+        pause = await self.generators.update(number, weights)
+        del weights
+        update = Update(number, batch, ledger.trained(batch), metrics, busy, pause)
+        held = self.observer.holds(number)
+        if not held:
+            ledger.generator_version = number
+            await self._notify()
+        await self.observer.trained(update)
+        if held:
             # Only now may `feed` count on the new weights: so a synchronous run has nothing in
             # flight while the observer takes a checkpoint.
-            ledger.generator_version = ledger.trained_version
+            ledger.generator_version = number
             await self._notify()
-        await self.observer.ended()
 
     async def send_weights(self) -> float:
         """Trainer → generators, between two decode steps; returns the pause in seconds."""
+        return await self.generators.update(self.ledger.trained_version, await self._publish())
+
+    async def _publish(self) -> Weights:
+        """The trainer's weights as they are now."""
         limit = Limit.of(self.timeouts, "weight_update")
-        weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
-        return await self.generators.update(self.ledger.trained_version, weights)
+        weights: Weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
+        return weights
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""
@@ -181,6 +221,11 @@ class Pipeline:
     def _room(self) -> int:
         """Groups to hand out now."""
         return self.ledger.room(self.generators.in_flight)
+
+    def _hand_out(self) -> None:
+        if room := self._room():
+            for group in self.ledger.open(room):
+                self.generators.submit(group.requests)
 
     def _grade_soon(self, group: OpenGroup) -> None:
         self._tasks.add(asyncio.create_task(self._grade(group)))

@@ -54,7 +54,8 @@ class Recorder:
         self.pipeline: Any = None  # set by whoever joins the two
         self._pieces: dict[int, str] = {}
         self._began = began
-        self._last = (time.monotonic(), {"generated": 0, "generating": 0.0, "training": 0.0})
+        zero = {"generated": 0, "generating": 0.0, "without_work": 0.0, "training": 0.0}
+        self._last = (time.monotonic(), zero)
         verified = pool.stats()
         self._verified = (verified.verdicts, verified.busy_seconds)
         self._saved_at = done
@@ -75,7 +76,7 @@ class Recorder:
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
-        metrics |= update.metrics | self._rewards(seen) | await self._throughput(update)
+        metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
         metrics |= {
             "groups_kept": len(update.batch.groups),
             "groups_filtered": len(update.filtered),
@@ -96,14 +97,23 @@ class Recorder:
         if self.gate is not None:
             await self.gate()
             self.gate = None
-        every = self.config.evaluation.every
-        measured = every and update.number % every == 0 and update.number < self.updates
+        measured = self._measures(update.number)
         if measured or update.number % self.config.checkpoint.every == 0:
             await self.checkpoint()
         if measured:
             weights = self.folder.checkpoints / f"step_{update.number}" / "weights"
             await asyncio.to_thread(self.measure, f"update_{update.number}", weights)
-            await self._throughput(update)  # what the measurement took is nobody's throughput
+            self._throughput(update)  # what the measurement took is nobody's throughput
+
+    def holds(self, update: int) -> bool:
+        """Whether the trainer must stay as it is after this update: for the gate, a checkpoint or
+        a measurement."""
+        due = update % self.config.checkpoint.every == 0
+        return self.gate is not None or due or self._measures(update)
+
+    def _measures(self, update: int) -> bool:
+        every = self.config.evaluation.every
+        return bool(every) and update % every == 0 and update < self.updates
 
     def graded(self, ready: int, filtered: list[str]) -> None:
         """Show what moves between updates."""
@@ -149,17 +159,16 @@ class Recorder:
             "thinking_tokens": sum(len(ids) for ids in encoded) / n,
         }
 
-    async def _throughput(self, update: Any) -> dict[str, float]:
+    def _throughput(self, update: Any) -> dict[str, float]:
         """Tokens a second and idle share of each worker since the last update."""
-        limit = Limit.of(self.config.timeouts, "training")
-        trainer = await call(self.trainer, "stats", limit=limit)
         pool = self.pool.stats()
         now = time.monotonic()
         then, before = self._last
         totals = {
             "generated": self.generators.generated_tokens,
             "generating": self.generators.busy_seconds,
-            "training": trainer["busy_seconds"],
+            "without_work": self.generators.seconds_without_work,
+            "training": update.busy_seconds,
         }
         self._last = (now, totals)
         passed = now - then
@@ -170,6 +179,7 @@ class Recorder:
         return {
             "generator_tokens_per_second": delta["generated"] / passed,
             "generator_idle_fraction": max(0.0, 1 - delta["generating"] / passed),
+            "generator_held_fraction": min(1.0, delta["without_work"] / passed),
             "trainer_tokens_per_second": update.metrics["trained_tokens"] / passed,
             "trainer_idle_fraction": max(0.0, 1 - delta["training"] / passed),
             "verifier_verdicts_per_second": verdicts / passed,

@@ -439,6 +439,7 @@ def _summary(
         "trained_completion_tokens": tokens,
         "trained_tokens_per_second": tokens / float(walls.sum()),
         "generator_idle_fraction": mean("generator_idle_fraction"),
+        "generator_held_fraction": mean("generator_held_fraction"),
         "trainer_idle_fraction": mean("trainer_idle_fraction"),
         "verifier_idle_fraction": mean("verifier_idle_fraction"),
         "padding_fraction": mean("padding_fraction"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -75,16 +77,24 @@ class Generator:
 
     def step(self, n: int | None = None) -> list[Completion]:
         """Run up to `n` decode steps (`config.steps_per_call`), and return what finished."""
-        start = time.perf_counter()
+        with self._at_work():
+            return self._steps(self.config.steps_per_call if n is None else n)
+
+    def _steps(self, n: int) -> list[Completion]:
         done: list[Completion] = []
-        for _ in range(self.config.steps_per_call if n is None else n):
+        for _ in range(n):
             if not self._engine.unfinished:
                 break
             done += self._engine.step()
         for completion in done:
             completion.text = self._decode(completion.token_ids)
-        self._busy += time.perf_counter() - start
         return done
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._busy += time.perf_counter() - start
 
     def poll(self, requests: list[Request]) -> Progress:
         """Take new requests, `step`, and say what ended and what the others gained: all that it
@@ -93,13 +103,16 @@ class Generator:
         Raises:
             InputError: as `submit`.
         """
-        self.submit(requests)
-        completions = self.step()
-        return Progress(completions, self._engine.grown(), self._busy)
+        with self._at_work():
+            self.submit(requests)
+            completions = self._steps(self.config.steps_per_call)
+            grown = self._engine.grown()
+        return Progress(completions, grown, self._busy)
 
     def receive(self, version: int, weights: Weights) -> float:
         """`update_weights` with what the trainer published."""
-        return self.update_weights(version, weights.tensors())
+        with self._at_work():
+            return self.update_weights(version, weights.tensors())
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
         """Replace the weights between two decode steps; everything in flight stays in flight.
@@ -177,8 +190,9 @@ class Generator:
     def stats(self) -> dict[str, Any]:
         """Counts and seconds since the start: see `engine.Stats`, and
 
-        `busy_seconds` spent in `step`; `in_flight`, sequences in a slot now; `utilisation`, live
-        share of all slots over all decode steps; `cache_bytes`, the slots' keys and values.
+        `busy_seconds` spent in `step`, `poll` and `receive`; `in_flight`, sequences in a slot now;
+        `utilisation`, live share of all slots over all decode steps; `cache_bytes`, the slots' keys
+        and values.
         """
         counts = self._engine.stats
         return asdict(counts) | {

@@ -9,23 +9,28 @@ they do so is no matter).
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tramontane.config import Config
-from tramontane.placement.handle import Handle, Limit, WorkerLost, call, started
+from tramontane.placement.handle import Handle, Limit, WorkerLost, answer, call, started
 from tramontane.types import Completion, Progress, Request
 from tramontane.weights import Weights
 
+AHEAD = 2  # polls in a worker's mailbox: while one is read here, it is at the next
 STARTS = 5  # of one generator, without one poll between them, after which a run gives up
 
 
 class PooledGenerator:
     """One generator, whoever it is at the moment, and the requests that it has.
 
-    Calls on it run one at a time. One that loses the worker brings a new one to the same point:
-    the newest weights, the unfinished requests.
+    A call that loses the worker brings a new one to the same point: the newest weights, the
+    unfinished requests as they are known here. What the lost one said after that is not heard.
     """
 
     def __init__(
@@ -36,10 +41,14 @@ class PooledGenerator:
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.generated_tokens, self.busy_seconds = 0, 0.0
         self._busy_before = 0.0  # of the worker at the moment, when last asked
+        self._without_work = 0.0  # seconds
+        self._without_work_since: float | None = None  # a time, if it is so now
         self._unsent: list[Request] = []
+        # Asked of the worker at the moment, with the requests that each takes there.
+        self._polls: deque[tuple[Future[Progress], list[Request]]] = deque()
         self._weights: tuple[int, Weights] | None = None
         self._lost = 0  # workers, since the last poll
-        self._lock = asyncio.Lock()
+        self._replacing = asyncio.Lock()
 
     def submit(self, requests: list[Request]) -> None:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
@@ -49,39 +58,67 @@ class PooledGenerator:
     async def poll(self) -> list[Completion]:
         """Let it work for a few decode steps; returns what ended (nothing, if it was lost).
 
+        Always `AHEAD` polls are asked for, so that it goes on while the last one is looked at.
+
         Raises:
             WorkerLost: it cannot be replaced.
         """
-        async with self._lock:
+        handle = await self._worker()
+        while len(self._polls) < AHEAD:
             # The worker's own copies: the tokens of ours grow.
             requests = [replace(r, token_ids=[*r.token_ids]) for r in self._unsent]
+            self._polls.append((handle.submit("poll", requests), self._unsent))
             self._unsent = []
-            try:
-                progress = await self._call("generation", "poll", requests)
-            except WorkerLost as lost:
-                await self._replace(lost)
-                return []
+        limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
+        try:
+            progress = await answer(handle, "poll", future, limit=limit)
+        except WorkerLost as lost:
+            await self._replace(handle, lost)
+            return []
+        if handle is not self.handle:  # lost meanwhile, over another call
+            return []
         self._lost = 0
         self._note(progress)
         return list(progress.completions)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
         """Any other call, made again where the worker is lost over it."""
-        async with self._lock:
-            while True:
-                try:
-                    return await self._call(limit, method, *args)
-                except WorkerLost as lost:
-                    await self._replace(lost)
+        while True:
+            handle = await self._worker()
+            try:
+                return await self._call(handle, limit, method, *args)
+            except WorkerLost as lost:
+                await self._replace(handle, lost)
 
     async def update(self, version: int, weights: Weights) -> float:
         """New weights, between two decode steps; returns the pause in seconds."""
         if self.config.placement.mortal:
             self._weights = version, weights
+        # Polls that it has not begun come after the weights.
+        while self._polls and self._polls[-1][0].cancel():
+            self._unsent = self._polls.pop()[1] + self._unsent
         return float(await self.ask("weight_update", "receive", version, weights))
 
-    async def _call(self, limit: str, method: str, *args: Any) -> Any:
-        return await call(self.handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
+    @property
+    def seconds_without_work(self) -> float:
+        """The time so far in which it had no requests: `feed` might hand out none."""
+        since = self._without_work_since
+        return self._without_work + (0.0 if since is None else time.monotonic() - since)
+
+    @contextmanager
+    def without_work(self) -> Iterator[None]:
+        """Around a wait for requests."""
+        self._without_work_since = time.monotonic()
+        yield
+        self._without_work = self.seconds_without_work
+        self._without_work_since = None
+
+    async def _worker(self) -> Handle:
+        async with self._replacing:
+            return self.handle
+
+    async def _call(self, handle: Handle, limit: str, method: str, *args: Any) -> Any:
+        return await call(handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
 
     def _note(self, progress: Progress) -> None:
         done = {(c.group, c.index): c for c in progress.completions}
@@ -97,25 +134,29 @@ class PooledGenerator:
         self.busy_seconds += progress.busy_seconds - self._busy_before
         self._busy_before = progress.busy_seconds
 
-    async def _replace(self, lost: WorkerLost) -> None:
-        while True:
-            self._lost += 1
-            if not self.config.placement.mortal or self._lost > STARTS:
-                raise lost
-            self.replaced(lost)
-            self.handle.close()
-            self.handle, self._busy_before = self.make(), 0.0
-            try:
-                await started(self.handle, Limit.of(self.config.timeouts, "start"))
-                if self._weights is not None:
-                    await self._call("weight_update", "receive", *self._weights)
-                break
-            except WorkerLost as again:
-                lost = again
-        if self.config.placement.lost_sequences == "restart":
-            for request in self.requests.values():
-                request.token_ids, request.logprobs, request.versions = [], [], []
-        self._unsent = list(self.requests.values())
+    async def _replace(self, gone: Handle, lost: WorkerLost) -> None:
+        async with self._replacing:
+            if self.handle is not gone:  # another call was lost with it, and saw to this
+                return
+            while True:
+                self._lost += 1
+                if not self.config.placement.mortal or self._lost > STARTS:
+                    raise lost
+                self.replaced(lost)
+                self.handle.close()
+                self.handle, self._busy_before = self.make(), 0.0
+                self._polls.clear()
+                try:
+                    await started(self.handle, Limit.of(self.config.timeouts, "start"))
+                    if self._weights is not None:
+                        await self._call(self.handle, "weight_update", "receive", *self._weights)
+                    break
+                except WorkerLost as again:
+                    lost = again
+            if self.config.placement.lost_sequences == "restart":
+                for request in self.requests.values():
+                    request.token_ids, request.logprobs, request.versions = [], [], []
+            self._unsent = list(self.requests.values())
 
 
 class GeneratorPool:
@@ -155,6 +196,11 @@ class GeneratorPool:
     def busy_seconds(self) -> float:
         """Mean over the generators."""
         return sum(m.busy_seconds for m in self._members) / len(self._members)
+
+    @property
+    def seconds_without_work(self) -> float:
+        """Mean over the generators."""
+        return sum(m.seconds_without_work for m in self._members) / len(self._members)
 
     async def started(self) -> None:
         """Wait until all can be called.

@@ -54,13 +54,27 @@ async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
     Raises:
         WorkerStalled: it took longer than `limit`.
     """
+    return await answer(handle, method, handle.submit(method, *args), limit=limit)
+
+
+async def answer(handle: Handle, method: str, future: Future[Any], *, limit: Limit) -> Any:
+    """Await a call that was made before.
+
+    Raises:
+        WorkerStalled: it takes longer than `limit` from now on.
+        WorkerLost: the handle was closed before the call's turn came.
+    """
+    waiting = asyncio.wrap_future(future)
     try:
-        future = asyncio.wrap_future(handle.submit(method, *args))
-        return await asyncio.wait_for(future, limit.seconds)
-    except asyncio.TimeoutError:
-        raise WorkerStalled(
-            f"{handle.name}.{method} did not return within {limit.seconds:g} s ({limit.key})"
-        ) from None
+        if not (await asyncio.wait({waiting}, timeout=limit.seconds))[0]:
+            raise WorkerStalled(
+                f"{handle.name}.{method} did not return within {limit.seconds:g} s ({limit.key})"
+            )
+        if waiting.cancelled():
+            raise WorkerLost(f"{handle.name} was closed before its {method}")
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 async def started(handle: Handle, limit: Limit) -> None:

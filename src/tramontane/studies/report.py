@@ -139,6 +139,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("updates", "updates", "{}"),
             ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
             ("generator idle", "generator_idle_fraction", "{:.1%}"),
+            ("of it, held by the staleness bound", "generator_held_fraction", "{:.1%}"),
             ("padding", "padding_fraction", "{:.1%}"),
             ("unscorable groups dropped", "groups_unscorable", "{:,}"),
             ("unscorable trained on as wrong", "unscorable_trained", "{:,}"),

@@ -1,0 +1,369 @@
+"""This pipeline against TRL's GRPOTrainer: trained completion tokens a second, end to end.
+
+    python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 1]
+                                [--trl-python PATH] [--device cpu|cuda]
+
+Both train the same Llama on the same prompts in groups of 16, with the same reward, at most 128 new
+tokens and the same learning rate: 512 completions an update at 1.8 M parameters, 128 at 25 M. The
+vocabulary has 83 tokens, a character each. The model is taught its form of answer first, for it to
+earn rewards; its completions then end by themselves, with a mean of some 80 tokens.
+
+TRL has both cores (two threads) and the settings that came out fastest for it (`TRL`); ours is one
+thread for each worker. They take turns in one run, each waiting while the other is at work. TRL
+runs in a virtual environment of its own, which is made on first use. Imports, loading and the first
+update of each are not counted; of our window, trained tokens count only as far as as many were
+generated in it, so that what was in flight when it began is no gift.
+
+Prints a table and writes vs_trl.json beside this file. Fails where ours is not 3 times as fast; the
+aim is 6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import subprocess
+import tempfile
+import time
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, median
+from threading import Timer
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from measure import VOCAB, Promise, finish, machine, make_llama, spread
+from rich.console import Console
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tramontane import train
+from tramontane.config import Config, parse
+from tramontane.data.prompts import render_prompt
+from tramontane.display import LiveDisplay
+
+HERE = Path(__file__).parent
+TRL_VERSION = "1.16.0"
+GROUP, MAX_TOKENS, THREADS = 16, 128, 2
+COMPLETIONS = {"1.8M": 512, "25M": 128}  # an update
+TAUGHT = {"1.8M": 100, "25M": 40}  # steps
+LEARNING_RATE = 1e-6  # so small that lengths stay alike
+SEED = 0
+PROMISED, AIM = 3, 6
+
+# What was fastest for TRL; see docs/performance.md for what was tried.
+TRL = {
+    "1.8M": {"dtype": "bfloat16", "autocast": False, "microbatch": 512, "continuous": False},
+    "25M": {"dtype": "bfloat16", "autocast": False, "microbatch": 128, "continuous": False},
+}
+# And for us.
+OURS: dict[str, dict[str, dict[str, Any]]] = {
+    "1.8M": {
+        "pipeline": {"n_async": 1024, "max_staleness": 1},
+        "trainer": {"microbatch_tokens": 8192},
+        "generator": {"steps_per_call": 8},
+    },
+    "25M": {
+        "pipeline": {"n_async": 256, "max_staleness": 1},
+        "trainer": {"microbatch_tokens": 4096},
+        "generator": {"steps_per_call": 8},
+    },
+}
+
+
+class Turn(NamedTuple):
+    """What one side did in one turn."""
+
+    tokens_per_second: float
+    mean_tokens: float  # of a completion
+    seconds: float
+
+
+# --- what both are given
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """83 tokens: padding, EOS, unknown, what the form of an answer needs, and characters."""
+    tags = ["<think>", "</think>", "\\boxed{"]
+    letters = [chr(ord("a") + i) for i in range(26)]
+    characters = [*letters, *map(str.upper, letters), *"0123456789", *" \n+-*/=.,:;?}", "'", '"']
+    tokens = ["<pad>", "<eos>", "<unk>", *tags, *characters][:VOCAB]
+    tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in tags])
+    assert tokenizer.get_vocab_size() == VOCAB
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '\n' }}"
+    return fast
+
+
+def problems(count: int) -> list[dict[str, str]]:
+    rng = random.Random(SEED)
+    pairs = [(rng.randint(1, 99), rng.randint(1, 99)) for _ in range(count)]
+    return [{"problem": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+
+
+def traces(tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
+    """Prompts with the answers that the model is taught, cut at the longest: thoughts of 100
+    characters in the mean, each as likely to be the last as any other."""
+    rng = random.Random(SEED + 1)
+    words = ("take", "the", "tens", "and", "then", "ones", "so", "that", "sum", "more", "or", "it")
+    found = []
+    for problem in problems(count):
+        length = min(MAX_TOKENS, 1 + int(rng.expovariate(1 / 100)))
+        thoughts = " ".join(rng.choices(words, k=MAX_TOKENS))[:length]
+        text = f"<think>{thoughts}</think>\\boxed{{{problem['answer']}}}<eos>"
+        prompt = tokenizer.encode(render_prompt(tokenizer, problem["problem"]))
+        found.append(prompt + tokenizer.encode(text)[:MAX_TOKENS])
+    return found
+
+
+def teach(model: Any, rows: list[list[int]]) -> None:
+    """A few steps of ordinary training on `rows`."""
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for start in range(0, len(rows), GROUP):
+        chosen = rows[start : start + GROUP]
+        ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.long)
+        for row, tokens in zip(ids, chosen, strict=True):
+            row[: len(tokens)] = torch.tensor(tokens)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(ids).logits
+        F.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), ignore_index=0
+        ).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def prepare(size: str, folder: Path) -> None:
+    """Write the checkpoint, and the prompts as each side wants them."""
+    tokenizer = make_tokenizer()
+    model = make_llama(size, context=256, seed=SEED)
+    teach(model, traces(tokenizer, TAUGHT[size] * GROUP))
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = problems(4096)
+    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prompts = [render_prompt(tokenizer, row["problem"]) for row in rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+
+
+# --- the two sides
+
+
+class TrlSide:
+    """TRL in a process of its own, which works only in its turn."""
+
+    def __init__(
+        self, python: Path, size: str, folder: Path, updates: int, device: str, timeout: float
+    ) -> None:
+        self.timeout, self.folder = timeout, folder / "trl"
+        self.folder.mkdir()
+        settings = TRL[size] | {
+            "folder": str(self.folder),
+            "checkpoint": str(folder / "model"),
+            "prompts": str(folder / "prompts.jsonl"),
+            "model": {},
+            "updates": updates,
+            "threads": THREADS,
+            "device": device,
+            "seed": SEED,
+            "completions": COMPLETIONS[size],
+            "group_size": GROUP,
+            "max_tokens": MAX_TOKENS,
+            "learning_rate": LEARNING_RATE,
+        }
+        (self.folder / "settings.json").write_text(json.dumps(settings))
+        self.errors = self.folder / "stderr"
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [python, HERE / "trl_side.py", self.folder / "settings.json"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def __enter__(self) -> TrlSide:
+        self._read()  # it is ready
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def turn(self) -> Turn:
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        told = json.loads(self._read())
+        lengths, seconds = told["lengths"], told["seconds"]
+        return Turn(sum(lengths) / seconds, mean(lengths), seconds)
+
+    def _read(self) -> str:
+        """The next line that it writes."""
+        assert self.process.stdout is not None
+        timer = Timer(self.timeout, self.process.kill)
+        timer.start()
+        line = self.process.stdout.readline()
+        timer.cancel()
+        if not line:
+            tail = self.errors.read_text(errors="replace")[-3000:]
+            raise SystemExit(
+                f"{tail}\nTRL's side ended, or was silent for {self.timeout:g} s (--timeout): its "
+                f"last words are above"
+            )
+        return line
+
+
+def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
+    """A run of our own; its first update is not counted."""
+    run = folder / f"run-{number}"
+    raw: dict[str, dict[str, Any]] = {
+        "data": {"train": str(folder / "problems.jsonl"), "eval": None},
+        "pipeline": {
+            "updates": updates + 1,
+            "n_batch": COMPLETIONS[size],
+            "group_size": GROUP,
+            "l_max": MAX_TOKENS,
+            "l_cache": 0,
+            "diversity": "none",
+            "unscorable": "wrong",
+        },
+        "generator": {"dtype": "bfloat16", "device": device},
+        "trainer": {"dtype": "bfloat16", "device": device, "learning_rate": LEARNING_RATE},
+        # The one reward, as TRL has it.
+        "verifier": {
+            "reward": dict.fromkeys(("format", "correctness", "length", "language"), 0)
+            | {"custom": [{"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}]}
+        },
+        "checkpoint": {"every": 10**6},
+    }
+    for section, values in OURS[size].items():
+        raw[section] |= values
+    config = parse(
+        Config,
+        {"name": "vs_trl", "model": str(folder / "model"), "run_dir": str(run)} | raw,
+        "vs_trl.py",
+    )
+    train(config, screen=LiveDisplay(Console(file=io.StringIO())))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    before, *rows = (json.loads(line) for line in lines)
+    walls = [before["wall_seconds"], *(r["wall_seconds"] for r in rows)]
+    seconds = walls[-1] - walls[0]
+    trained = sum(sum(r["staleness_histogram"].values()) for r in rows)
+    generated = sum(
+        r["generator_tokens_per_second"] * (now - then)
+        for r, then, now in zip(rows, walls[:-1], walls[1:], strict=True)
+    )
+    length = trained / (updates * COMPLETIONS[size])
+    return Turn(min(trained, generated) / seconds, length, seconds)
+
+
+def trl_python(folder: Path) -> Path:
+    """The interpreter of TRL's virtual environment, which is made where there is none."""
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if not ready.is_file():
+        print(f"making {folder} with TRL {TRL_VERSION}, once", flush=True)
+        venv.create(folder, clear=True, with_pip=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "-c", HERE.parent / "constraints.txt"]
+        # torch first, so that nothing else chooses its build.
+        for package in ("torch", f"trl=={TRL_VERSION}"):
+            subprocess.run([*pip, package], check=True)
+        ready.touch()
+    return python
+
+
+# --- the comparison
+
+
+def compare(size: str, python: Path, args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="vs_trl-") as name:
+        folder = Path(name)
+        prepare(size, folder)
+        ours, theirs = [], []
+        with TrlSide(python, size, folder, args.trl_updates, args.device, args.timeout) as trl:
+            for number in range(args.rounds):
+                ours.append(our_turn(size, folder, args.updates, args.device, number))
+                theirs.append(trl.turn())
+                print(f"  {size} round {number + 1}: {ours[-1]} TRL {theirs[-1]}", flush=True)
+    return result(size, ours, theirs)
+
+
+def result(size: str, ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str, Any]:
+    rates = {"trl": [t.tokens_per_second for t in theirs], "ours": [t[0] for t in ours]}
+    ratios = [a / b for a, b in zip(rates["ours"], rates["trl"], strict=True)]
+    return {
+        "model": size,
+        "trl_tokens_per_second": round(median(rates["trl"])),
+        "tokens_per_second": round(median(rates["ours"])),
+        "ratio": round(median(ratios), 2),
+        "ratio_min": round(min(ratios), 2),
+        "ratio_max": round(max(ratios), 2),
+        "trl_spread": spread(rates["trl"]),
+        "spread": spread(rates["ours"]),
+        "trl_mean_completion_tokens": round(mean(t.mean_tokens for t in theirs), 1),
+        "mean_completion_tokens": round(mean(t.mean_tokens for t in ours), 1),
+        "completions_an_update": COMPLETIONS[size],
+        "trl_settings": TRL[size],
+        "settings": OURS[size],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=list(COMPLETIONS), default=list(COMPLETIONS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=8, help="of ours in a turn")
+    parser.add_argument("--trl-updates", type=int, default=1, help="of TRL's in a turn")
+    parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds of one turn of TRL's")
+    args = parser.parse_args()
+    python = args.trl_python or trl_python(HERE / ".trl-venv")
+    torch.set_num_threads(THREADS)
+    began = time.perf_counter()
+    print("trained completion tokens/s: median (range)")
+    results = [compare(size, python, args) for size in args.models]
+    print(f"{'model':>6} {'TRL':>20} {'ours':>22} {'ratio':>18} {'mean completion':>16}")
+    for r in results:
+        low, high = r["trl_spread"], r["spread"]
+        print(
+            f"{r['model']:>6}"
+            f" {low['median']:>8.0f} ({low['lowest']:.0f}–{low['highest']:.0f})"
+            f" {high['median']:>8.0f} ({high['lowest']:.0f}–{high['highest']:.0f})"
+            f" {r['ratio']:>6} ({r['ratio_min']}–{r['ratio_max']})"
+            f" {r['trl_mean_completion_tokens']:>7} / {r['mean_completion_tokens']}"
+        )
+    promises = [
+        Promise(
+            f"{r['model']}: at least {PROMISED} times TRL's speed (the aim: {AIM})",
+            f"{r['ratio']} times ({r['ratio_min']}–{r['ratio_max']})",
+            r["ratio"] >= PROMISED,
+        )
+        for r in results
+    ]
+    versions = {"trl": TRL_VERSION, "seconds": round(time.perf_counter() - began)}
+    finish(__file__, {"results": results} | machine(args.device) | versions, promises)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The reward of `vs_trl.py`, for both sides: a function of the text alone, without a dependency."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_FORM = re.compile(r"<think>([^<]*)</think>[^<]*\\boxed\{[^{}]*\}[^<]*")
+
+
+def reward(text: str) -> float:
+    """The share of vowels among a trace's characters; 0 for a response out of form."""
+    match = _FORM.fullmatch(text)
+    if match is None or not match[1]:
+        return 0.0
+    return sum(c in "aeiou" for c in match[1]) / len(match[1])
+
+
+def custom(problem: Any, text: str, n_tokens: int) -> float:
+    """As `verifier.reward.custom` wants it."""
+    return reward(text)

@@ -1,0 +1,196 @@
+"""What a model's work takes on GPUs, from assumptions that are all stated and can be replaced."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from tramontane.config import Section
+from tramontane.planning.costs import Array
+
+UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
+
+
+class Gpu(NamedTuple):
+    """A data sheet's memory in bytes, its bandwidth in bytes/s, and dense bf16 FLOP/s."""
+
+    memory: float
+    bandwidth: float
+    flops: float
+
+
+GPUS = {
+    "a100": Gpu(80e9, 2.04e12, 312e12),
+    "h100": Gpu(80e9, 3.35e12, 989e12),
+    "h200": Gpu(141e9, 4.8e12, 989e12),
+}
+
+
+class PlanConfig(Section):
+    """What is to be planned, and what is assumed about it. None of it is measured.
+
+    `train_mfu`: share of the FLOP/s that training reaches, of `train_flops` a parameter and token
+    (6, and 2 more for gradient checkpointing; attention is not counted); `decode_bandwidth` and
+    `prefill_mfu`: the shares that decoding reaches of the memory's bandwidth, and products over
+    many sequences or tokens of the FLOP/s; `step_seconds`: of a decode step besides; `node`: GPUs
+    that a generator has at most where it fits so many, and `doubling` the share of their speed that
+    it keeps whenever they double;
+    `state_bytes`: the trainer's weights, gradients and Adam's moments for a parameter, and
+    `state_share` the part of memory they may fill; `serve_share`: that of weights and KV cache in
+    a generator; `max_staleness` null: so that the longest completion is not waited for;
+    `kv_bytes`: of a token, null: by the model's size; `link`: bytes/s into each GPU
+    for new weights; `sigma`: spread of the lengths' logarithm."""
+
+    model_size: str
+    gpus: int = Field(ge=2)
+    gpu: Literal["a100", "h100", "h200"] = "h100"
+    n_batch: int = Field(2048, ge=1)
+    group_size: int = Field(16, ge=2)
+    max_staleness: int | None = Field(None, ge=1)
+    prompt_tokens: int = Field(300, ge=1)
+    length_mean: int = Field(6000, ge=2)
+    length_max: int = Field(32000, ge=3)
+    sigma: float = Field(0.8, gt=0, le=3)
+    train_mfu: float = Field(0.35, gt=0, le=1)
+    train_flops: float = Field(8.0, ge=6)
+    decode_bandwidth: float = Field(0.6, gt=0, le=1)
+    prefill_mfu: float = Field(0.4, gt=0, le=1)
+    step_seconds: float = Field(0.003, ge=0)
+    node: int = Field(8, ge=1)
+    doubling: float = Field(0.9, gt=0, le=1)
+    state_bytes: float = Field(18.0, gt=0)
+    state_share: float = Field(0.6, gt=0, le=1)
+    serve_share: float = Field(0.9, gt=0, le=1)
+    kv_bytes: float | None = Field(None, gt=0)
+    link: float = Field(25e9, gt=0)
+
+    @property
+    def parameters(self) -> float:
+        return float(self.model_size[:-1]) * UNITS[self.model_size[-1]]
+
+    @field_validator("model_size")
+    @classmethod
+    def _size(cls, size: str) -> str:
+        size = size.strip().upper()
+        if not re.fullmatch(r"\d+(\.\d+)?[MBT]", size) or not float(size[:-1]):
+            raise ValueError(f"{size!r} is no size; write the parameters as 24B, 0.5B or 350M")
+        return size
+
+    @model_validator(mode="after")
+    def _between(self) -> PlanConfig:
+        if self.length_mean >= self.length_max:
+            raise ValueError(
+                f"length_mean {self.length_mean} is not below length_max {self.length_max}; "
+                f"raise the one or lower the other"
+            )
+        if self.n_batch % self.group_size:
+            raise ValueError(
+                f"group_size {self.group_size} does not divide n_batch {self.n_batch}: a batch "
+                f"holds whole groups"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds and sizes on GPUs of one kind."""
+
+    config: PlanConfig
+
+    @property
+    def gpu(self) -> Gpu:
+        return GPUS[self.config.gpu]
+
+    @property
+    def kv_bytes(self) -> float:
+        """Keys and values of a token in bf16. Where they are not given: 8 heads of 128, in
+        layers of a model 128 times as wide as deep."""
+        layers = (self.config.parameters / (12 * 128**2)) ** (1 / 3)
+        return self.config.kv_bytes or 2 * 2 * 8 * 128 * max(1, round(layers))
+
+    @property
+    def cached(self) -> float:
+        """Tokens cached of a live sequence, over time; a long one is met for longer. Taken from
+        the lognormal's second moment, and from lengths all at the longest at most."""
+        c = self.config
+        mean_left = min(c.length_max, c.length_mean * math.exp(c.sigma**2)) / 2
+        return c.prompt_tokens + mean_left
+
+    @property
+    def train_group(self) -> int:
+        """GPUs that hold the trainer's state: a power of 2."""
+        c = self.config
+        return _power(c.parameters * c.state_bytes / (self.gpu.memory * c.state_share))
+
+    @property
+    def train_cost(self) -> float:
+        """GPU-seconds to train on one completion (η_t m_t)."""
+        c = self.config
+        return self.train_seconds(c.prompt_tokens / c.group_size + c.length_mean, 1)
+
+    def train_seconds(self, tokens: float, gpus: int) -> float:
+        c = self.config
+        return c.train_flops * c.parameters * tokens / (self.gpu.flops * c.train_mfu * gpus)
+
+    def speed(self, group: int) -> float:
+        """How much faster than one GPU `group` are for one generator."""
+        return float((2 * self.config.doubling) ** math.log2(group))
+
+    @property
+    def shared(self) -> float:
+        """Bytes of the trainer's state in each GPU, where it is spread over all."""
+        return self.config.parameters * self.config.state_bytes / self.config.gpus
+
+    def generator_groups(self, beside: float = 0.0) -> list[int]:
+        """The sizes that a generator may have, in GPUs: powers of 2 that hold a group's sequences,
+        within a node; or beyond, up to the smallest that holds them beside the trainer's state."""
+        c, size = self.config, 1
+        found: list[int] = []
+        last = False
+        while size <= c.gpus and not (last and size > c.node):
+            if self.slots(size, beside) >= c.group_size:
+                found.append(size)
+            last = last or self.slots(size, self.shared) >= c.group_size
+            size *= 2
+        return found
+
+    def slots(self, group: int, beside: float = 0.0) -> int:
+        """Sequences that a generator on `group` GPUs holds, with `beside` bytes of something else
+        in each GPU; 0 where not even its weights fit."""
+        c = self.config
+        room = group * (self.gpu.memory * c.serve_share - beside) - 2 * c.parameters
+        return max(0, int(room / (self.kv_bytes * self.cached)))
+
+    def decode(self, group: int, live: Array, cached: Array) -> Array:
+        """Seconds of decode steps: weights and caches are read, or the products take longer."""
+        c = self.config
+        together = self.speed(group)
+        read = 2 * c.parameters + cached * self.kv_bytes
+        read = read / (self.gpu.bandwidth * c.decode_bandwidth * together)
+        multiply = 2 * c.parameters * live / (self.gpu.flops * c.prefill_mfu * together)
+        return np.maximum(read, multiply) + c.step_seconds
+
+    def prefill_seconds(self, tokens: float, group: int) -> float:
+        c = self.config
+        return 2 * c.parameters * tokens / (self.gpu.flops * c.prefill_mfu * self.speed(group))
+
+    def generate_cost(self, group: int, live: float) -> float:
+        """GPU-seconds to generate one completion (η_g m_g), `live` at once on `group` GPUs."""
+        c = self.config
+        step = float(self.decode(group, np.array(live), np.array(live * self.cached)))
+        prompt = self.prefill_seconds(c.prompt_tokens, group) / c.group_size
+        return group * (c.length_mean * step / live + prompt)
+
+    def pause(self, group: int) -> float:
+        """Seconds for a generator to take new weights."""
+        return 2 * self.config.parameters / (self.config.link * group)
+
+
+def _power(least: float) -> int:
+    """The smallest power of 2 that is at least `least`."""
+    return int(2 ** max(0, math.ceil(math.log2(least))))

@@ -1,0 +1,410 @@
+"""The pipeline without its workers: a simulation by events, from what their work costs.
+
+The controller's book is the real one (`ledger`, and through it the staleness bound): here are only
+clocks. What is simulated as `pipeline` and `generator.pool` do it: groups handed out whole to the
+generator with least; generators that poll, each poll asked for `AHEAD` of time; weights taken
+between two polls; a group graded by one verifier; a queue of one batch, and the batch that waits
+to enter it; an update that counts once its records are written.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tramontane.config import Config
+from tramontane.generator.pool import AHEAD
+from tramontane.groups import OpenGroup
+from tramontane.ledger import Ledger
+from tramontane.planning.costs import Costs, Lengths
+from tramontane.types import Batch, Completion, Problem, Request, Verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulated run after its first updates, in which the pipeline fills.
+
+    Shares are of the time, for workers of one kind together: `held`, in which the staleness bound
+    (or the run's end) left a generator nothing to do, is part of `generator_idle`. `utilisation`
+    is live sequences over `n_async`, in the generators' decode steps; `staleness` that of trained
+    tokens, in versions; `filtered_tokens` those of groups that were dropped, over all generated.
+    """
+
+    seconds_per_update: float
+    tokens_per_second: float
+    generator_idle: float
+    held: float
+    trainer_idle: float
+    verifier_idle: float
+    utilisation: float
+    staleness_mean: float
+    staleness_max: int
+    filtered_tokens: float
+
+
+class Simulation:
+    """One run of `config.pipeline.updates` updates.
+
+    Args:
+        config: `pipeline` sizes, workers, `steps_per_call` and the seed are used here.
+        costs: seconds of each worker's work.
+        lengths: tokens of each completion, at most `l_max`; a request's depend on its seed alone.
+        prompt_tokens: of every problem.
+        filtered: the share of groups without diversity.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        costs: Costs,
+        lengths: Lengths,
+        prompt_tokens: int = 1,
+        filtered: float = 0.0,
+    ) -> None:
+        # The share that is filtered is given, so the rule that decides it must be a known one.
+        pipeline = config.pipeline.model_copy(update={"diversity": "rewards"})
+        self.config = config.model_copy(update={"pipeline": pipeline})
+        self.costs, self.lengths, self.filtered = costs, lengths, filtered
+        prompt = [0] * prompt_tokens
+        self.ledger = Ledger(self.config, _Endless(), lambda problem: prompt)
+        self.prompt_tokens = prompt_tokens
+        self.now = 0.0
+        self.versions: dict[tuple[int, int], list[list[int]]] = {}  # of a completion: runs
+        self.ended: list[tuple[float, dict[str, float]]] = []  # time and totals of each update
+        self.ages: list[dict[int, int]] = []  # trained tokens by age, of each update
+        self.generators = [_Generator(self) for _ in range(config.generator.workers)]
+        self.verifiers = [0.0] * config.verifier.workers  # when each is free
+        self.formed: deque[Batch] = deque()  # one queued, one that waits for the queue
+        self.training = _Training(self)
+        self._slots = config.pipeline.n_async / config.generator.workers
+        self.verifying = 0.0
+        self.dropped_tokens = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def run(self, skip: int = 3, until: int | None = None) -> Outcome:
+        """Simulate all updates, or `until` so many are done; the first `skip` are left out."""
+        self._settle()
+        while len(self.ended) < (until or self.config.pipeline.updates):
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+            self._settle()
+        return self._outcome(skip)
+
+    def at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have something happen so many seconds from now."""
+        self._count += 1
+        heapq.heappush(self._events, (self.now + seconds, self._count, act))
+
+    @property
+    def in_flight(self) -> int:
+        return sum(g.requests for g in self.generators)
+
+    def hand_out(self) -> None:
+        if room := self.ledger.room(self.in_flight):
+            for group in self.ledger.open(room):
+                min(self.generators, key=lambda g: g.requests).submit(group.requests)
+
+    def take(self, completion: Completion) -> None:
+        """A completion ended; a whole group goes to the verifier that is free first."""
+        if group := self.ledger.take(completion):
+            seconds = self.costs.verify * len(group.completions)
+            first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
+            self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
+            self.verifying += seconds
+            self.at(self.verifiers[first] - self.now, lambda: self._grade(group))
+
+    def _grade(self, group: OpenGroup) -> None:
+        alike = random.Random(group.id).random() < self.filtered
+        rewards = [float(index > 0 and not alike) for index in group.completions]
+        self.ledger.grade(group, [Verdict(reward, {}, "right") for reward in rewards])
+        if alike:
+            self.dropped_tokens += sum(sum(self._runs(c)) for c in group.completions.values())
+
+    def _runs(self, completion: Completion) -> list[int]:
+        return [n for _, n in self.versions.pop((completion.group, completion.index))]
+
+    def _settle(self) -> None:
+        """What the loops do when something changed."""
+        self.hand_out()
+        for generator in self.generators:
+            generator.go()
+        ledger = self.ledger
+        while (
+            len(self.formed) < 2
+            and ledger.next_version < self.config.pipeline.updates
+            and ledger.choice()
+        ):
+            self.formed.append(ledger.batch())
+        self.training.go()
+
+    def trained(self, batch: Batch) -> None:
+        """An update is over, all records written."""
+        self.ledger.trained(batch)
+        self.ledger.generator_version = self.ledger.trained_version
+        ages: dict[int, int] = {}
+        for completion in batch.completions:
+            for version, n in self.versions.pop((completion.group, completion.index)):
+                age = batch.version - version
+                ages[age] = ages.get(age, 0) + n
+        self.ages.append(ages)
+        generators = self.generators
+        self.ended.append(
+            (
+                self.now,
+                {
+                    "training": self.training.worked(),
+                    "verifying": self.verifying,
+                    "generating": sum(g.worked() for g in generators),
+                    "held": sum(g.held() for g in generators),
+                    "live": sum(g.live_steps for g in generators),
+                    "steps": sum(g.steps for g in generators),
+                    "dropped": self.dropped_tokens,
+                },
+            )
+        )
+
+    def _outcome(self, skip: int) -> Outcome:
+        start, before = self.ended[skip - 1] if skip else (0.0, dict.fromkeys(self.ended[0][1], 0))
+        end, after = self.ended[-1]
+        seconds = end - start
+        total = {key: after[key] - before[key] for key in after}
+        ages = [(age, n) for update in self.ages[skip:] for age, n in update.items()]
+        tokens = sum(n for _, n in ages)
+        generators = seconds * len(self.generators)
+        return Outcome(
+            seconds_per_update=seconds / len(self.ages[skip:]),
+            tokens_per_second=tokens / seconds,
+            generator_idle=max(0.0, 1 - total["generating"] / generators),
+            held=total["held"] / generators,
+            trainer_idle=1 - total["training"] / seconds,
+            verifier_idle=1 - total["verifying"] / (seconds * len(self.verifiers)),
+            utilisation=total["live"] / max(1.0, total["steps"] * self._slots),
+            staleness_mean=sum(age * n for age, n in ages) / tokens,
+            staleness_max=max(age for age, _ in ages),
+            filtered_tokens=total["dropped"] / max(1, total["live"]),
+        )
+
+
+@dataclass
+class _Flight:
+    """One request in a generator."""
+
+    request: Request
+    left: int
+    versions: list[list[int]] = field(default_factory=list)  # [version, tokens] of each run
+
+
+class _Generator:
+    """Polls, one after another, as `generator.pool` asks for them."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.requests = 0  # unfinished, as the controller knows
+        self.version = 0
+        self.steps = self.live_steps = 0
+        self.at_work = False
+        self._unsent: list[Request] = []
+        self._mail: deque[list[Request]] = deque()  # polls asked for and not begun
+        self._flights: list[_Flight] = []
+        self._left = self._cached = np.zeros(0)
+        self._offered: Callable[[], None] | None = None  # new weights: whom to tell
+        self._worked, self._began = 0.0, 0.0
+        self._held, self._held_since = 0.0, 0.0
+
+    def worked(self) -> float:
+        now = self.simulation.now
+        return self._worked + (now - self._began if self.at_work else 0.0)
+
+    def held(self) -> float:
+        return self._held + (0.0 if self.requests else self.simulation.now - self._held_since)
+
+    def submit(self, requests: list[Request]) -> None:
+        if not self.requests:
+            self._held += self.simulation.now - self._held_since
+        self.requests += len(requests)
+        self._unsent += requests
+
+    def offer(self, taken: Callable[[], None]) -> None:
+        """New weights, to be taken between two polls."""
+        self._offered = taken
+
+    def go(self) -> None:
+        """Ask for polls, and begin the next thing where nothing is under way."""
+        if self.requests:
+            while len(self._mail) + self.at_work < AHEAD:
+                self._mail.append(self._unsent)
+                self._unsent = []
+        if self.at_work:
+            return
+        if self._offered:
+            self._work(self.simulation.costs.receive, self._receive)
+        elif self._mail:
+            self._poll(self._mail.popleft())
+
+    def _work(self, seconds: float, then: Callable[[], None]) -> None:
+        self.at_work, self._began = True, self.simulation.now
+
+        def end() -> None:
+            self._worked += self.simulation.now - self._began
+            self.at_work = False
+            then()
+
+        self.simulation.at(seconds, end)
+
+    def _receive(self) -> None:
+        taken, self._offered = self._offered, None
+        self.version += 1
+        assert taken is not None
+        taken()
+
+    def _poll(self, requests: list[Request]) -> None:
+        simulation, costs = self.simulation, self.simulation.costs
+        seconds = self._admit(requests)
+        if self._flights:
+            steps = np.arange(simulation.config.generator.steps_per_call)
+            order = np.argsort(self._left)
+            gone = np.searchsorted(self._left[order], steps, side="right")  # before each step
+            live = len(order) - gone[gone < len(order)]
+            after = np.append(np.cumsum(self._cached[order][::-1])[::-1], 0.0)
+            cached = after[gone[: len(live)]] + steps[: len(live)] * live
+            seconds += float(costs.decode(live, cached).sum()) + costs.poll
+            self.steps += len(live)
+            self.live_steps += int(live.sum())
+        if simulation.training.at_work:
+            seconds *= costs.generator_beside_trainer
+        self._work(seconds, self._polled)
+
+    def _admit(self, requests: list[Request]) -> float:
+        if not requests:
+            return 0.0
+        simulation = self.simulation
+        lengths = [simulation.lengths(random.Random(r.seed)) for r in requests]
+        self._flights += [_Flight(r, n) for r, n in zip(requests, lengths, strict=True)]
+        self._left = np.append(self._left, lengths)
+        self._cached = np.append(self._cached, [simulation.prompt_tokens] * len(requests))
+        # Completions of a group share their prompt.
+        return simulation.costs.prefill(simulation.prompt_tokens * len({r.group for r in requests}))
+
+    def _polled(self) -> None:
+        simulation = self.simulation
+        steps = simulation.config.generator.steps_per_call
+        for flight in self._flights:
+            n = min(steps, flight.left)
+            flight.left -= n
+            if flight.versions and flight.versions[-1][0] == self.version:
+                flight.versions[-1][1] += n
+            else:
+                flight.versions.append([self.version, n])
+        done = [f for f in self._flights if not f.left]
+        self._flights = [f for f in self._flights if f.left]
+        self._cached = (self._cached + steps)[self._left > steps]
+        self._left = (self._left - steps)[self._left > steps]
+        self.requests -= len(done)
+        if done and not self.requests:
+            self._held_since = simulation.now
+        for flight in done:
+            r = flight.request
+            simulation.versions[r.group, r.index] = flight.versions
+            simulation.take(Completion(r.group, r.index, r.prompt_ids, [], [], [], "stop"))
+
+
+class _Training:
+    """The trainer: a batch, then the weights, then the records."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.batch: Batch | None = None
+        self.at_work = False
+        self._left = 0.0  # seconds of work that the update still takes, alone
+        self._pace, self._since = 1.0, 0.0
+        self._worked = 0.0
+        self._turn = 0
+
+    def worked(self) -> float:
+        return self._worked
+
+    def go(self) -> None:
+        """Begin the next batch; or see that the one under way ends when it should."""
+        simulation = self.simulation
+        if self.batch is None and simulation.formed:
+            self.batch = simulation.formed.popleft()
+            runs = [simulation.versions[c.group, c.index] for c in self.batch.completions]
+            ranks = simulation.config.trainer.ranks
+            lengths = [sum(n for _, n in versions) for versions in runs[::ranks]]
+            prompts = simulation.prompt_tokens * len(self.batch.groups) // ranks
+            self._left = simulation.costs.train(lengths, prompts)
+            self.at_work, self._since, self._pace = True, simulation.now, 0.0
+        if not self.at_work:
+            return
+        beside = any(g.at_work for g in simulation.generators)
+        pace = 1 / simulation.costs.trainer_beside_generator if beside else 1.0
+        if pace == self._pace:
+            return
+        self._pass()
+        self._pace = pace
+        self._turn += 1
+        turn = self._turn
+        simulation.at(self._left / pace, lambda: self._end(turn))
+
+    def _pass(self) -> None:
+        passed = self.simulation.now - self._since
+        self._left -= passed * self._pace
+        self._worked += passed
+        self._since = self.simulation.now
+
+    def _end(self, turn: int) -> None:
+        if turn == self._turn:  # its pace did not change meanwhile
+            self._pass()
+            self.at_work = False
+            self.simulation.at(self.simulation.costs.publish, self._send)
+
+    def _send(self) -> None:
+        simulation = self.simulation
+        simulation.ledger.trained_version += 1
+        waiting = len(simulation.generators)
+
+        def taken() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                simulation.at(simulation.costs.record, self._recorded)
+
+        for generator in simulation.generators:
+            generator.offer(taken)
+
+    def _recorded(self) -> None:
+        assert self.batch is not None
+        batch, self.batch = self.batch, None
+        self.simulation.trained(batch)
+
+
+class _Endless:
+    """Problems without end, all alike."""
+
+    def next(self) -> Problem:
+        return Problem("", "math", "")
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+def simulate(
+    config: Config,
+    costs: Costs,
+    lengths: Lengths,
+    prompt_tokens: int = 1,
+    skip: int = 3,
+    until: int | None = None,
+    filtered: float = 0.0,
+) -> Outcome:
+    """Run a `Simulation`; see there."""
+    return Simulation(config, costs, lengths, prompt_tokens, filtered).run(skip, until)

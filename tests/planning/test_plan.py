@@ -1,0 +1,109 @@
+"""The planner's formulas, its splits, and what it says to nonsense."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tramontane.config import parse
+from tramontane.errors import InputError
+from tramontane.planning.machine import GPUS, Machine, PlanConfig
+from tramontane.planning.plan import (
+    _cheapest,
+    _splits,
+    asynchronous_step,
+    best_share,
+    plan,
+    synchronous_step,
+)
+
+
+def test_the_papers_case() -> None:
+    """η_t m_t = 3, η_g m_g = 1: θ* = 0.75, T = 4 B / G (PAPERS.md, section 2)."""
+    assert best_share(3, 1) == 0.75
+    assert asynchronous_step(100, 10, 3, 1) == pytest.approx(4 * 100 / 10)
+
+
+@given(
+    train=st.floats(0.01, 1e4),
+    generate=st.floats(0.01, 1e4),
+    share=st.floats(0.01, 0.99),
+    train_more=st.floats(1, 4),
+    generate_more=st.floats(1, 4),
+)
+def test_the_best_share_is_the_best_and_never_longer_than_taking_turns(
+    train: float, generate: float, share: float, train_more: float, generate_more: float
+) -> None:
+    """Taking turns, both work on GPUs that hold more, so neither costs less."""
+    best = asynchronous_step(256, 64, train, generate)
+    assert best <= asynchronous_step(256, 64, train, generate, share) * (1 + 1e-9)
+    together = synchronous_step(256, 64, train * train_more, generate * generate_more)
+    assert best <= together * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.floats(0.5, 200),
+    gpus=st.sampled_from([8, 16, 64, 256, 512]),
+    gpu=st.sampled_from(sorted(GPUS)),
+    n_batch=st.sampled_from([256, 2048, 8192]),
+    mean=st.integers(500, 12_000),
+)
+def test_on_any_machine_separate_gpus_are_never_slower(
+    size: float, gpus: int, gpu: str, n_batch: int, mean: int
+) -> None:
+    settings = {"model_size": f"{size:.1f}B", "gpus": gpus, "gpu": gpu, "n_batch": n_batch}
+    config = PlanConfig.model_validate(settings | {"length_mean": mean})
+    machine = Machine(config)
+    apart = _cheapest(machine, 2 * n_batch, 0.0)
+    shared = _cheapest(machine, n_batch, machine.shared)
+    assume(apart is not None and shared is not None)
+    assert apart is not None and shared is not None
+    train = machine.train_cost
+    assert asynchronous_step(n_batch, gpus, train, apart[1]) <= synchronous_step(
+        n_batch, gpus, train, shared[1]
+    ) * (1 + 1e-9)
+    for split in _splits(machine):
+        used = split.generators * split.generator_gpus + split.trainer_gpus
+        assert used <= gpus
+        state = config.parameters * config.state_bytes / split.trainer_gpus
+        assert state <= machine.gpu.memory * config.state_share
+        assert split.n_async <= split.generators * split.slots
+        assert config.group_size * split.generators <= split.n_async <= 2 * n_batch
+        assert split.seconds >= max(n_batch * train / split.trainer_gpus, n_batch * 2e-12) * (
+            1 - 1e-9
+        )
+
+
+def test_a_plan_is_made_of_whole_gpus_and_beats_taking_turns() -> None:
+    found = plan(PlanConfig(model_size="8B", gpus=16, n_batch=512))
+    split = found.split
+    assert split.trainer_gpus + split.generators * split.generator_gpus <= 16
+    assert found.simulated.seconds_per_update < found.simulated_together.seconds_per_update
+    assert found.simulated.seconds_per_update >= found.seconds * 0.95
+    assert found.simulated.staleness_max <= split.max_staleness
+    assert found.simulated_together.staleness_max == 0
+    assert {"gpu", "train_mfu", "kv_bytes", "link"} <= set(found.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_size": "24"}, "plan: model_size: '24' is no size; write the parameters as 24B"),
+        ({"model_size": "0B"}, "is no size"),
+        ({"gpu": "tpu"}, "plan: gpu: Input should be 'a100', 'h100' or 'h200'"),
+        ({"gpus": 1}, "plan: gpus: "),
+        ({"n_batch": 100}, "group_size 16 does not divide n_batch 100"),
+        ({"length_mean": 90, "length_max": 50}, "length_mean 90 is not below length_max 50"),
+        ({"trian_mfu": 0.3}, "unknown key; did you mean 'train_mfu'"),
+    ],
+)
+def test_nonsense_is_refused(settings: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        parse(PlanConfig, {"model_size": "24B", "gpus": 64} | settings, "plan")
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="123B does not fit 8 h100 GPUs: .* takes 64 of them"):
+        plan(PlanConfig(model_size="123B", gpus=8))
