@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any, Literal
 
 from tramontane.config import LANGUAGES, PlaygroundConfig
 from tramontane.data import playground as world
+from tramontane.data.code import parse_tests
 from tramontane.data.files import ENDINGS, SCHEMES, read_rows
 from tramontane.errors import InputError
 from tramontane.types import Domain, Problem
@@ -28,7 +28,8 @@ ALIASES = {
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
 }
-TEST_TYPES = ("stdio", "python_assert", "cpp_assert")
+# What no Problem has a field for, but a stage of curation reads from its metadata.
+CARRIED = ("solutions",)
 
 
 def load_problems(
@@ -89,10 +90,11 @@ def check_fields(fields: dict[str, str]) -> None:
     Raises:
         InputError: with the nearest name.
     """
+    known = (*FIELDS, *CARRIED)
     for field in fields:
-        if field not in FIELDS:
-            near = difflib.get_close_matches(field, FIELDS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(FIELDS)}"
+        if field not in known:
+            near = difflib.get_close_matches(field, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise InputError(f"data.fields.{field}: a problem has no such field; {hint}")
 
 
@@ -216,6 +218,7 @@ def parse_problem(
         named = (fields[field],) if field in fields else (field, *ALIASES.get(field, ()))
         name = next((n for n in named if n in rest), None)
         got[field] = None if name is None else rest.pop(name)
+    rest |= {name: rest.pop(fields[name]) for name in CARRIED if fields.get(name) in rest}
     statement, tests = got["problem"], parse_tests(got["tests"], where)
     domain: Domain = "code" if got["domain"] == "code" or tests else "math"
     says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
@@ -259,44 +262,6 @@ def _answer(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
     return value.rpartition("####")[2].strip()
-
-
-def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
-    """Tests as the code verifier takes them; a table may hold them as JSON text.
-
-    Raises:
-        InputError: of another type or shape; the message begins with `where`.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:  # also what is too long or nested to be read
-            raise InputError(f"{where}: the tests are text, but not JSON ({error})") from None
-    if not value:
-        return None
-    wrong = None
-    if not isinstance(value, dict) or value.get("type") not in TEST_TYPES:
-        wrong = f"want a type, one of {', '.join(TEST_TYPES)}"
-    elif value["type"] != "stdio":
-        wrong = None if isinstance(value.get("code"), str) else "want code"
-        if not isinstance(value.get("cases"), list | None):
-            wrong = "have cases that are no list"
-    elif not (
-        isinstance(cases := value.get("cases"), list) and cases and all(map(_is_case, cases))
-    ):
-        wrong = "want cases, each with input and output as text"
-    if wrong:
-        raise InputError(f"{where}: the tests {wrong}; see docs/data.md")
-    # A table fills what only other rows have with nulls.
-    return {name: part for name, part in value.items() if part is not None}
-
-
-def _is_case(case: Any) -> bool:
-    return (
-        isinstance(case, dict)
-        and isinstance(case.get("input"), str)
-        and isinstance(case.get("output"), str)
-    )
 
 
 def _language(value: Any, domain: Domain) -> str | None:

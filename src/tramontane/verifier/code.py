@@ -19,6 +19,7 @@ from tramontane.verifier import functions, sandbox
 from tramontane.verifier.format import fences
 
 MAX_TIMEOUTS = 3  # where a failure does not end grading; tests after that count as failed
+MAX_OUTPUT = 1 << 20  # bytes of an output that is kept
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 _PYTHON = {"python", "python3", "py"}
 _CPP = {"cpp", "c++", "cc", "cxx", "cpp20", "c++20"}
@@ -61,12 +62,68 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     return Judgement(outcome, reason, program, passed)
 
 
+class Trial(NamedTuple):
+    """A program to be run on inputs, with nothing to compare to; `language`: python or cpp."""
+
+    language: str
+    program: str
+    inputs: list[str]
+
+    def time_limit(self, config: VerifierConfig) -> float:
+        """The longest that all of it can take, the compiler included."""
+        return _limit(len(self.inputs), 1, config)
+
+
+class Ran(NamedTuple):
+    """What one execution printed, or in `failure` why that does not count."""
+
+    output: str
+    failure: str = ""
+
+
+def try_out(trial: Trial, config: VerifierConfig) -> list[Ran]:
+    """Run a program on each input, in the sandbox; after three that time out it is left alone."""
+    late, found = 0, []
+    if trial.language == "cpp" and shutil.which("g++") is None:
+        return [Ran("", "no C++ compiler (g++) here")] * len(trial.inputs)
+    if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
+        return [Ran("", NO_SANDBOX)] * len(trial.inputs)
+    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
+        job = _job(trial.program, trial.language, trial.inputs, config, Path(folder))
+        job.keep_going = True
+        with sandbox.Execution(job, sandbox.probe()) as runs:
+            if trial.language == "cpp" and (failure := next(runs).failure):
+                return [Ran("", f"does not compile: {failure}")] * len(trial.inputs)
+            for ran in runs:
+                found.append(_ran(ran))
+                late += ran.failure.startswith("timed out")
+                if late == MAX_TIMEOUTS:
+                    break
+    # Where it was left alone, or it killed the sandbox.
+    return found + [found[-1]] * (len(trial.inputs) - len(found))
+
+
+def _ran(ran: sandbox.Ended) -> Ran:
+    if ran.failure:
+        return Ran("", ran.failure)
+    if len(ran.output) > MAX_OUTPUT:
+        return Ran("", f"printed more than {MAX_OUTPUT >> 20} MB")
+    try:
+        return Ran(ran.output.decode())
+    except UnicodeDecodeError:
+        return Ran("", "printed what is not UTF-8")
+
+
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
     """The longest that all of a problem's tests can take, compilers included."""
     tests = problem.tests or {}
     count = min(len(tests.get("cases") or [None]), config.code_tests)
     compilers = 2 if tests.get("type") == "cpp_assert" else 1  # the program's, the tests'
-    return count * (config.code_timeout_s + 0.5) + compilers * sandbox.COMPILE_SECONDS + 10
+    return _limit(count, compilers, config)
+
+
+def _limit(runs: int, compilers: int, config: VerifierConfig) -> float:
+    return runs * (config.code_timeout_s + 0.5) + compilers * sandbox.COMPILE_SECONDS + 10
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
@@ -95,7 +152,8 @@ def _run_tests(
     total = len(tests["cases"])
     passed = late = 0
     failures: list[str] = []
-    with sandbox.Execution(_job(program, language, cases, config, folder), sandbox.probe()) as runs:
+    job = _job(program, language, [case["input"] for _, case in cases], config, folder)
+    with sandbox.Execution(job, sandbox.probe()) as runs:
         if language == "cpp" and (failure := next(runs).failure):
             return "wrong", f"does not compile: {failure}", 0.0
         for (number, case), ran in zip(cases, runs, strict=False):  # a killed sandbox ends `runs`
@@ -118,13 +176,13 @@ def _run_tests(
 def _job(
     program: str,
     language: str,
-    cases: list[tuple[int, dict[str, Any]]],
+    inputs: list[str],
     config: VerifierConfig,
     folder: Path,
 ) -> sandbox.Job:
     """The program, written to its folder, and its inputs."""
-    inputs = [case["input"].encode() for _, case in cases]
-    job = sandbox.Job(folder, inputs, config.code_timeout_s, config.code_memory_mb)
+    encoded = [text.encode() for text in inputs]
+    job = sandbox.Job(folder, encoded, config.code_timeout_s, config.code_memory_mb)
     job.keep_going = config.reward.code == "fraction"
     source = "main.py" if language == "python" else "main.cpp"
     (folder / source).write_text(program, encoding="utf-8", errors="replace")

@@ -24,12 +24,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem, Verdict
@@ -44,17 +46,19 @@ Response = tuple[str, int]
 
 @dataclass
 class _Group:
-    """The completions of one problem, and the verdicts that are in."""
+    """The completions of one problem and the verdicts that are in; or, without a problem, a
+    program to be run and what it printed."""
 
-    problem: Problem
-    responses: list[Response]
-    future: Future[list[Verdict]]
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    problem: Problem | None
+    items: Sequence[Response | code.Trial]
+    future: Future[Any]
+    lost: Callable[[str, float], Any]  # the result, by reason and seconds, of what gave none
+    results: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass
 class _Task:
-    """Some completions of a group, for one worker, with a time limit for each of them."""
+    """Some items of a group, for one worker, with a time limit for each of them."""
 
     group: _Group
     indices: list[int]
@@ -117,7 +121,8 @@ class VerifierPool:
             raise RuntimeError("the verifier pool is closed")
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
-        group = _Group(problem, responses, future)
+        parts = self.config.reward.parts
+        group = _Group(problem, responses, future, lambda why, s: unscorable(why, s, parts))
         if not responses:
             future.set_result([])
         elif problem.domain == "code":  # slow: a program a worker
@@ -126,6 +131,21 @@ class VerifierPool:
                 self._tasks.put(_Task(group, [index], limit))
         else:
             self._tasks.put(_Task(group, list(range(len(responses))), self.config.timeout_s))
+        return future
+
+    def run(self, trial: code.Trial) -> Future[list[code.Ran]]:
+        """Run a program, for what it prints on each input.
+
+        The future fails only when no worker can be started.
+        """
+        if self._closing:
+            raise RuntimeError("the verifier pool is closed")
+        future: Future[list[code.Ran]] = Future()
+        future.set_running_or_notify_cancel()
+        group = _Group(
+            None, [trial], future, lambda why, _: [code.Ran("", why)] * len(trial.inputs)
+        )
+        self._tasks.put(_Task(group, [0], trial.time_limit(self.config)))
         return future
 
     def stats(self) -> PoolStats:
@@ -156,16 +176,19 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _done(self, task: _Task, verdict: Verdict) -> None:
-        """Take the verdict on the first of the task's completions."""
+    def _done(self, task: _Task, result: Any) -> None:
+        """Take the result of the first of the task's items."""
         group = task.group
         with self._lock:
-            group.verdicts[task.indices.pop(0)] = verdict
-            self._stats.verdicts += 1
-            self._stats.unscorable += verdict.verdict == "unscorable"
-            complete = len(group.verdicts) == len(group.responses)
-        if complete:
-            group.future.set_result([group.verdicts[i] for i in range(len(group.responses))])
+            group.results[task.indices.pop(0)] = result
+            if isinstance(result, Verdict):
+                self._stats.verdicts += 1
+                self._stats.unscorable += result.verdict == "unscorable"
+            complete = len(group.results) == len(group.items)
+        if complete and group.problem is None:
+            group.future.set_result(result)
+        elif complete:
+            group.future.set_result([group.results[i] for i in range(len(group.items))])
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with self._lock:
@@ -214,21 +237,20 @@ class _Worker:
         return self.pool._tasks.get()
 
     def _run(self, task: _Task) -> None:
-        """Get a verdict on each of the task's completions, through however many processes."""
-        parts = self.pool.config.reward.parts
+        """Get a result for each of the task's items, through however many processes."""
         while task.indices:
             if self.pool._closing:
                 raise RuntimeError("the verifier pool was closed")
             connection = self._ready()
-            responses = [task.group.responses[i] for i in task.indices]
+            items = [task.group.items[i] for i in task.indices]
             try:
-                connection.send((task.group.problem, responses))
+                connection.send((task.group.problem, items))
                 while task.indices:
                     if not connection.poll(task.limit_s):
                         self._stop()
                         self.pool._count(timeouts=1, restarts=1)
                         reason = f"timed out after {task.limit_s:g} s"
-                        self.pool._done(task, unscorable(reason, task.limit_s, parts))
+                        self.pool._done(task, task.group.lost(reason, task.limit_s))
                         break
                     self.pool._done(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
@@ -238,7 +260,7 @@ class _Worker:
                 self.pool._count(restarts=1)
                 if task.indices[0] in task.retried:
                     reason = f"the worker died ({how})"
-                    self.pool._done(task, unscorable(reason, 0.0, parts))
+                    self.pool._done(task, task.group.lost(reason, 0.0))
                 else:
                     task.retried.add(task.indices[0])
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from tramontane.config import VerifierConfig
+from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
-from tramontane.data.load import parse_tests
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import VerifierPool

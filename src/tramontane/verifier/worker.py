@@ -1,7 +1,7 @@
 """What a verifier worker is: `python -m tramontane.verifier.worker FD`, started by `pool`.
 
-Over the socket FD come tasks (pickled tuples), and go verdicts, one by one, as they are made: so
-the pool knows which completion was being graded when a worker is late or dies.
+Over the socket FD come tasks (pickled tuples), and go verdicts, or what programs printed, one by
+one, as they are made: so the pool knows which item it was at when a worker is late or dies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
 from tramontane.orphans import die_with_parent
-from tramontane.verifier import custom, language, math
+from tramontane.verifier import code, custom, language, math, sandbox
 from tramontane.verifier.reward import grade
 
 
@@ -34,9 +34,13 @@ def main(descriptor: int) -> None:
     custom.check(config.reward.custom)
     connection.send("ready")
     while True:
-        problem, responses = connection.recv()
-        for text, n_tokens in responses:
-            connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))
+        problem, items = connection.recv()
+        for item in items:
+            if isinstance(item, code.Trial):
+                connection.send(code.try_out(item, config))
+            else:
+                text, n_tokens = item
+                connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))
 
 
 if __name__ == "__main__":

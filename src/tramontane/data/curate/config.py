@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config import LANGUAGES, Device, Language, Section, VerifierConfig
+from tramontane.data.code import ProgrammingLanguage
 
 
 class DeduplicateConfig(Section):
@@ -142,6 +143,31 @@ class TranslateConfig(Section):
         return self
 
 
+class CodeConfig(Section):
+    """Programming problems, whose tests the given solutions vote on (arXiv 2506.10910, section
+    4.1; it prints none of these numbers, the defaults are ours).
+
+    A test stays if at least `agreement` of the solutions that have a vote print the same, and that
+    is its label. If it is not, no solution passes, and at least `relabel_agreement` and `min_votes`
+    print the same, that becomes the label. A problem with fewer tests than `want_tests` is given
+    more, labelled so too, on inputs from `inputs`; one left with fewer than `min_tests` is dropped.
+    `max_solutions` are drawn where there are more; null: all are run. `float_tolerance`: of tests
+    that name no checker, where solutions print decimals otherwise than the label; null: never.
+    `languages`: a problem that leaves the choice is asked once for each. `verifier`: its workers,
+    and the limits of one run."""
+
+    agreement: float = Field(0.5, gt=0, le=1)
+    relabel_agreement: float = Field(0.8, gt=0, le=1)
+    min_votes: int = Field(3, ge=1)
+    min_tests: int = Field(1, ge=1)
+    want_tests: int = Field(20, ge=0)
+    inputs: tuple[Literal["mutation"], ...] = ("mutation",)
+    max_solutions: int | None = Field(20, ge=1)
+    float_tolerance: float | None = Field(1e-6, gt=0)
+    languages: tuple[ProgrammingLanguage, ...] = ("python", "cpp")
+    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+
+
 class CurateConfig(Section):
     """One curation. `inputs` are files (.jsonl, .jsonl.gz, .parquet) or Hugging Face datasets, of
     which `split` is read; `fields` maps a Problem's field to the rows' own name for it. `out` is
@@ -160,6 +186,7 @@ class CurateConfig(Section):
     difficulty: DifficultyConfig = Field(default_factory=DifficultyConfig)
     regrade: RegradeConfig = Field(default_factory=RegradeConfig)
     translate: TranslateConfig = Field(default_factory=TranslateConfig)
+    code: CodeConfig = Field(default_factory=CodeConfig)
 
     @model_validator(mode="after")
     def _stages(self) -> CurateConfig:

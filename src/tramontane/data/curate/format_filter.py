@@ -136,7 +136,8 @@ _PROOF = re.compile(
     rf"{_START}(?:then\s+)?(?:(?:dis)?prove|show|verify|demonstrate|establish|justify|deduce)\s+"
     r"(?!(?:me|us|your\s+(?:work|steps|reasoning|answer|solution)|all)\b)"
     r"(?:\w+\s+){0,3}?(?:that|why|how|whether|if|the|\$|[A-Z$\\])"
-    r"|\b(?:prove|proof)\b(?!\s+(?:reader|of\s+purchase))"
+    r"|(?:\b(?:give|write|provide|present|find)\s+(?:\w+\s+){1,3})?"
+    r"\b(?:prove|proof)\b(?!\s+(?:reader|of\s+purchase))"
     r"|\b(?:dé)?montre[rz]?\s+que|\bprouve[rz]?\b|\bjustifie[rz]?\b|\bdemuestr[ae]n?\b|\bdemostrar\b"
     r"|\bprueb[ae]\s+que\b|\bdimostra(?:re|te)?\b|\b(?:beweise|zeige)n?\b|证明|求证"
     r"|\bдока(?:жите|зать)\b",

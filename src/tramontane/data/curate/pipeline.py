@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from tramontane.config import load_section
+from tramontane.data.curate.code import Code
 from tramontane.data.curate.config import CurateConfig
 from tramontane.data.curate.contamination import Decontaminate
 from tramontane.data.curate.difficulty import Difficulty
@@ -46,6 +47,7 @@ STAGES: dict[str, type[Stage]] = {
         Difficulty,
         Regrade,
         Translate,
+        Code,
     )
 }
 Progress = Callable[[str, int], None]
@@ -165,7 +167,7 @@ def _final_rows(folders: list[Path]) -> Iterator[Row]:
     *earlier, last = folders
     for chunk in range(_finished(last)):
         rows = [r for f in earlier for r in _rows(f, chunk) if r.decision == "dropped"]
-        yield from sorted([*rows, *_rows(last, chunk)], key=lambda row: row.number)
+        yield from sorted([*rows, *_rows(last, chunk)], key=lambda row: (row.number, row.copied_by))
 
 
 def _decision(row: Row) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Tally:
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = tuple(stages)
-        self.rows = 0
+        self.rows = 0  # of the input
+        self.copies: Counter[str] = Counter()  # by the stage that made them
         self.decisions: Counter[str] = Counter()
         self.reasons: Counter[tuple[str, str, str]] = Counter()  # stage, decision, reason
         self.sources: dict[str, Counter[str]] = defaultdict(Counter)
@@ -58,7 +59,10 @@ class Tally:
         self.rates: dict[str, dict[str, Counter[int]]] = {}
 
     def add(self, row: Row) -> None:
-        self.rows += 1
+        if row.copied_by:
+            self.copies[row.copied_by] += 1
+        else:
+            self.rows += 1
         self.decisions[row.decision] += 1
         self.sources[re.sub(r"(?::\d+|\[\d+\])$", "", row.where)][row.decision] += 1
         if row.reason:
@@ -89,7 +93,7 @@ class Tally:
         return [(n, kept[i], dropped[i], kept[i] + dropped[i]) for i, n in enumerate(RATES)]
 
     def funnel(self) -> list[tuple[str, int, Counter[str]]]:
-        """(stage, rows that left it, what it dropped by reason), stage by stage."""
+        """(stage, rows that left it, its copies included, what it dropped by reason), in order."""
         left, steps = self.rows, []
         for stage in self.stages:
             dropped = Counter(
@@ -99,13 +103,14 @@ class Tally:
                     if where == stage and decision == "dropped"
                 }
             )
-            left -= dropped.total()
+            left += self.copies[stage] - dropped.total()
             steps.append((stage, left, dropped))
         return steps
 
     def summary(self) -> dict[str, Any]:
         return {
             "rows": self.rows,
+            "copies": self.copies.total(),
             "kept": self.decisions["kept"],
             "rewritten": self.decisions["rewritten"],
             "dropped": self.decisions["dropped"],
@@ -139,7 +144,8 @@ def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
     reasons = sorted(tally.reasons, key=lambda key: (order[key[0]], -tally.reasons[key], key))
     context = {
         "tally": tally,
-        "funnel": tally.funnel(),
+        "funnel": (funnel := tally.funnel()),
+        "widest": max([tally.rows, *(left for _, left, _ in funnel)]) or 1,
         "reasons": [(key, tally.reasons[key], tally.examples[key]) for key in reasons],
         "most": max(tally.reasons.values(), default=1),
         "lengths": _lengths(tally),
@@ -177,10 +183,11 @@ def _example(row: Row) -> Example:
     if row.problem is None:
         return Example("", row.where, "", "", "", row.detail)
     problem, metadata = row.problem, row.problem.metadata
-    rewritten = row.decision == "rewritten"
-    old = metadata["original_problem"] if rewritten else problem.problem
-    answer = metadata["original_answer"] if rewritten else problem.answer
-    new = f"{_short(problem.problem)}\n→ {problem.answer}" if rewritten else ""
+    reworded = row.decision == "rewritten" and "original_problem" in metadata
+    old = metadata["original_problem"] if reworded else problem.problem
+    answer = metadata["original_answer"] if reworded else problem.answer
+    new = _short(problem.problem) + f"\n→ {problem.answer}" * (problem.answer is not None)
+    new = new if reworded else ""
     return Example(problem.id, row.where, _short(old), answer or "", new, row.detail)
 
 

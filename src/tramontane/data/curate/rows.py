@@ -25,6 +25,7 @@ class Row:
         decision: `kept`, `rewritten` (kept, in another form) or `dropped`.
         reason: a code, e.g. `near_duplicate`; of a kept row a note, mostly empty.
         detail: what a person needs to check the decision.
+        copied_by: the stage that made it as a copy of the input's row `number`, if one did.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Row:
     decision: Verb = "kept"
     reason: str = ""
     detail: str = ""
+    copied_by: str = ""
 
     def drop(self, stage: str, reason: str, detail: str) -> Row:
         return replace(self, stage=stage, decision="dropped", reason=reason, detail=detail)
@@ -45,12 +47,18 @@ class Row:
         return replace(self, stage=stage, reason=reason, detail=detail)
 
     def rewrite(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """In a new form; the statement and answer that it came with stay in the metadata."""
-        old = {"original_problem": self.task.problem, "original_answer": self.task.answer}
-        problem = replace(problem, metadata={**old, **problem.metadata})
+        """In a new form; a statement and answer that it no longer has stay in the metadata."""
+        before = self.task
+        if (problem.problem, problem.answer) != (before.problem, before.answer):
+            old = {"original_problem": before.problem, "original_answer": before.answer}
+            problem = replace(problem, metadata={**old, **problem.metadata})
         return replace(
             self, stage=stage, decision="rewritten", reason=reason, detail=detail, problem=problem
         )
+
+    def copy(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
+        """A second row, which belongs behind this one; a stage makes one of a row at most."""
+        return replace(self.rewrite(stage, reason, detail, problem), copied_by=stage)
 
     def dump(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
@@ -98,7 +106,7 @@ class Stage:
         return {}
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        """The same rows in the same order, each with its new standing."""
+        """The same rows in the same order, each with its new standing, and behind it its copy."""
         raise NotImplementedError
 
     def save(self, chunk: int) -> None:

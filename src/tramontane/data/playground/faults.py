@@ -1,0 +1,290 @@
+"""A playground set with planted faults, and the truth about it: what a curation is measured by.
+
+A row has one fault at most, and knows nothing of it; the truth stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from tramontane.types import Problem
+
+from .arithmetic import LEVELS
+from .generate import problems
+from .language import pick
+
+# Fault → the reasons by which `tramontane curate` names it.
+REASONS: dict[str, tuple[str, ...]] = {
+    "wrong_label": ("label_disputed",),
+    "duplicate": ("duplicate", "duplicate_conflict"),
+    "near_duplicate": ("near_duplicate",),
+    "proof": ("proof",),
+    "multi_part": ("multi_part",),
+    "impossible": ("unsolved",),
+    "trivial": ("too_easy",),
+    "broken_tests": ("tests_relabelled", "tests_dropped", "no_agreement"),
+    "no_solutions": ("no_solutions",),
+}
+SHARES: dict[str, float] = {
+    "wrong_label": 0.05, "duplicate": 0.05, "near_duplicate": 0.03, "proof": 0.04,
+    "multi_part": 0.04, "impossible": 0.05, "trivial": 0.08, "broken_tests": 0.03,
+    "no_solutions": 0.01,
+}  # fmt: skip
+PROGRAMS = 0.05  # sound programs, of all rows
+RAW, TRUTH = "raw.jsonl", "truth.json"
+_PATIENCE = 50_000  # draws without a new statement that fits
+_CARE = (" Take care.", " Take your time.", " Think first.")
+_LONG = 120  # characters of a statement that one of these changes little
+_EASY, _HARD = (0, 9), (20, 10**9)  # the largest number of a trivial problem, and of the others
+
+
+class Truth(NamedTuple):
+    """What is true of a row: its fault ("" for none), and the answer or, of a program, the tests'
+    outputs that were right before."""
+
+    fault: str
+    right: Any
+
+
+class Score(NamedTuple):
+    """How a curation found a fault.
+
+    Args:
+        planted: rows that have it.
+        flagged: rows with a reason that names it.
+        found: rows that are both.
+        left: rows that have it and are kept all the same.
+    """
+
+    planted: int
+    flagged: int
+    found: int
+    left: int
+
+    @property
+    def precision(self) -> float | None:
+        return self.found / self.flagged if self.flagged else None
+
+    @property
+    def recall(self) -> float | None:
+        return self.found / self.planted if self.planted else None
+
+
+def planted(
+    count: int,
+    seed: int,
+    shares: Mapping[str, float] = SHARES,
+    levels: tuple[int, int] = LEVELS,
+    languages: Sequence[str] = ("en",),
+) -> Iterator[tuple[dict[str, Any], Truth]]:
+    """Rows for a curation, each with its truth, in a random order.
+
+    `impossible`: a number of the statement is missing. `trivial`: two steps, all below ten; other
+    problems have larger numbers. `broken_tests`: some labels of a program, or all, are wrong.
+    Programs come with their solution in three spellings and a wrong one.
+
+    Args:
+        count: of the rows.
+        seed: of all that is drawn.
+        shares: of each fault; the rest is sound.
+        levels: of the maths problems, both ends included.
+        languages: of the maths problems; proofs and questions in parts are in English.
+
+    Raises:
+        ValueError: an unknown fault, shares of more than 1 in all, or (when drawn) too few problems
+            or sound rows.
+    """
+    if unknown := set(shares) - set(REASONS):
+        raise ValueError(f"unknown faults {sorted(unknown)}: choose from {tuple(REASONS)}")
+    if (total := sum(shares.values()) + PROGRAMS) > 1:
+        raise ValueError(f"shares of {total:g} in all ({PROGRAMS:g} are sound programs), 1 is all")
+    kinds = [fault for fault, share in shares.items() for _ in range(round(share * count))]
+    kinds += ["program"] * round(PROGRAMS * count)
+    kinds += ["sound"] * (count - len(kinds))
+    return _planted(kinds, seed, levels, languages)
+
+
+def _planted(
+    kinds: list[str], seed: int, levels: tuple[int, int], languages: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], Truth]]:
+    rng = Random(f"faults/{seed}")
+    rng.shuffle(kinds)
+    seen: set[str] = set()
+    maths = _maths(problems("train", seed, levels, languages), _HARD, seen)
+    easy = _maths(problems("train", seed, (1, 1), languages), _EASY, seen)
+    programs = _new(problems("train", seed, kinds=("programs",)), seen)
+    earlier: dict[str, list[dict[str, Any]]] = {"duplicate": [], "near_duplicate": []}
+    waiting = deque(kinds)
+    while waiting:
+        kind = waiting.popleft()
+        if kind in earlier:
+            if not earlier[kind]:  # nothing to repeat yet
+                if "sound" not in waiting:
+                    raise ValueError("too few sound rows for so many duplicates")
+                waiting.append(kind)
+                continue
+            row = _repeated(rng, kind, earlier[kind])
+            truth = Truth(kind, row["answer"])
+        elif kind in ("program", "broken_tests", "no_solutions"):
+            row, truth = _program(rng, next(programs), kind)
+        else:
+            problem = next(easy if kind == "trivial" else maths)
+            row = _row(problem) | {"answer": problem.answer}
+            truth = Truth("" if kind == "sound" else kind, problem.answer)
+            if kind in _SPOIL:
+                row |= _SPOIL[kind](rng, problem, maths)
+            elif kind == "sound":
+                earlier["duplicate"].append(row)
+                if len(problem.problem) >= _LONG:
+                    earlier["near_duplicate"].append(row)
+        yield row, truth
+
+
+def write(folder: Path, count: int, seed: int, **settings: Any) -> None:
+    """`raw.jsonl`, and `truth.json` with the seed, in a folder; settings as of `planted`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    truths = {}
+    with (folder / RAW).open("w", encoding="utf-8") as file:
+        for number, (row, truth) in enumerate(planted(count, seed, **settings)):
+            name = f"p{number:05d}"
+            file.write(json.dumps({"id": name, **row}, ensure_ascii=False) + "\n")
+            truths[name] = truth._asdict()
+    content = {"seed": seed, "count": count, **settings, "rows": truths}
+    (folder / TRUTH).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_truth(path: Path) -> dict[str, Truth]:
+    """By the rows' ids."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {name: Truth(**truth) for name, truth in rows.items()}
+
+
+def compare(truth: Mapping[str, Truth], decisions: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
+    """Each planted fault, and `""` for the sound rows, as a curation's `decisions.jsonl` has it.
+
+    A reason names the same fault wherever it stands, so one that is given to a sound row, or to a
+    row with another fault, costs precision. Copies that a curation made are left out. Of sound
+    rows, `flagged` and `found` count those that were kept.
+    """
+    rows = [(truth[d["id"]].fault, d) for d in decisions if d["id"] in truth]
+    scores = {}
+    for fault in ("", *(name for name in REASONS if any(t.fault == name for t in truth.values()))):
+        having = [d for has, d in rows if has == fault]
+        left = sum(d["decision"] != "dropped" for d in having)
+        if fault:
+            flagged = sum(d["reason"] in REASONS[fault] for _, d in rows)
+            found = sum(d["reason"] in REASONS[fault] for d in having)
+        else:
+            flagged, found = sum(d["decision"] != "dropped" for _, d in rows), left
+        scores[fault] = Score(len(having), flagged, found, left)
+    return scores
+
+
+# --------------------------------------------------------------------------------------- drawing
+
+
+def _new(stream: Iterator[Problem], seen: set[str]) -> Iterator[Problem]:
+    """The problems of a stream that no stream gave before.
+
+    Raises:
+        ValueError: there are none left.
+    """
+    idle = 0
+    for problem in stream:
+        idle += 1
+        if problem.problem not in seen:
+            idle = 0
+            seen.add(problem.problem)
+            yield problem
+        if idle == _PATIENCE:
+            raise ValueError("too few different playground problems: ask for fewer, or more levels")
+
+
+def _maths(
+    stream: Iterator[Problem], largest: tuple[int, int], seen: set[str]
+) -> Iterator[Problem]:
+    """Those whose largest number lies within these bounds."""
+    low, high = largest
+    fitting = (
+        p for p in stream if low <= max(max(a, b, c) for a, _, b, c in p.metadata["steps"]) <= high
+    )
+    return _new(fitting, seen)
+
+
+def _row(problem: Problem) -> dict[str, Any]:
+    return {"problem": problem.problem, "difficulty": problem.difficulty} | (
+        {"language": problem.language} if problem.domain == "math" else {}
+    )
+
+
+def _repeated(rng: Random, kind: str, earlier: list[dict[str, Any]]) -> dict[str, Any]:
+    if kind == "near_duplicate":
+        row = earlier.pop(rng.randrange(len(earlier)))  # each once, or two would be the same
+        return row | {"problem": row["problem"] + pick(rng, _CARE)}
+    row = pick(rng, earlier)
+    return row | {"problem": row["problem"].upper().replace(" ", "  ")}
+
+
+def _program(rng: Random, problem: Problem, kind: str) -> tuple[dict[str, Any], Truth]:
+    solution, wrong = problem.metadata["solution"], pick(rng, problem.metadata["wrong"])
+    solutions = [solution, f"{solution}\n", f"# Solution\n{solution}", wrong]
+    cases = (problem.tests or {})["cases"]
+    right = [case["output"] for case in cases]
+    labels = _broken(rng, right) if kind == "broken_tests" else right
+    cases = [case | {"output": label} for case, label in zip(cases, labels, strict=True)]
+    row = _row(problem) | {"tests": {**(problem.tests or {}), "cases": cases}, "language": "python"}
+    if kind != "no_solutions":
+        row["solutions"] = rng.sample(solutions, len(solutions))
+    return row, Truth("" if kind == "program" else kind, right)
+
+
+def _broken(rng: Random, right: list[str]) -> list[str]:
+    """Some labels are another test's, or all."""
+    count = pick(rng, (1, 1, 2, 3, len(right)))
+    at = rng.sample(range(len(right)), count)
+    labels = list(right)
+    for i in at:
+        others = [label for label in right if label != right[i]]
+        labels[i] = pick(rng, others) if others else right[i].strip() + "1\n"
+    return labels
+
+
+# ---------------------------------------------------------------------------------------- faults
+
+
+def _wrong_label(rng: Random, problem: Problem, others: Iterator[Problem]) -> dict[str, Any]:
+    right = int(problem.answer or 0)
+    return {"answer": str(right + pick(rng, (1, 2, 3, 5, 10, 11)))}
+
+
+def _proof(rng: Random, problem: Problem, others: Iterator[Problem]) -> dict[str, Any]:
+    opening = pick(rng, ("Prove that", "Show that", "Give a proof that"))
+    return {"problem": f"{opening} {problem.metadata['expression']} = {problem.answer}."}
+
+
+def _multi_part(rng: Random, problem: Problem, others: Iterator[Problem]) -> dict[str, Any]:
+    second = next(others)
+    return {
+        "problem": f"(a) {problem.problem}\n(b) {second.problem}",
+        "answer": f"{problem.answer}, {second.answer}",
+    }
+
+
+def _impossible(rng: Random, problem: Problem, others: Iterator[Problem]) -> dict[str, Any]:
+    number = pick(rng, list(re.finditer(r"\d+", problem.problem)))
+    text = problem.problem[: number.start()] + "x" + problem.problem[number.end() :]
+    return {"problem": text}
+
+
+_SPOIL = {
+    "wrong_label": _wrong_label,
+    "proof": _proof,
+    "multi_part": _multi_part,
+    "impossible": _impossible,
+}
