@@ -39,9 +39,10 @@ class Harm:
 
         def watched(generator: PooledGenerator, progress: Progress) -> None:
             own = [g.versions for g in progress.grown] + [c.versions for c in progress.completions]
-            newest = max((v[-1] for v in own), default=0)
-            assert newest >= harm.last_version.get(id(generator), 0)
-            harm.last_version[id(generator)] = newest
+            if own:  # a poll asked for ahead may find nothing to do
+                newest = max(v[-1] for v in own)
+                assert newest >= harm.last_version.get(id(generator), 0)
+                harm.last_version[id(generator)] = newest
             note(generator, progress)
 
         class Harmed(WatchedPipeline):
