@@ -1,7 +1,7 @@
 """Verifiers as workers of a placement: actors, each with one grading process of its own.
 
 Inside each is a `VerifierPool` of one, which kills what is late; here, an actor that dies or hangs
-is replaced and its group graded again.
+is replaced, and its group graded by whoever is free first.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class _Task:
     problem: Problem
     responses: list[Response]
     future: Future[list[Verdict]]
+    tries: int = 0
 
 
 class VerifierActors:
@@ -95,6 +96,9 @@ class VerifierActors:
                 self._handles[number].close()
                 thread.join(0.05)
             self._handles[number].close()
+        while not self._tasks.empty():
+            if (task := self._tasks.get_nowait()) is not None:
+                task.future.set_exception(RuntimeError("the verifiers were closed"))
 
     def __enter__(self) -> VerifierActors:
         return self
@@ -103,26 +107,21 @@ class VerifierActors:
         self.close()
 
     def _serve(self, number: int) -> None:
-        """Waits for a group; unblocked by `score` and by `close`."""
+        """Waits for a group; unblocked by `score`, by a verifier that is lost, and by `close`."""
         while (task := self._tasks.get()) is not None:
             try:
-                task.future.set_result(self._grade(number, task))
+                task.future.set_result(self._ask(number, task))
+            except WorkerLost as lost:
+                task.tries += 1
+                if task.tries == TRIES:
+                    task.future.set_exception(lost)
+                else:  # to whoever is free first, which this one will not be for seconds
+                    self._tasks.put(task)
+                if not self._closing:
+                    self._replace(number, lost)
             except Exception as error:
                 # This thread is the only one who waits for the group's end: hand the error on.
                 task.future.set_exception(error)
-
-    def _grade(self, number: int, task: _Task) -> list[Verdict]:
-        for attempt in range(1, TRIES + 1):
-            if self._closing:
-                break
-            try:
-                return self._ask(number, task)
-            except WorkerLost as lost:
-                if attempt == TRIES:
-                    raise
-                if not self._closing:
-                    self._replace(number, lost)
-        raise RuntimeError("the verifiers were closed")
 
     def _ask(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
