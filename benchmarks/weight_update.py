@@ -113,7 +113,7 @@ def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, An
             "pipeline": {"n_batch": 128, "n_async": 256, "group_size": GROUP},
         }
     )
-    placement = place(config)
+    placement = place(config, note=lambda name, **what: None)
     trainer = placement.trainer(partial(make_trainer, config, size))
     generators = {
         kv_cache: placement.generator(

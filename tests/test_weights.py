@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import Memory
-from tests.runs import small_config
+from tests.runs import small_config, unheard
 from tramontane.config import Config, GeneratorConfig, PipelineConfig, TrainerConfig
 from tramontane.generator import Generator
 from tramontane.models import load_model, load_tokenizer
@@ -58,7 +58,7 @@ def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
     held: list[Any] = []
 
     def make(config: Config) -> tuple[Any, Handle, Handle]:
-        placement = place(config)
+        placement = place(config, unheard)
         trainer = placement.trainer(
             partial(Sharded.load, "tiny", config.trainer, config.pipeline, 1.0, 5, 0)
         )
@@ -163,7 +163,7 @@ def test_no_worker_holds_more_than_a_bucket_beside_its_model(
     request: Any, tmp_path: Path, kind: str, ranks: int
 ) -> None:
     config = _config(request, tmp_path, kind, ranks, "float32")
-    placement = place(config)
+    placement = place(config, unheard)
     trainer = placement.trainer(partial(_heavy_trainer, ranks))
     generator = placement.generator(0, _heavy_generator)
     for handle in (trainer, generator):

@@ -11,14 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runs import small_config
+from tests.runs import small_config, unheard
 from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, PooledGenerator, slots
 from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.types import Completion, Request, SamplingParams
-
-
-def unheard(worker: str, **facts: object) -> None: ...
 
 
 class Nobody:
