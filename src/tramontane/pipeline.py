@@ -157,8 +157,8 @@ class Pipeline:
     async def train(self) -> None:
         """Train on each batch. Waits for a batch; unblocked by `batch`. Ends the run.
 
-        What follows an update, the weights' way to the generators among it, goes on beside the
-        next one, whose batch was chosen before.
+        What follows an update goes on beside the next one, whose batch was chosen before: its
+        record, and where weights are copied to be sent, their way to the generators.
         """
         ledger, following = self.ledger, None
         limit = Limit.of(self.timeouts, "training")

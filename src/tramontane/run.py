@@ -184,6 +184,7 @@ class RunFolder:
         for file, keep in (
             (self.metrics_file, lambda row: row["update"] <= update),
             (self.evaluations_file, lambda row: _update_of(row["when"]) <= update),
+            (self.path / "workers.jsonl", lambda row: True),
         ):
             if file.is_file():
                 rows = [row for row in read_log(file) if keep(row)]

@@ -46,6 +46,7 @@ def written(row: int, length: int) -> Prefix:
     )
 )
 @example([("come", [(5, 1), (5, 3), (50, 20)]), ("step", 35), ("go", [1, 2]), ("come", [(50, 3)])])
+@example([("come", [(5, 32)]), ("go", list(range(16, 32))), ("go", list(range(16)))])
 def test_everyone_keeps_their_own_keys(events):
     slots, max_len = 48, 200
     cache = SlotCache(make_layout(), slots, max_len)

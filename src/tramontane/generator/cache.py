@@ -298,7 +298,7 @@ class SlotCache(Cache):
         for b in gone:
             if block := self._blocks.pop(rows[b], None):
                 block.members.remove(rows[b])
-                if not block.members and self._newest[block.key] is block:
+                if not block.members and self._newest.get(block.key) is block:
                     del self._newest[block.key]
         for prefixes in self.prefixes:
             prefixes.drop({p for p, block in enumerate(prefixes.rows) if not block.members})

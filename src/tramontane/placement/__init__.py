@@ -1,7 +1,7 @@
 """Where workers run. A worker is a plain object; its handle here is all that the pipeline sees.
 
 A handle runs the calls made on it one after another, in the order made, and lets the caller await
-each: so `update_weights` takes effect between two `step` calls, wherever the worker lives.
+each: so `receive` takes effect between two polls, wherever the worker lives.
 """
 
 from tramontane.placement.handle import (
