@@ -1,9 +1,9 @@
 """The generators as the controller sees them: who has which requests, and what is known of each.
 
-The controller learns every token within `AHEAD` polls of its being sampled. So when a generator dies,
-what it was at goes on in the one that takes its place, from the tokens that are known, under the
-newest weights (arXiv 2506.10910, section 3, asks only that sequences go on under new weights; where
-they do so is no matter).
+The controller learns every token within `AHEAD` polls of its being sampled. So when a generator
+dies, what it was at goes on in the one that takes its place, from the tokens that are known, under
+the newest weights (arXiv 2506.10910, section 3, asks only that sequences go on under new weights;
+where they do so is no matter).
 """
 
 from __future__ import annotations
