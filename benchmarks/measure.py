@@ -95,7 +95,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return {"cpu": cpu, "cores": os.cpu_count(), "torch": torch.__version__} | gpu
 
 
-def finish(script: str, report: dict[str, Any], promises: Sequence[Promise] = ()) -> None:
+def finish(script: str | Path, report: dict[str, Any], promises: Sequence[Promise] = ()) -> None:
     """Write the report beside the script, print what became of its promises, and exit: with 1
     where one is broken."""
     report = report | {"promises": [p._asdict() for p in promises]}

@@ -18,15 +18,16 @@ import random
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import Promise, finish, machine
 from chaos import lengths
 from chaos.kill import Killer
-from chaos.promises import HERE, Promise, finish, machine
 from chaos.proof import prove
 from chaos.runs import GONE_SECONDS, Run, quickstart
 
-BUILD = HERE.parent / "build" / "chaos"
+BUILD = Path(__file__).parents[1] / "build" / "chaos"
 EVERY = (2.0, 6.0)  # seconds between two blows
 SIXTH = 6  # updates between two deaths of trainer or controller: three checkpoints
 SPARE = 1.2  # more blows than promised, since some hit who is dead already
@@ -105,7 +106,7 @@ def main() -> None:
     lengths_report, more = lengths.compare(BUILD / "lengths", args.seed)
     promises += more
     print()
-    finish(HERE / "chaos.json", {
+    finish(Path(__file__).with_name("chaos.json"), {
         "machine": machine(), "seed": args.seed, "seconds": round(seconds),
         "kills": killer.kills, "ends": ends, "lengths": lengths_report, **report,
     }, promises)  # fmt: skip

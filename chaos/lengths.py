@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import Promise
 from chaos.kill import Killer
-from chaos.promises import Promise
 from chaos.runs import Run, lines, quickstart
 
 KILLS = 12

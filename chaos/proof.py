@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from chaos.promises import Promise
+from benchmarks.measure import Promise
 
 Row = dict[str, Any]
 SPECIAL = (

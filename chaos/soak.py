@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.measure import Promise, finish, machine
 from chaos.kill import Killer
 from chaos.processes import command, marked, tree, usage, workers
-from chaos.promises import HERE, Promise, finish, machine
 
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     name = "soak" if args.kind == "ray" else f"soak_{args.kind}"
-    build = HERE.parent / "build" / name
+    build = Path(__file__).parents[1] / "build" / name
     subprocess.run(["rm", "-rf", str(build)], check=True)
     build.mkdir(parents=True)
     folder = build / "run"
@@ -239,7 +239,7 @@ def main() -> None:
         f"{len(metrics):,} updates in {minutes:.0f} minutes, {len(killer.kills)} workers killed; "
         f"the run folder grows by {grown / MIB:.1f} MiB a minute"
     )
-    finish(HERE / f"{name}.json", {
+    finish(Path(__file__).with_name(f"{name}.json"), {
         "machine": machine(), "kind": args.kind, "seed": args.seed, "minutes": round(minutes, 1),
         "updates": len(metrics), "kills": len(killer.kills),
         "disk_bytes_per_minute": round(grown), "figures": figures, "samples": thin,

@@ -44,13 +44,13 @@ def main(disk: Path, kind: str) -> None:
     assert "Traceback" not in full.stderr
     # What was done stays, and the half of a checkpoint is none.
     assert [m["update"] for m in folder.metrics()] == [1, 2]
-    kept = folder.latest_checkpoint()
+    kept = folder.whole_checkpoint(print)
     assert kept is not None
     assert kept.name == "step_1"
 
     still_full = command("--resume", str(folder.path))
     assert still_full.returncode == 2, still_full.stdout + still_full.stderr
-    assert folder.latest_checkpoint() == kept
+    assert folder.whole_checkpoint(print) == kept
 
     subprocess.run(["mount", "-o", f"remount,size={512 * MIB}", str(disk)], check=True)
     resumed = command("--resume", str(folder.path))

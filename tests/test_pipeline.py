@@ -43,7 +43,7 @@ def rollouts(folder: Path) -> list[dict[str, Any]]:
 
 
 def pending(folder: Path) -> set[int]:
-    checkpoint = RunFolder(folder).latest_checkpoint()
+    checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
     assert checkpoint is not None
     state = json.loads((checkpoint / "pipeline.json").read_text())
     return {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
@@ -62,7 +62,7 @@ def check_ledger(folder: Path, config: Config) -> None:
     filtered = {g for g, rows in groups.items() if rows[0]["filtered"]}
     left = pending(folder)
     assert not (kept | filtered) & left
-    checkpoint = RunFolder(folder).latest_checkpoint()
+    checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
     assert checkpoint is not None
     handed_out = json.loads((checkpoint / "pipeline.json").read_text())["next_group"]
     assert kept | filtered | left == set(range(handed_out))

@@ -76,7 +76,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group(tmp_path: Path) -> N
     wait_for_updates(tmp_path / "run", 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    checkpoint = RunFolder(tmp_path / "run").latest_checkpoint()
+    checkpoint = RunFolder(tmp_path / "run").whole_checkpoint(pytest.fail)
     assert checkpoint is not None
     state = json.loads((checkpoint / "pipeline.json").read_text())
     # Something was under way, and its tokens were kept.
@@ -109,7 +109,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks
     folder, resumed = open_run(tmp_path / "run")
     done = len(folder.metrics())
     assert 1 <= done < 6
-    checkpoint = folder.latest_checkpoint()
+    checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
     assert checkpoint.name == f"step_{done}"
     assert (tmp_path / "run/report.html").is_file()
@@ -163,10 +163,9 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
         file.write('{"update": 3, "rew')
     folder.checkpoint_dir(3)  # never committed
     folder.write_rollouts(3, [])
-    latest = folder.latest_checkpoint()
+    latest = folder.whole_checkpoint(pytest.fail)
     assert latest is not None
     assert latest.name == "step_2"
-    assert folder.whole_checkpoint(pytest.fail) == latest
     folder.rewind(2)
     assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["step_1", "step_2"]
     assert [m["update"] for m in folder.metrics()] == [1, 2]

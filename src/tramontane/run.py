@@ -140,10 +140,6 @@ class RunFolder:
             shutil.rmtree(old)
         return final
 
-    def latest_checkpoint(self) -> Path | None:
-        committed = self._committed()
-        return committed[-1] if committed else None
-
     def whole_checkpoint(self, say: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that is what was written; None where none was ever taken.
 

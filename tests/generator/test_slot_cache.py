@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tramontane.generator.cache import Own, Shared, SlotCache
-from tramontane.generator.lanes import Layout, PackedCache, Prefix
+from tramontane.generator.lanes import Lane, Layout, PackedCache, Prefix
 
 SHAPES = ((2, 3), (1, 5))  # (heads, head size) of layer 0 and of layer 1
 
@@ -74,14 +74,14 @@ def check(cache: SlotCache, lengths: dict[int, int], prefixes: dict[int, int]) -
     for lane in cache.lanes:
         for place, row in enumerate(lane.rows):
             assert lengths[row] < lane.capacity
-            assert_equal(lane.read(place, lengths[row]), written(row, lengths[row]))
+            assert_equal(read(lane, place, lengths[row]), written(row, lengths[row]))
             assert all(s[:, place].isfinite().all() for s in lane.stacks)
     members = []
     for lane in cache.prefixes:
         for place, block in enumerate(lane.rows):
             assert 0 < len(block.members) <= 16
             assert {prefixes[row] for row in block.members} == {block.length}
-            assert_equal(lane.read(place, block.length), written(block.length, block.length))
+            assert_equal(read(lane, place, block.length), written(block.length, block.length))
             assert all(s[:, place].isfinite().all() for s in lane.stacks)
             members += block.members
     assert sorted(members) == sorted(lengths)
@@ -91,6 +91,11 @@ def check(cache: SlotCache, lengths: dict[int, int], prefixes: dict[int, int]) -
         query = torch.tensor(cache.rows).float()[:, None, None, None]
         seated = torch.cat([part.queries(query).flatten(0, 1) for part in step.shared])
         assert torch.equal(seated[step.seats], query[:, 0])
+
+
+def read(lane: Lane, place: int, length: int) -> Prefix:
+    """The first `length` positions of an entry."""
+    return Prefix(length, [stack[:, place, :, :length] for stack in lane.stacks])
 
 
 def assert_equal(found: Prefix, expected: Prefix) -> None:

@@ -105,10 +105,6 @@ class Lane(Generic[Owner]):
         for stack, planes in zip(self.stacks, prefix.planes, strict=False):
             stack[:, place, :, : prefix.length] = planes
 
-    def read(self, place: int, length: int) -> Prefix:
-        """The first `length` positions of the entry at `place`; a view."""
-        return Prefix(length, [stack[:, place, :, :length] for stack in self.stacks])
-
     def index(self, heads: int) -> torch.Tensor:
         """[heads · capacity] int32: the numbers of that many heads' positions, from 0."""
         if len(self._positions) < heads * self.capacity:
