@@ -224,9 +224,10 @@ class ObjectiveConfig(Section):
 
 class TrainerConfig(Section):
     """Optimizer and memory. `microbatch_tokens` is the collation's token budget (section 3.3);
-    `dtype: bfloat16` computes in a copy of the float32 weights; `ranks` above 1 shards
-    with FSDP2, one process a rank. `parity_tolerance`: the largest mean |Δ log-prob| between
-    generator and trainer that a run may start with; null: 1e-3, or 0.05 where bfloat16 is used."""
+    `dtype: bfloat16` computes in a copy of the float32 weights; `compile` has torch.compile fuse
+    each block; `ranks` above 1 shards with FSDP2, one process a rank. `parity_tolerance`: the
+    largest mean |Δ log-prob| between generator and trainer that a run may start with; null: 1e-3,
+    or 0.05 where bfloat16 is used."""
 
     learning_rate: float = Field(1e-4, gt=0)
     warmup_steps: int = Field(0, ge=0)
@@ -237,6 +238,7 @@ class TrainerConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     microbatch_tokens: int = Field(8192, ge=1)
     gradient_checkpointing: bool = False
+    compile: bool = False
     ranks: int = Field(1, ge=1)
     device: Device = "cpu"
     parity_tolerance: float | None = Field(None, gt=0)

@@ -36,7 +36,7 @@ from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, che
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder, read_log
 from tramontane.studies.report import write_report
-from tramontane.trainer import Trainer, parity
+from tramontane.trainer import Trainer, compiling, parity
 from tramontane.types import Problem, SamplingParams
 from tramontane.verifier import VerifierPool, custom
 from tramontane.verifier.actors import Grader, VerifierActors
@@ -77,6 +77,8 @@ def prepare(config: Config) -> Prepared:
     if config.placement.kind == "thread":  # this machine, not one of a cluster's
         models.check_device(config.generator.device, "generator.device")
         models.check_device(config.trainer.device, "trainer.device")
+    if config.trainer.compile:
+        compiling.check(config.trainer.device)
     custom.check(config.verifier.reward.custom)
     tokenizer = models.load_tokenizer(config.model)
     context = models.context_length(models.load_config(config.model))

@@ -1,5 +1,6 @@
 import copy
 import random
+import shutil
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from rollouts import batch, equal, group, model, trainer, with_own_logprobs
 from transformers import AutoModelForCausalLM
 
 from tramontane.errors import InputError
+from tramontane.trainer import compiling
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Batch, Verdict
 
@@ -62,6 +64,22 @@ def test_loss_and_gradient_are_the_formula_whatever_the_microbatches(budget, che
         torch.testing.assert_close(before[name] - after[name], g, atol=2e-6, rtol=1e-4)
     norm = sum(g.square().sum() for g in gradient.values()).sqrt()
     assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_compiled_blocks_compute_the_same():
+    plain, compiled = trainer(), trainer(compile=True)
+    for version in range(2):  # of other lengths each
+        one, two = plain.step(batch(version)), compiled.step(batch(version))
+        assert two == pytest.approx(one, rel=1e-4, abs=1e-6)
+    blocks = compiled.model.model.layers
+    assert all(block._compiled_call_impl is not None for block in blocks)
+
+
+def test_compiling_without_a_compiler_is_refused_before_any_work(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="no-such-compiler.*trainer.compile=false"):
+        compiling.check("cpu")
 
 
 def test_the_same_inputs_give_the_same_bits():

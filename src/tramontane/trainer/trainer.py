@@ -23,6 +23,7 @@ from tramontane.packing import pack
 from tramontane.trainer import precision, sharding, state
 from tramontane.trainer.averages import Averages
 from tramontane.trainer.collate import collate_shared
+from tramontane.trainer.compiling import compile_blocks
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
@@ -79,6 +80,8 @@ class Trainer:
         model.train()
         sharding.shard(model, self.device, config.dtype)
         self._working = precision.working_model(model, config.dtype)
+        if config.compile:
+            compile_blocks(self._working)
         self.optimizer = build_optimizer(
             model.parameters(), config.learning_rate, config.betas, config.weight_decay
         )

@@ -1,0 +1,40 @@
+"""`trainer.compile`: torch.compile for a model's blocks, which fuses what lies between the matrix
+products (norms, rotary embeddings, activations)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from tramontane.attention import PACKED, packed_attention
+from tramontane.errors import InputError
+
+
+def check(device: str) -> None:
+    """See that there is what compiling takes.
+
+    Raises:
+        InputError: a CPU without a C++ compiler.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if torch.device(device).type == "cpu" and shutil.which(compiler) is None:
+        raise InputError(
+            f"trainer.compile is true, but there is no C++ compiler ({compiler!r}, as CXX says or "
+            f"by default): install g++, or set trainer.compile=false"
+        )
+
+
+def compile_blocks(model: PreTrainedModel) -> None:
+    """Have each block compiled when it is first run, for rows of any length.
+
+    Attention is left as it is: its rectangles differ from row to row, and each would be a graph of
+    its own.
+    """
+    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+    blocks = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            module.compile(dynamic=True)
