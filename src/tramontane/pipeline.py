@@ -237,10 +237,14 @@ class Pipeline:
         await self._notify()
 
     async def _verdicts(self, group: OpenGroup) -> list[Verdict]:
-        """Wait for a group's verdicts for as long as the verifiers give any at all."""
+        """Wait for a group's verdicts for as long as the verifiers give any at all.
+
+        One that hangs is found by whoever asked it, after `verification`, and what takes its place
+        has `start` to begin: only then is it too late.
+        """
         responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
         future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
-        limit, seen = Limit.of(self.timeouts, "verification"), -1
+        limit, seen = Limit.of(self.timeouts, "verification", "start"), -1
         while not future.done():
             if (graded := self.verifiers.stats().verdicts) == seen:
                 raise WorkerStalled(f"no verdict within {limit.seconds:g} s ({limit.key})")

@@ -415,7 +415,7 @@ def _measure(
             system_prompt=config.data.system_prompt,
             write_to=unfinished,
             on_progress=partial(screen.phase, f"evaluation {when}"),
-            timeout_s=config.timeouts.verification,
+            timeout_s=Limit.of(config.timeouts, "verification", "start").seconds,
         )
         unfinished.replace(rows_file)
     folder.log_evaluation({"when": when} | result.to_dict())

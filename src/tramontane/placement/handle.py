@@ -22,14 +22,15 @@ class WorkerStalled(WorkerLost):
 
 
 class Limit(NamedTuple):
-    """How long a wait may last, and the config key that says so."""
+    """How long a wait may last, and the config keys that say so."""
 
     seconds: float
     key: str
 
     @classmethod
-    def of(cls, timeouts: TimeoutsConfig, key: str) -> Limit:
-        return cls(getattr(timeouts, key), f"timeouts.{key}")
+    def of(cls, timeouts: TimeoutsConfig, *keys: str) -> Limit:
+        seconds = sum(getattr(timeouts, key) for key in keys)
+        return cls(seconds, " + ".join(f"timeouts.{key}" for key in keys))
 
 
 class Handle(Protocol):

@@ -63,6 +63,7 @@ class VerifierActors:
         self._stats = [PoolStats() for _ in range(workers)]  # of those at work
         self._before: list[PoolStats] = []  # of those lost
         self._closing = False
+        self._error: Exception | None = None  # of a replacement, which no caller waits for
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
             for n in range(workers)
@@ -71,9 +72,15 @@ class VerifierActors:
             thread.start()
 
     def score(self, problem: Problem, responses: list[Response]) -> Future[list[Verdict]]:
-        """Grade the completions of one group; see `VerifierPool.score`."""
+        """Grade the completions of one group; see `VerifierPool.score`.
+
+        Raises:
+            Exception: why a verifier could not be replaced.
+        """
         if self._closing:
             raise RuntimeError("the verifiers are closed")
+        if self._error:
+            raise self._error
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
         self._tasks.put(_Task(problem, responses, future))
@@ -96,9 +103,7 @@ class VerifierActors:
                 self._handles[number].close()
                 thread.join(0.05)
             self._handles[number].close()
-        while not self._tasks.empty():
-            if (task := self._tasks.get_nowait()) is not None:
-                task.future.set_exception(RuntimeError("the verifiers were closed"))
+        self._give_up(RuntimeError("the verifiers were closed"))
 
     def __enter__(self) -> VerifierActors:
         return self
@@ -118,7 +123,11 @@ class VerifierActors:
                 else:  # to whoever is free first, which this one will not be for seconds
                     self._tasks.put(task)
                 if not self._closing:
-                    self._replace(number, lost)
+                    try:
+                        self._replace(number, lost)
+                    except Exception as error:
+                        self._error = error
+                        self._give_up(error)
             except Exception as error:
                 # This thread is the only one who waits for the group's end: hand the error on.
                 task.future.set_exception(error)
@@ -136,6 +145,12 @@ class VerifierActors:
             return future.result(limit.seconds)
         except TimeoutError:
             raise WorkerStalled(f"{what} took over {limit.seconds:g} s ({limit.key})") from None
+
+    def _give_up(self, error: Exception) -> None:
+        """Fail the groups that nobody has begun."""
+        while not self._tasks.empty():
+            if (task := self._tasks.get_nowait()) is not None:
+                task.future.set_exception(error)
 
     def _replace(self, number: int, lost: WorkerLost) -> None:
         self._replaced(lost)
