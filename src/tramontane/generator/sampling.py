@@ -11,6 +11,7 @@ import torch
 
 _MASK = (1 << 64) - 1
 _BLOCK = 64
+_FEW = 512  # tokens of a vocabulary that is not worth dividing into blocks
 
 
 def _signed(x: int) -> int:
@@ -85,12 +86,16 @@ def sample(
 def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """The inverse of each row's cumulative distribution at `uniform`: [B, V], [B] → [B].
 
-    `mass` is non-negative and need not sum to 1; a token without mass is never drawn. First the
-    block of 64 tokens is found, then the token within it: only the blocks' sums are accumulated,
-    in float64, so that a vocabulary of 100,000 costs no more than one pass over it, and its rare
-    tokens keep their chances.
+    `mass` is non-negative and need not sum to 1; a token without mass is never drawn. In a large
+    vocabulary, the block of 64 tokens is found first, then the token within it: only the blocks'
+    sums are accumulated, in float64, so that a vocabulary of 100,000 costs no more than one pass
+    over it, and its rare tokens keep their chances.
     """
     vocab = mass.shape[1]
+    if vocab <= _FEW:
+        edges = mass.cumsum(-1, dtype=torch.float64)
+        target = (uniform[:, None] * edges[:, -1:]).clamp_max(edges[:, -1:] * (1 - 1e-12))
+        return torch.searchsorted(edges, target, right=True)[:, 0]
     blocks = vocab // _BLOCK
     whole = mass[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).sum(-1)
     sums = torch.cat([whole, mass[:, blocks * _BLOCK :].sum(-1, keepdim=True)], 1).double()
