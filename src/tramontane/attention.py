@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from tramontane.errors import InputError
-from tramontane.packing import Block, Packing
+from tramontane.packing import Block, Packing, Ragged
 
 PACKED = "packed"
 
@@ -55,6 +56,10 @@ def packed_attention(
     scale = d**-0.5 if scaling is None else scaling
     # [N, heads, d]; under autocast, rotary embeddings have made float32 of queries and keys.
     rows = [x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value)]
+    if _takes_ragged(value, dropout):
+        q, k, v = rows
+        out = _ragged_attention(q, k, v, packing.ragged, scale, sliding_window)
+        return out.view(batch, length, *out.shape[1:]), None
     # One split a tensor, whose backward is one concatenation; slices would cost a zero-filled
     # gradient of the whole row each.
     queries, keys, values = (x.split(packing.sizes) for x in rows)
@@ -71,6 +76,40 @@ def packed_attention(
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.view(batch, length, *out.shape[1:]), None
+
+
+def _takes_ragged(value: torch.Tensor, dropout: float) -> bool:
+    """Whether flash attention of sequences of any lengths is there for these."""
+    half = value.dtype in (torch.bfloat16, torch.float16)
+    return value.device.type == "cuda" and half and dropout == 0.0
+
+
+def _ragged_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ragged: Ragged,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """On a GPU: one kernel for the whole row, which pads nothing. Its causal mask is aligned at the
+    sequences' ends, so that a sequence's queries see all that it continues."""
+    if ragged.keys is not None:
+        k, v = k.index_select(0, ragged.keys), v.index_select(0, ragged.keys)
+    out = varlen_attn(
+        q,
+        k,
+        v,
+        ragged.query_ends,
+        ragged.key_ends,
+        ragged.longest_query,
+        ragged.longest_key,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(out, torch.Tensor)
+    return out
 
 
 class _ShortAttention(torch.autograd.Function):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class Packing:
         continues: Sequence[int | None],
         device: torch.device | str = "cpu",
     ) -> None:
+        self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
         self.blocks: list[Block] = []
         self.sizes: list[int] = []
         # A sequence that others continue has a block to itself: which one.
@@ -91,6 +92,39 @@ class Packing:
                 else Block(own, torch.device(device), block_of[context], lengths[context])
             )
             self.sizes.append(sum(own))
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        return Ragged(self.lengths, self.continues, self.device)
+
+
+class Ragged:
+    """The same row for kernels that take sequences of any lengths, without padding.
+
+    Attributes:
+        keys: [K] int64: which tokens of the row are keys, sequence after sequence: those that it
+            continues, then its own. None: every token once, in order.
+        query_ends: [sequences + 1] int32: 0, and where each sequence's queries end in the row.
+        key_ends: [sequences + 1] int32: likewise in `keys`.
+        longest_query: tokens.
+        longest_key: tokens.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], continues: Sequence[int | None], device: torch.device
+    ) -> None:
+        starts = [0, *accumulate(lengths)]
+        rows = [
+            [*(range(starts[c], starts[c + 1]) if c is not None else ()), *range(start, start + n)]
+            for start, n, c in zip(starts, lengths, continues, strict=False)
+        ]
+        widths = [len(row) for row in rows]
+        self.keys = None
+        if any(c is not None for c in continues):
+            self.keys = torch.tensor(list(chain(*rows)), device=device)
+        ends = torch.tensor([starts, [0, *accumulate(widths)]], dtype=torch.int32, device=device)
+        self.query_ends, self.key_ends = ends[0].contiguous(), ends[1].contiguous()
+        self.longest_query, self.longest_key = max(lengths), max(widths)
 
 
 def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
