@@ -33,7 +33,7 @@ SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
 END_SECONDS = 300.0
 WARM_UP = 1 / 3  # of the time: caches fill, Ray starts what it keeps, the heap finds its size
-POINTS = 240  # of each series in the report
+POINTS = 60  # of each series in the report
 MIB = 2**20
 
 # The most that each may grow in an hour, as the slope after the warm-up says.
@@ -225,7 +225,8 @@ def main() -> None:
     minutes = (rows[-1]["seconds"] - rows[0]["seconds"]) / 60
     figures, promises = judge(rows)
     grown = (rows[-1]["disk run"] - rows[0]["disk run"]) / minutes
-    thin = rows[:: max(1, len(rows) // POINTS)]
+    thin = {key: [round(row[key], 1) for row in rows[:: max(1, len(rows) // POINTS)] if key in row]
+            for key in figures}  # fmt: skip
     promises += [
         Promise("the run goes on to the end, and ends by Ctrl-C", f"exit code {code}",
                 survived and code == 0),

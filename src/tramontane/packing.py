@@ -17,7 +17,8 @@ import torch
 SHORT = 512
 # One more block of attention costs about as much as this many scores of a head.
 SPLIT_COST = 4096
-# A softmax on a CPU takes half the time over rows of a multiple of this many numbers.
+# Blocks of attention on a CPU are rounded up to a multiple of this many tokens: a softmax takes
+# half the time over such rows, and there are fewer shapes, each of which wants its own kernel.
 LANES = 32
 
 
@@ -153,10 +154,10 @@ def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[l
 class Block:
     """A padded [B, L] rectangle of sequences; all may continue one other sequence, whose keys they
     then see before their own. Padding sits behind a row's last token, where causal attention never
-    looks.
+    looks; L is the longest, rounded up.
 
     Args:
-        lengths: of the B sequences; L is the longest.
+        lengths: of the B sequences.
         device: where the tokens are.
         context: the block of the sequence that they continue.
         before: that sequence's length.
@@ -172,9 +173,11 @@ class Block:
         self.lengths, self.device = lengths, device
         self.batch, self.longest = len(lengths), max(lengths)
         self.context, self.before = context, before
-        keys = before + self.longest
-        self.short = device.type == "cpu" and keys <= SHORT
-        self.keys = -(-keys // LANES) * LANES if self.short else keys
+        self.keys = before + self.longest
+        self.short = device.type == "cpu" and self.keys <= SHORT
+        if self.short:
+            self.longest = -(-self.longest // LANES) * LANES
+            self.keys = -(-(before + self.longest) // LANES) * LANES
         self._places: dict[tuple[int, bool], Places] = {}
         self._biases: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
 

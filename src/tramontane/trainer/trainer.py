@@ -305,7 +305,7 @@ class Trainer:
         self, model: PreTrainedModel, row: Rows, entropy_grad: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the row's generated tokens: [N] float32."""
-        logits = model(**row.model_inputs).logits[0]
+        logits = model(**row.model_inputs).logits[0, : len(row.targets)]
         return token_logprobs(logits, row.targets, self.temperature, entropy_grad)
 
 
