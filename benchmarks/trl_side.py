@@ -71,6 +71,7 @@ def main() -> None:
         use_cpu=on_cpu,
         model_init_kwargs={"dtype": s["dtype"]} | s["model"],
         bf16=s["autocast"],
+        torch_compile=s["compile"],
         per_device_train_batch_size=s["microbatch"],
         gradient_accumulation_steps=s["completions"] // s["microbatch"],
         num_generations=s["group_size"],

@@ -2,6 +2,7 @@
 
     python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 1]
                                 [--trl-python PATH] [--device cpu|cuda]
+                                [--trl JSON] [--ours JSON]
 
 Both train the same Llama on the same prompts in groups of 16, with the same reward, at most 128 new
 tokens and the same learning rate: 512 completions an update at 1.8 M parameters, 128 at 25 M. The
@@ -59,20 +60,21 @@ SEED = 0
 PROMISED, AIM = 3, 6
 
 # What was fastest for TRL; see docs/performance.md for what was tried.
-TRL = {
-    "1.8M": {"dtype": "bfloat16", "autocast": False, "microbatch": 512, "continuous": False},
-    "25M": {"dtype": "bfloat16", "autocast": False, "microbatch": 128, "continuous": False},
+PLAIN = {"dtype": "bfloat16", "autocast": False, "continuous": False, "compile": False}
+TRL: dict[str, dict[str, Any]] = {
+    "1.8M": PLAIN | {"microbatch": 512},
+    "25M": PLAIN | {"microbatch": 128},
 }
 # And for us.
 OURS: dict[str, dict[str, dict[str, Any]]] = {
     "1.8M": {
         "pipeline": {"n_async": 1024, "max_staleness": 1},
-        "trainer": {"microbatch_tokens": 8192},
+        "trainer": {"microbatch_tokens": 4096, "compile": True},
         "generator": {"steps_per_call": 8},
     },
     "25M": {
         "pipeline": {"n_async": 256, "max_staleness": 1},
-        "trainer": {"microbatch_tokens": 4096},
+        "trainer": {"microbatch_tokens": 4096, "compile": True},
         "generator": {"steps_per_call": 8},
     },
 }
@@ -350,8 +352,14 @@ def main() -> None:
     parser.add_argument("--trl-updates", type=int, default=1, help="of TRL's in a turn")
     parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--trl", type=json.loads, default={}, help="settings of TRL's, as JSON")
+    parser.add_argument("--ours", type=json.loads, default={}, help="sections of ours, as JSON")
     parser.add_argument("--timeout", type=float, default=600, help="seconds of one turn of TRL's")
     args = parser.parse_args()
+    for size in args.models:
+        TRL[size] |= args.trl
+        for section, values in args.ours.items():
+            OURS[size][section] |= values
     python = args.trl_python or trl_python(HERE / ".trl-venv")
     torch.set_num_threads(THREADS)
     began = time.perf_counter()
