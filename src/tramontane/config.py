@@ -459,10 +459,16 @@ class Config(Section):
                 Config.model_validate(_laid_over(self.model_dump(exclude={"stages"}), stage))
             except ValidationError as error:
                 message = error.errors()[0]["msg"].removeprefix("Value error, ")
-                own = [*stage.model_fields_set, *(f"data.{k}" for k in stage.data.model_fields_set)]
-                named = [k for k in own if re.search(rf"\b{k.removeprefix('data.')}\b", message)]
-                key = min(named, key=lambda k: message.index(k.removeprefix("data.")), default="")
-                raise ValueError(f"{where}{key and '.'}{key}: {message}") from None
+                own = stage.model_dump(exclude_none=True)
+                keys = [*own, *(f"data.{key}" for key in own["data"])]
+                # The key that the message names, if the stage sets it.
+                places = {
+                    found.start(): f".{key}"
+                    for key in keys
+                    if (found := re.search(rf"\b{key.removeprefix('data.')}\b", message))
+                }
+                key = places[min(places)] if places else ""
+                raise ValueError(f"{where}{key}: {message}") from None
         return self
 
     def resolved_arithmetic(self) -> dict[str, str]:

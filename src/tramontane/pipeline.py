@@ -234,9 +234,10 @@ class Pipeline:
         ledger, stages = self.ledger, self.ledger.stages
         if stages.last:
             self.observer.happened(f"no problem is left after update {ledger.trained_version}")
-            return await self.stop()
-        await self.generators.resize(stages.configs[stages.number + 1])
-        self.observer.happened(ledger.move_on())
+            await self.stop()
+        else:
+            await self.generators.resize(stages.configs[stages.number + 1])
+            self.observer.happened(ledger.move_on())
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""

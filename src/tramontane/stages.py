@@ -22,9 +22,8 @@ class Stages:
 
     Attributes:
         number: of the stage, from 0.
-        begin: the version at which its first batch is trained.
-        end: the version at which the next stage's first is, as far as that is known; the run's
-            last version otherwise.
+        end: the version at which the next stage's first batch is trained, as far as that is known;
+            the run's last version otherwise.
     """
 
     def __init__(self, config: Config) -> None:
@@ -103,7 +102,6 @@ class Stages:
         """As JSON can hold it."""
         return {
             "number": self.number,
-            "begin": self.begin,
             "end": self._end,
             "why": self._why,
             "seen": self._seen,
@@ -111,16 +109,15 @@ class Stages:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
-        self._enter(state["number"], state["begin"])
-        self._end, self._why, self._seen = state["end"], state["why"], state["seen"]
+        self.number, self._end = state["number"], state["end"]
+        self._why, self._seen = state["why"], state["seen"]
 
     @property
     def _until(self) -> Until | None:
         return self._of[self.number].until if self._of else None
 
     def _enter(self, number: int, version: int) -> None:
-        self.number, self.begin = number, version
-        self._seen, self._end, self._why = [], None, ""
+        self.number, self._end, self._why, self._seen = number, None, "", []
         if self._until and self._until.updates:
             self._end = version + self._until.updates
             self._why = f"{self._until.updates} updates"
