@@ -27,6 +27,8 @@ class Problems(Protocol):
         self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
     ) -> None: ...
 
+    def counts(self, stage: int, version: int) -> dict[str, int]: ...
+
     def state(self) -> dict[str, Any]: ...
 
     def load_state(self, state: dict[str, Any]) -> None: ...
@@ -71,6 +73,11 @@ class Ledger:
     @property
     def in_mid_round(self) -> bool:
         return self.synchronous and len(self.ready) < len(self.outstanding)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of problems, by their standing."""
+        return self.problems.counts(self.stages.number, self.trained_version)
 
     @property
     def exhausted(self) -> bool:

@@ -202,7 +202,8 @@ class Pipeline:
     ) -> None:
         """Once the new weights are with the generators: what depends on it, and the observer."""
         ledger, number = self.ledger, batch.version + 1
-        update = Update(number, batch, ledger.trained(batch), metrics, busy, await sending)
+        filtered, metrics = ledger.trained(batch), metrics | ledger.counts
+        update = Update(number, batch, filtered, metrics, busy, await sending)
         held = self.observer.holds(number)
         if not held:
             ledger.generator_version = number
@@ -229,8 +230,7 @@ class Pipeline:
         return sending
 
     async def _move_on(self) -> None:
-        """From one stage to the next, or to the end of a run that has no problem left. Nothing is
-        in flight."""
+        """To the next stage, or the end of a run without problems left; nothing is in flight."""
         ledger, stages = self.ledger, self.ledger.stages
         if stages.last:
             self.observer.happened(f"no problem is left after update {ledger.trained_version}")

@@ -79,10 +79,8 @@ class Recorder:
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
-        ledger = self.pipeline.ledger
         if update.batch.stage.name:
             metrics["stage"] = update.batch.stage.name
-        metrics |= ledger.problems.counts(ledger.stages.number, update.number)
         metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
         metrics |= {
             "groups_kept": len(update.batch.groups),

@@ -407,6 +407,9 @@ class _Endless:
         self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
     ) -> None: ...
 
+    def counts(self, stage: int, version: int) -> dict[str, int]:
+        return {}
+
     def state(self) -> dict[str, Any]:
         return {}
 
