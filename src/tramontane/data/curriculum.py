@@ -53,6 +53,7 @@ class Curriculum:
 
     def __init__(self, stages: Sequence[Config]) -> None:
         self._data = [config.data for config in stages]
+        self._rules = self._data[0].curriculum  # no stage has its own
         self._streams: dict[str, ProblemStream] = {}
         for config in stages:
             if config.data.train not in self._streams:
@@ -107,8 +108,7 @@ class Curriculum:
 
     def counts(self, stage: int, version: int) -> dict[str, int]:
         """Problems that were visited, that are retired, and that rest; empty where none ever is."""
-        options = self._data[stage].curriculum
-        if options.retire_after is None and options.too_hard is None:
+        if self._rules.retire_after is None and self._rules.too_hard is None:
             return {}
         resting = sum(self._rests(id, stage, version) for id in self._resting)
         return {
@@ -147,16 +147,16 @@ class Curriculum:
 
     def _file(self, id: str, record: Record) -> None:
         """Put a problem where its record says."""
-        options = self._data[0].curriculum  # no stage has its own
-        if options.retire_after is not None and record.all_solved >= options.retire_after:
+        rules = self._rules
+        if rules.retire_after is not None and record.all_solved >= rules.retire_after:
             self._retired.add(id)
-        if options.too_hard is not None and record.none_solved >= options.too_hard.after:
+        if rules.too_hard is not None and record.none_solved >= rules.too_hard.after:
             self._resting.add(id)
         else:
             self._resting.discard(id)
 
     def _rests(self, id: str, stage: int, version: int) -> bool:
-        rule = self._data[0].curriculum.too_hard
+        rule = self._rules.too_hard
         if rule is None or id not in self._resting:
             return False
         record = self._records[id]
@@ -177,8 +177,8 @@ class Curriculum:
 
     def _check(self, number: int, data: DataConfig, where: str) -> None:
         problems = self._streams[data.train].problems
-        options = data.curriculum
-        if problems is None and (data.selects or options.retire_after or options.too_hard):
+        rules = self._rules
+        if problems is None and (data.selects or rules.retire_after or rules.too_hard):
             what = where if data.selects else "data.curriculum"
             raise InputError(
                 f"{what}: {data.train!r} has no end, so no problem comes twice and none has a "
