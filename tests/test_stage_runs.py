@@ -144,7 +144,8 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     same = ("loss", "stage", "reward", "problems_visited", "problems_retired", "problems_resting")
     assert [[m[k] for k in same] for m in one] == [[m[k] for k in same] for m in other]
     assert [m["stage"] for m in one] == ["short", "short", "long", "long"]
-    assert one[-1]["problems_visited"] > 0 and one[-1]["problems_resting"] > 0
+    assert all(m["problems_visited"] >= 4 for m in one)
+    assert any(m["problems_resting"] + m["problems_retired"] for m in one)
     files = [(tmp_path / n / "problems.jsonl").read_text() for n in ("whole", "cut")]
     assert files[0] == files[1]
     counted = sum(json.loads(line)["samples"] for line in files[0].splitlines())
@@ -167,7 +168,7 @@ def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) ->
 
 
 def test_a_run_whose_problems_are_all_solved_ends_early_and_cleanly(tmp_path: Path) -> None:
-    """Greedily the base model solves four problems, each time; two a batch make two updates."""
+    """Four problems that are solved each time; two a batch make two updates."""
     file = tmp_path / "solved.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in solved_greedily(4)))
     config = small_config(
@@ -194,7 +195,7 @@ def test_a_run_whose_problems_are_all_solved_ends_early_and_cleanly(tmp_path: Pa
 
 
 def solved_greedily(count: int) -> list[dict[str, str]]:
-    """Problems that the shipped base model answers rightly at temperature 0."""
+    """Problems with the answers that the shipped base model gives at temperature 0."""
     world = PlaygroundConfig(levels=(1, 2), languages=("en",))
     drawn = playground.problems("train", 0, world.levels, world.languages, world.kinds, count=48)
     problems = list(drawn)
@@ -212,8 +213,8 @@ def solved_greedily(count: int) -> list[dict[str, str]]:
         for c in generator.step():
             problem = problems[c.group]
             told = grade(problem, c.text, len(c.token_ids), VerifierConfig(), 96, 32)
-            if told.verdict == "right":
-                found.append({"problem": problem.problem, "answer": str(problem.answer)})
+            if told.answer is not None and told.verdict in ("right", "wrong"):
+                found.append({"problem": problem.problem, "answer": told.answer})
     assert len(found) >= count
     return found[:count]
 
@@ -230,7 +231,7 @@ def test_resolved_arithmetic_has_a_line_a_stage(tmp_path: Path) -> None:
     # Twice the length, half the sequences.
     assert long <= short
     tight = {"kv_cache_mib": 1}
-    with pytest.raises(InputError, match=r"stages\.0: .* kv_cache_mib 1; lower stages\.0\.n_async"):
+    with pytest.raises(InputError, match=r"stages\.0: .*kv_cache_mib 1; lower stages\.0\.n_async"):
         prepare(small_config(tmp_path, pipeline=SIZES, stages=STAGES, generator=tight))
     context = models.context_length(models.load_config("tiny")) or 0
     stages = [STAGES[0], {**STAGES[1], "l_max": context - 200}]  # room for 256 is wanted
