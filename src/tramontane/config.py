@@ -10,19 +10,11 @@ import difflib
 import pkgutil
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from tramontane.errors import InputError
+from tramontane.settings import Section, load_section, parse, parse_settings  # noqa: F401
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
@@ -37,10 +29,6 @@ def _device(name: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_device)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_default=True)
 
 
 class PlaygroundConfig(Section):
@@ -58,6 +46,25 @@ class PlaygroundConfig(Section):
         return self
 
 
+class TooHard(Section):
+    """A problem that nobody solved in `after` visits in a row rests: for `return_after` updates, or
+    until the next `stage`. Unsolved then too, it rests again."""
+
+    after: int = Field(ge=1)
+    return_after: Annotated[int, Field(ge=1)] | Literal["stage"] = "stage"
+
+
+class CurriculumConfig(Section):
+    """What becomes of a problem by its own record in this run; see docs/curriculum.md.
+
+    `retire_after`: solved by its whole group in so many visits in a row, it is not handed out
+    again; null: never. `too_hard`; null: nothing rests.
+    """
+
+    retire_after: int | None = Field(None, ge=1)
+    too_hard: TooHard | None = None
+
+
 class DataConfig(Section):
     """Where problems come from.
 
@@ -66,6 +73,11 @@ class DataConfig(Section):
     it, e.g. `{problem: question}`. `system_prompt` is `magistral`, a text of your own, or null for
     whatever the model's chat template says. `max_prompt_tokens`: prompts up to this fit; null:
     the longest of a finite source, 256 for endless ones.
+
+    Of a finite source, only problems whose pass rate lies within `min_pass_rate` and
+    `max_pass_rate` are handed out: the one that is `recorded` in their row (`pass_rate`, as
+    curation writes it), or the `running` one of this run, where it has one. `pass_rates`: a run's
+    `problems.jsonl`, whose rates count as recorded.
     """
 
     train: str = "playground:"
@@ -77,7 +89,24 @@ class DataConfig(Section):
     shuffle: bool = True
     system_prompt: str | None = None
     max_prompt_tokens: int | None = Field(None, ge=1)
+    min_pass_rate: float | None = Field(None, ge=0, le=1)
+    max_pass_rate: float | None = Field(None, ge=0, le=1)
+    pass_rate: Literal["recorded", "running"] = "recorded"
+    pass_rates: str | None = None
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
+
+    @property
+    def selects(self) -> bool:
+        """Whether pass rates decide what is handed out."""
+        return self.min_pass_rate is not None or self.max_pass_rate is not None
+
+    @model_validator(mode="after")
+    def _range(self) -> DataConfig:
+        low, high = self.min_pass_rate, self.max_pass_rate
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_pass_rate {low:g} is above max_pass_rate {high:g}: swap them")
+        return self
 
 
 class PipelineConfig(Section):
@@ -141,6 +170,7 @@ class GeneratorConfig(Section):
     `kv_cache`: after a weight update, sequences in flight `keep` their keys and values (the
     paper's choice) or `recompute` them. `steps_per_call`: decode steps between two looks at the
     mailbox, so the longest that new weights wait. `prefill_tokens`: prompt tokens at once.
+    `kv_cache_mib`: the memory that all keys and values may take at most; null: any.
     """
 
     temperature: float = Field(1.0, gt=0)
@@ -150,6 +180,7 @@ class GeneratorConfig(Section):
     prefill_tokens: int = Field(4096, ge=1)
     workers: int = Field(1, ge=1)
     device: Device = "cpu"
+    kv_cache_mib: int | None = Field(None, ge=1)
 
 
 class CustomReward(Section):
@@ -308,9 +339,53 @@ class TimeoutsConfig(Section):
     heartbeat: float = Field(30.0, gt=0)
 
 
+class Until(Section):
+    """When a stage ends; one of the three. `updates`: after so many of its own. `solved`: right
+    completions, and `at_ceiling`: those of l_max − l_cache tokens or more, were this share of all
+    over `window` updates, filtered groups included."""
+
+    updates: int | None = Field(None, ge=1)
+    solved: float | None = Field(None, gt=0, le=1)
+    at_ceiling: float | None = Field(None, gt=0, le=1)
+    window: int = Field(10, ge=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> Until:
+        if sum(x is not None for x in (self.updates, self.solved, self.at_ceiling)) != 1:
+            raise ValueError("give exactly one of updates, solved and at_ceiling")
+        return self
+
+
+class StageData(Section):
+    """A stage's slice of the data; the keys are those of `data`."""
+
+    train: str | None = None
+    min_pass_rate: float | None = Field(None, ge=0, le=1)
+    max_pass_rate: float | None = Field(None, ge=0, le=1)
+    pass_rate: Literal["recorded", "running"] | None = None
+    pass_rates: str | None = None
+
+
+class StageConfig(Section):
+    """A stage of the curriculum (section 5 of the paper): what it sets otherwise than the rest of
+    the config, each under its own name there; null: as there. The last stage has no `until`, it
+    lasts to the end of the run."""
+
+    name: str = Field(min_length=1)
+    until: Until | None = None
+    data: StageData = Field(default_factory=StageData)
+    l_max: int | None = Field(None, ge=2)
+    l_cache: int | None = Field(None, ge=0)
+    n_async: int | None = Field(None, ge=1)
+    n_batch: int | None = Field(None, ge=1)
+    n_minibatch: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, gt=0)
+    eps_high: float | None = Field(None, ge=0)
+
+
 class Config(Section):
     """One training run. `model` is `tiny` (the base that ships), a folder, or a Hugging Face name.
-    `run_dir` overrides `runs/NAME`."""
+    `run_dir` overrides `runs/NAME`. `stages`: see docs/curriculum.md."""
 
     name: str = "run"
     seed: int = 0
@@ -325,6 +400,14 @@ class Config(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
+    stages: tuple[StageConfig, ...] = ()
+
+    def by_stage(self) -> tuple[Config, ...]:
+        """The config as it stands in each stage; itself alone where there are none."""
+        if not self.stages:
+            return (self,)
+        raw = self.model_dump(exclude={"stages"})
+        return tuple(Config.model_validate(_laid_over(raw, stage)) for stage in self.stages)
 
     @model_validator(mode="after")
     def _between_sections(self) -> Config:
@@ -354,6 +437,42 @@ class Config(Section):
             raise ValueError(f"trainer.objective.name: no objective {name!r}; {hint}")
         return self
 
+    @model_validator(mode="after")
+    def _stages(self) -> Config:
+        names = [stage.name for stage in self.stages]
+        begins = 0
+        for number, stage in enumerate(self.stages):
+            where = f"stages.{number}"
+            if names.count(stage.name) > 1:
+                raise ValueError(f"{where}.name: two stages are named {stage.name!r}; rename one")
+            if (number == len(names) - 1) != (stage.until is None):
+                raise ValueError(
+                    f"{where}.until: leave it out: the last stage lasts until pipeline.updates"
+                    if stage.until
+                    else f"{where}.until: not given; say when stage {stage.name!r} ends"
+                )
+            if begins >= self.pipeline.updates:
+                raise ValueError(
+                    f"{where}: stage {stage.name!r} would never begin: those before it take "
+                    f"{begins} updates, and pipeline.updates is {self.pipeline.updates}; raise that"
+                )
+            begins += (stage.until.updates or 0) if stage.until else 0
+            try:
+                Config.model_validate(_laid_over(self.model_dump(exclude={"stages"}), stage))
+            except ValidationError as error:
+                message = error.errors()[0]["msg"].removeprefix("Value error, ")
+                own = stage.model_dump(exclude_none=True)
+                keys = [*own, *(f"data.{key}" for key in own["data"])]
+                # The key that the message names, if the stage sets it.
+                places = {
+                    found.start(): f".{key}"
+                    for key in keys
+                    if (found := re.search(rf"\b{key.removeprefix('data.')}\b", message))
+                }
+                key = places[min(places)] if places else ""
+                raise ValueError(f"{where}{key}: {message}") from None
+        return self
+
     def resolved_arithmetic(self) -> dict[str, str]:
         """What the sizes come to, for people: printed at the start of a run."""
         p = self.pipeline
@@ -368,105 +487,23 @@ class Config(Section):
         }
 
 
-S = TypeVar("S", bound=Section)
+def _laid_over(raw: dict[str, Any], stage: StageConfig) -> dict[str, Any]:
+    """A config's values with a stage's on top."""
+    own = stage.model_dump(exclude_none=True)
+    keys = ("l_max", "l_cache", "n_async", "n_batch", "n_minibatch")
+    objective = raw["trainer"]["objective"]
+    return raw | {
+        "pipeline": raw["pipeline"] | {k: own[k] for k in keys if k in own},
+        "generator": raw["generator"] | {k: own[k] for k in ("temperature",) if k in own},
+        "trainer": raw["trainer"]
+        | {"objective": objective | {k: own[k] for k in ("eps_high",) if k in own}},
+        "data": raw["data"] | own["data"],
+    }
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     """Read a training config; see `load_section`."""
     return load_section(Config, path, overrides)
-
-
-def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = None) -> S:
-    """Read a YAML file into `cls`, with `key.sub=value` overrides laid on top.
-
-    Raises:
-        InputError: no such file, not YAML, an unknown key (with the nearest valid one), a value of
-            the wrong kind, or sizes that contradict each other.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such config file")
-    try:
-        raw = yaml.safe_load(path.read_bytes()) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(raw, dict):
-        raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
-    return parse_settings(cls, raw, overrides or [], str(path))
-
-
-def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], where: str) -> S:
-    """`cls` from a few values and `key.sub=value` overrides; `where` names them in errors."""
-    for override in overrides:
-        _apply(cls, raw, override)
-    return parse(cls, raw, where)
-
-
-def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
-    """Validate `raw` as `cls`, turning every complaint into one `InputError` that names `where`."""
-    try:
-        return cls.model_validate(raw)
-    except ValidationError as error:
-        lines = [
-            f"{'.'.join(map(str, e['loc']))}: not given; set it in the file, or as key=value"
-            if e["input"] is None and e["type"] != "extra_forbidden"
-            else _explain(cls, e["loc"], e["type"], e["msg"])
-            for e in error.errors()
-        ]
-        raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
-
-
-def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
-    key, separator, value = override.partition("=")
-    if not separator or not key:
-        raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
-    *parents, last = key.split(".")
-    for parent in parents:
-        raw = raw.setdefault(parent, {})
-        if not isinstance(raw, dict):
-            raise InputError(f"override {override!r}: {parent} is a value, not a section")
-    # YAML 1.1 reads 1e-4 as a string; pydantic turns it into a float where one is wanted.
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
-    # To YAML, `playground:` is a mapping, 123 a number and off a boolean.
-    as_text = not isinstance(parsed, str | None) and _takes_text(cls, key.split("."))
-    raw[last] = value if as_text else parsed
-
-
-def _takes_text(cls: type[Section], keys: list[str]) -> bool:
-    """Whether the field that the keys lead to holds text and nothing else (or null)."""
-    annotation: Any = cls
-    for key in keys:
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            field = annotation.model_fields.get(key)
-            annotation = field.annotation if field else None
-        else:
-            return False
-    if get_origin(annotation) is Literal:
-        return all(isinstance(choice, str) for choice in get_args(annotation))
-    return annotation is str or set(get_args(annotation)) == {str, type(None)}
-
-
-def _explain(cls: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    key = ".".join(str(part) for part in loc)
-    if kind != "extra_forbidden":
-        message = message.removeprefix("Value error, ")
-        return f"{key}: {message}" if key else message
-    parent: Any = cls
-    for part in loc[:-1]:
-        if isinstance(part, int):  # an item of a list, whose sections are all alike
-            continue
-        annotation = parent.model_fields[part].annotation
-        options = [annotation, *get_args(annotation)]
-        parent = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
-    valid = list(parent.model_fields)
-    near = difflib.get_close_matches(str(loc[-1]), valid, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(valid))}"
-    return f"{key}: unknown key; {hint}"
 
 
 def _nearest(n: int, divisor: int) -> int:

@@ -160,7 +160,8 @@ class LiveDisplay:
         """Take the metrics of one training update (a line of metrics.jsonl)."""
         with self._lock:
             update = int(metrics["update"])
-            self._set_phase("training", update, self._total)
+            stage = f", stage {metrics['stage']}" if metrics.get("stage") else ""
+            self._set_phase(f"training{stage}", update, self._total)
             self._metrics = dict(metrics)
             for _, key, _, _ in _LEARNING:
                 if metrics.get(key) is not None:
@@ -223,6 +224,8 @@ class LiveDisplay:
 
     def _update_line(self, m: Metrics) -> str:
         fields = [f"update {m['update']}/{self._total}{self._left(', ')}"]
+        if m.get("stage"):
+            fields.append(f"stage {m['stage']}")
         for name, key, show in [
             ("reward", "reward", number),
             ("pass", "pass_rate", share),

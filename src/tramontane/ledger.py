@@ -6,11 +6,12 @@ trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tramontane.config import Config
+from tramontane.config import Config, PipelineConfig
 from tramontane.groups import OpenGroup, pack, unpack
+from tramontane.stages import Stages
 from tramontane.staleness import choose, room
 from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
 
@@ -18,9 +19,15 @@ HOPELESS = 64  # groups in a row without a verdict, after which a run gives up
 
 
 class Problems(Protocol):
-    """Where problems come from, without end."""
+    """Where problems come from, and who learns what became of each; `data.curriculum` is one."""
 
-    def next(self) -> Problem: ...
+    def next(self, stage: int, version: int) -> Problem | None: ...
+
+    def note(
+        self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
+    ) -> None: ...
+
+    def counts(self, stage: int, version: int) -> dict[str, int]: ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -39,9 +46,8 @@ class Ledger:
     def __init__(
         self, config: Config, problems: Problems, encode: Callable[[Problem], list[int]]
     ) -> None:
-        self.sizes, self.seed = config.pipeline, config.seed
+        self.stages, self.seed = Stages(config), config.seed
         self.problems, self.encode = problems, encode
-        self.sampling = SamplingParams(self.sizes.l_max, config.generator.temperature)
         self.trained_version = 0  # updates done
         self.generator_version = 0  # the weights that all generators sample with now
         self.next_version = 0  # the version that the next batch will be trained at
@@ -50,7 +56,14 @@ class Ledger:
         self.ready: list[int] = []  # of those, graded and kept, in order of completion
         self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
         self.filtered: list[tuple[OpenGroup, str]] = []  # since the last update, with the reason
+        self._graded: list[OpenGroup] = []  # of which `problems` was not told yet
+        self._dry = False  # there was no problem left when last asked
         self._round: dict[str, Any] = {}  # the state before a synchronous round
+
+    @property
+    def sizes(self) -> PipelineConfig:
+        """Of the stage that the run is in."""
+        return self.stages.config.pipeline
 
     @property
     def synchronous(self) -> bool:
@@ -61,9 +74,35 @@ class Ledger:
     def in_mid_round(self) -> bool:
         return self.synchronous and len(self.ready) < len(self.outstanding)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Of problems, by their standing."""
+        return self.problems.counts(self.stages.number, self.trained_version)
+
+    @property
+    def exhausted(self) -> bool:
+        """No problem is left, and what was handed out makes no batch."""
+        return self._dry and len(self.ready) == len(self.outstanding) and not self.choice()
+
+    @property
+    def stage_is_over(self) -> bool:
+        """All batches of this stage are trained on, and generators have the weights: the next
+        may begin (after the last, the run is at its end)."""
+        version = self.trained_version
+        if self.batched or not self.generator_version == self.next_version == version:
+            return False
+        return self.exhausted or (version == self.stages.end and not self.stages.last)
+
+    def move_on(self) -> str:
+        """Enter the next stage; returns what happened, for people."""
+        for group in self.outstanding.values():  # there are some only where no problem is left
+            self.filtered.append((group, "left over: too few for a batch, and no problem is left"))
+        self.outstanding, self.ready, self._dry = {}, [], False
+        return self.stages.move_on(self.trained_version)
+
     def room(self, in_flight: int) -> int:
         """Groups to hand out now, with so many completions in flight."""
-        if self.in_mid_round:
+        if self.in_mid_round or self._dry:
             return 0
         sizes = self.sizes
         free = (sizes.n_async - in_flight) // sizes.group_size
@@ -74,21 +113,31 @@ class Ledger:
             sizes.groups_per_batch,
             sizes.max_staleness,
         )
-        # The last batches need no more than this; what is left over is in the last checkpoint.
-        useful = sizes.groups_per_batch * (sizes.updates - self.next_version)
+        # A stage's last batches need no more than this; of the run's last, what is left over is in
+        # the last checkpoint.
+        useful = sizes.groups_per_batch * (self.stages.end - self.next_version)
         return max(0, min(free, allowed, useful - len(self.outstanding)))
 
     def open(self, groups: int) -> list[OpenGroup]:
-        """Hand out the next problems."""
+        """Hand out the next problems; fewer where no more are left."""
         if self.synchronous:
             self._round = self._state()
-        return [self._open(self.problems.next()) for _ in range(groups)]
+        opened = []
+        for _ in range(groups):
+            problem = self.problems.next(self.stages.number, self.trained_version)
+            if problem is None:
+                self._dry = True
+                break
+            opened.append(self._open(problem))
+        return opened
 
     def _open(self, problem: Problem) -> OpenGroup:
         number, self.next_group = self.next_group, self.next_group + 1
         prompt = self.encode(problem)
+        config = self.stages.config
+        sampling = SamplingParams(config.pipeline.l_max, config.generator.temperature)
         requests = [
-            Request(number, i, prompt, _seed(self.seed, number, i), self.sampling)
+            Request(number, i, prompt, _seed(self.seed, number, i), sampling)
             for i in range(self.sizes.group_size)
         ]
         deadline = self.generator_version + self.sizes.max_staleness
@@ -116,9 +165,16 @@ class Ledger:
         reason = self._why_filtered(verdicts)
         if reason is None:
             self.ready.append(group.id)
-            return
-        del self.outstanding[group.id]
-        self.filtered.append((group, reason))
+        else:
+            del self.outstanding[group.id]
+            self.filtered.append((group, reason))
+        self._graded.append(group)
+        if not self.in_mid_round:  # in a round, timing decides the order
+            for done in sorted(self._graded, key=lambda g: g.id):
+                self.problems.note(
+                    done.problem, done.verdicts, self.stages.number, self.trained_version
+                )
+            self._graded, self._dry = [], False
         reasons = [why for _, why in self.filtered[-HOPELESS:]]
         if len(reasons) == HOPELESS and all(why.startswith("unscorable") for why in reasons):
             raise RuntimeError(f"the last {HOPELESS} groups were all {reasons[-1]}")
@@ -152,7 +208,8 @@ class Ledger:
         groups = [self.outstanding.pop(i) for i in sorted(self.choice())]
         self.batched.update((g.id, g) for g in groups)
         self.ready = [i for i in self.ready if i not in self.batched]
-        batch = Batch(self.next_version, [g.group() for g in groups])
+        stage = self.stages.batch_settings
+        batch = Batch(self.next_version, [g.group() for g in groups], stage)
         self.next_version += 1
         return batch
 
@@ -161,6 +218,8 @@ class Ledger:
         for group in batch.groups:
             del self.batched[group.id]
         filtered, self.filtered = [(g.group(), why) for g, why in self.filtered], []
+        seen = [*batch.groups, *(group for group, _ in filtered)]
+        self.stages.trained(seen, self.next_version, len(self.outstanding))
         return filtered
 
     def snapshot(self) -> dict[str, Any]:
@@ -176,6 +235,7 @@ class Ledger:
         return {
             "version": self.trained_version,
             "next_group": self.next_group,
+            "stage": self.stages.state(),
             "problems": self.problems.state(),
             "groups": [pack(group) for group in groups],
             "filtered": [[pack(group), why] for group, why in self.filtered],
@@ -186,6 +246,7 @@ class Ledger:
         version = state["version"]
         self.trained_version = self.generator_version = self.next_version = version
         self.next_group = state["next_group"]
+        self.stages.load_state(state["stage"])
         self.problems.load_state(state["problems"])
         self.filtered = [(unpack(row), why) for row, why in state["filtered"]]
         self.outstanding = {row["id"]: unpack(row) for row in state["groups"]}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tramontane.config import Config
+from tramontane.config import Config, PipelineConfig
 from tramontane.generator.pool import GeneratorPool, PooledGenerator
 from tramontane.groups import OpenGroup
 from tramontane.ledger import Ledger
@@ -27,9 +27,11 @@ from tramontane.weights import Weights
 
 
 class Verifiers(Protocol):
-    """Completions of one problem in, their verdicts out."""
+    """Completions of one problem in, their verdicts out; `lengths` are l_max and l_cache."""
 
-    def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Any: ...
+    def score(
+        self, problem: Problem, responses: list[tuple[str, int]], lengths: tuple[int, int]
+    ) -> Any: ...
 
     def stats(self) -> Any: ...
 
@@ -39,7 +41,7 @@ class Observer(Protocol):
 
     `graded` when a group is; `trained` after each update, while the trainer is at the next one,
     unless the observer `holds` it. Of an update that it holds, and in `ended`, once after the last,
-    it may ask for a checkpoint and take a snapshot of the ledger.
+    it may ask for a checkpoint and take a snapshot of the ledger. `happened`: an event in words.
     """
 
     def graded(self, ready: int, filtered: list[str]) -> None: ...
@@ -49,6 +51,8 @@ class Observer(Protocol):
     async def trained(self, update: Update) -> None: ...
 
     async def ended(self) -> None: ...
+
+    def happened(self, event: str) -> None: ...
 
 
 @dataclass
@@ -66,7 +70,7 @@ class Update:
 
 
 class Pipeline:
-    """Runs `config.pipeline.updates` updates over the given workers.
+    """Runs `config.pipeline.updates` updates over the given workers, stage by stage.
 
     Invariants: at most `n_async` completions are in flight; a batch is exactly `n_batch`
     completions of whole groups; none is dropped for its length; no trained token is more than
@@ -84,14 +88,18 @@ class Pipeline:
         new_weights: Callable[[], Weights],
         observer: Observer,
     ) -> None:
-        self.sizes, self.timeouts = config.pipeline, config.timeouts
-        self.ledger = ledger
+        self.timeouts, self.ledger = config.timeouts, ledger
         self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
         self.new_weights, self.observer = new_weights, observer
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()  # the loops, and what they began
+
+    @property
+    def sizes(self) -> PipelineConfig:
+        """Of the stage that the run is in."""
+        return self.ledger.sizes
 
     async def run(self) -> None:
         """Run all loops until `train` is done, or until one fails: its error is raised."""
@@ -119,11 +127,18 @@ class Pipeline:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def feed(self) -> None:
-        """Hand out problems. Waits for room among `n_async` and under the staleness bound;
-        unblocked by `collect` (a completion ends, a group is filtered) and `train` (new weights).
+        """Hand out problems. Waits for room among `n_async` and under the staleness bound, or for
+        the stage's end; unblocked by `collect` (a completion ends, a group is filtered) and `train`
+        (new weights).
         """
         while True:
-            await self._until(self._room, "feed: room to hand out a group")
+            await self._until(
+                lambda: self._room() or self.ledger.stage_is_over, "feed: room to hand out a group"
+            )
+            if self.ledger.stage_is_over:
+                await self._move_on()
+                if self.stopping:
+                    return
             self._hand_out()
             await self._notify()
 
@@ -187,7 +202,8 @@ class Pipeline:
     ) -> None:
         """Once the new weights are with the generators: what depends on it, and the observer."""
         ledger, number = self.ledger, batch.version + 1
-        update = Update(number, batch, ledger.trained(batch), metrics, busy, await sending)
+        filtered, metrics = ledger.trained(batch), metrics | ledger.counts
+        update = Update(number, batch, filtered, metrics, busy, await sending)
         held = self.observer.holds(number)
         if not held:
             ledger.generator_version = number
@@ -212,6 +228,16 @@ class Pipeline:
         if weights.borrowed:
             await sending
         return sending
+
+    async def _move_on(self) -> None:
+        """To the next stage, or the end of a run without problems left; nothing is in flight."""
+        ledger, stages = self.ledger, self.ledger.stages
+        if stages.last:
+            self.observer.happened(f"no problem is left after update {ledger.trained_version}")
+            await self.stop()
+        else:
+            await self.generators.resize(stages.configs[stages.number + 1])
+            self.observer.happened(ledger.move_on())
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""
@@ -243,7 +269,8 @@ class Pipeline:
         has `start` to begin: only then is it too late.
         """
         responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
-        future = asyncio.wrap_future(self.verifiers.score(group.problem, responses))
+        lengths = self.sizes.l_max, self.sizes.l_cache
+        future = asyncio.wrap_future(self.verifiers.score(group.problem, responses, lengths))
         limit, seen = Limit.of(self.timeouts, "verification", "start"), -1
         while not future.done():
             if (graded := self.verifiers.stats().verdicts) == seen:

@@ -27,6 +27,8 @@ class Screen(Protocol):
 
     def update(self, metrics: dict[str, Any]) -> None: ...
 
+    def warn(self, text: str) -> None: ...
+
     def sample(self, problem: str, text: str, verdict: Outcome) -> None: ...
 
 
@@ -77,6 +79,8 @@ class Recorder:
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
+        if update.batch.stage.name:
+            metrics["stage"] = update.batch.stage.name
         metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
         metrics |= {
             "groups_kept": len(update.batch.groups),
@@ -121,6 +125,11 @@ class Recorder:
         values = {"groups ready": ready, "groups filtered": len(filtered)}
         self.screen.status(values | ({"the last": filtered[-1]} if filtered else {}))
 
+    def happened(self, event: str) -> None:
+        """Something that a person may want to know of."""
+        self.folder.log_event(event)
+        self.screen.warn(event)
+
     async def ended(self) -> None:
         # A run that was stopped has more pending than at its last update.
         if self._saved_at != self.pipeline.ledger.trained_version or self.pipeline.stopping:
@@ -137,6 +146,8 @@ class Recorder:
             self.tokenizer.save_pretrained(partial / "weights")
             state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
             (partial / "pipeline.json").write_text(json.dumps(state), encoding="utf-8")
+            if records := list(self.pipeline.ledger.problems.rows()):
+                await asyncio.to_thread(self.folder.write_problems, records)
             keep = self.config.checkpoint.keep
             await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
         self._saved_at = version

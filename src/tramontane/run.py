@@ -4,8 +4,9 @@ config.yaml              resolved
 metrics.jsonl            a line per update
 rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
+problems.jsonl           each problem's record, of a finite source, at the last checkpoint
 summary.json report.html at the end
-events.log               workers that were lost and replaced, checkpoints that were damaged
+events.log               stages that began, workers that were lost, checkpoints that were damaged
 workers.jsonl            which process is which worker, and what weights generators sampled under
 """
 
@@ -111,6 +112,9 @@ class RunFolder:
     def write_rollouts(self, update: int, rows: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._write(f"rollouts/update_{update:06d}.jsonl", text)
+
+    def write_problems(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._write("problems.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
         return self._write(name, json.dumps(value, indent=indent) + "\n")

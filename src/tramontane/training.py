@@ -12,131 +12,34 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from tramontane import models
 from tramontane.config import Config
-from tramontane.data.load import load_problems
-from tramontane.data.prompts import check_prompt_length, encode_prompt
-from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.generator.pool import GeneratorPool, slots
 from tramontane.ledger import Ledger
 from tramontane.pipeline import Pipeline
-from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, check, place, started
+from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, place, started
+from tramontane.prepare import Prepared, prepare, resolved
 from tramontane.recorder import Recorder
 from tramontane.run import RunFolder, read_log
 from tramontane.studies.report import write_report
-from tramontane.trainer import Trainer, compiling, parity
-from tramontane.types import Problem, SamplingParams
-from tramontane.verifier import VerifierPool, custom
+from tramontane.trainer import Trainer, parity
+from tramontane.types import SamplingParams
+from tramontane.verifier import VerifierPool
 from tramontane.verifier.actors import Grader, VerifierActors
 
-PROBE_PROMPTS, PROBE_TOKENS = 8, 32
-SAMPLE, ENDLESS_PROMPT = 256, 256
+PROBE_TOKENS = 32
 Verifiers = VerifierPool | VerifierActors
 Lost = Callable[[WorkerLost], None]
-
-
-@dataclass
-class Prepared:
-    """What is known once everything that a user may have got wrong has been looked at."""
-
-    config: Config
-    tokenizer: PreTrainedTokenizerBase
-    problems: ProblemStream
-    held_out: list[Problem]
-    max_prompt: int
-    probes: list[list[int]]
-
-    @property
-    def max_len(self) -> int:
-        return self.max_prompt + self.config.pipeline.l_max
-
-    def encode(self, problem: Problem) -> list[int]:
-        return encode_prompt(self.tokenizer, problem.problem, self.config.data.system_prompt)
-
-
-def prepare(config: Config) -> Prepared:
-    """Load and check all input, before any work is done.
-
-    Raises:
-        InputError: whatever is wrong with model, data or sizes.
-    """
-    data, sizes = config.data, config.pipeline
-    check(config)
-    if config.placement.kind == "thread":  # this machine, not one of a cluster's
-        models.check_device(config.generator.device, "generator.device")
-        models.check_device(config.trainer.device, "trainer.device")
-    if config.trainer.compile:
-        compiling.check(config.trainer.device)
-    custom.check(config.verifier.reward.custom)
-    tokenizer = models.load_tokenizer(config.model)
-    context = models.context_length(models.load_config(config.model))
-    problems = ProblemStream(data, config.seed)
-    held_out = []
-    if data.eval is not None:
-        held_out = load_problems(
-            data.eval,
-            fields=data.fields,
-            split=data.eval_split,
-            limit=config.evaluation.problems,
-            playground=data.playground,
-            playground_split="test",
-            seed=config.seed,
-        )
-    endless = problems.problems is None
-    start = problems.state()
-    train = problems.problems or [problems.next() for _ in range(SAMPLE)]
-    problems.load_state(start)
-    longest = check_prompt_length(
-        tokenizer,
-        [*train, *held_out],
-        system_prompt=data.system_prompt,
-        limit=data.max_prompt_tokens,
-        context=context,
-        max_tokens=sizes.l_max,
-    )
-    if data.max_prompt_tokens is not None:
-        longest = data.max_prompt_tokens
-    elif endless:
-        longest = max(ENDLESS_PROMPT, longest)
-    if context is not None and longest + sizes.l_max > context:
-        raise InputError(
-            f"prompts of up to {longest} tokens and completions of {sizes.l_max} "
-            f"(pipeline.l_max) exceed the context of {config.model!r}, {context} tokens; lower "
-            f"pipeline.l_max or data.max_prompt_tokens"
-        )
-    probes = [
-        encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
-    ]
-    return Prepared(config, tokenizer, problems, held_out, longest, probes)
-
-
-def resolved(prepared: Prepared) -> dict[str, str]:
-    """The config's arithmetic and the memory that the generator's cache will take."""
-    config = prepared.config
-    model = models.load_config(config.model)
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
-    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    item = torch.finfo(getattr(torch, config.generator.dtype)).bits // 8
-    per_token = 2 * model.num_hidden_layers * heads * width * item
-    # Lanes (see generator/cache.py) take up to three times the full length of every slot.
-    total = 3 * per_token * prepared.max_len * slots(config) * config.generator.workers
-    return config.resolved_arithmetic() | {
-        "generators": f"{config.generator.workers} × {slots(config)} slots",
-        "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
-        "KV cache": f"{total / 2**20:,.0f} MiB at most ({per_token / 1024:.1f} KiB a token)",
-    }
+T = TypeVar("T")
 
 
 def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[str, Any]:
@@ -158,7 +61,6 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
     folder.rewind(state["version"] if state else 0)
     screen.start(f"{config.name} → {folder.path}", resolved(prepared), config.pipeline.updates)
     began -= state["seconds"] if state else 0.0
-    sizes = config.pipeline
     lost = partial(_note_lost, folder, screen)
     folder.log_worker("controller", process=os.getpid())
     with (
@@ -171,9 +73,14 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
         run = _run(
             prepared, placement, pool, lost, folder, screen, checkpoint, state, began, interrupt
         )
-        ended = interrupt.complete(run)
+        ended, finished = interrupt.complete(run)
+        if finished and not ended:
+            raise InputError(
+                f"{folder.path}: no update could be made: no problem is left to learn from, since "
+                f"data.curriculum retired all; give harder ones"
+            )
         summary: dict[str, Any] = {"updates": ended}
-        if ended == sizes.updates:
+        if finished:
             weights = folder.checkpoints / f"step_{ended}" / "weights"
             after = _measure("after", str(weights), prepared, pool, folder, screen)
             summary = _summary(folder, before, after)
@@ -181,7 +88,6 @@ def train(config: Config, screen: Any, resume: RunFolder | None = None) -> dict[
             folder.write_json("summary.json", summary)
     with folder.room_for(folder.path / "report.html"):
         report = write_report(folder.path)
-    finished = ended == sizes.updates
     if finished:
         screen.summary(summary, report)
     return summary | {"finished": finished, "run_dir": str(folder.path), "report": str(report)}
@@ -211,7 +117,7 @@ def _frozen() -> Iterator[None]:
 
 
 def _verifiers(config: Config, placement: Placement, lost: Lost) -> Verifiers:
-    sizes = config.pipeline
+    sizes = config.by_stage()[-1].pipeline  # of the evaluations; training says its own
     if not config.placement.mortal:  # its processes are kept alive by the pool
         return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
     make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
@@ -244,14 +150,23 @@ async def _run(
     state: dict[str, Any] | None,
     began: float,
     interrupt: Interrupt,
-) -> int:
-    """Start the workers, run the pipeline, and return the number of updates done."""
+) -> tuple[int, bool]:
+    """Start the workers, run the pipeline, and return the number of updates done, and whether
+    these are all."""
     config, sizes = prepared.config, prepared.config.pipeline
-    # Never from a checkpoint, which a replacement would find deleted: it gets the newest weights.
-    make = partial(Generator.load, config.model, config.generator, slots(config), prepared.max_len)
-    generators = GeneratorPool(
-        lambda number: placement.generator(number, make), config, lost, folder.log_worker
-    )
+    ledger = Ledger(config, prepared.problems, prepared.encode)
+    if state:
+        ledger.restore(state)
+
+    def generator(number: int) -> Handle:
+        # Never from a checkpoint, which a replacement would find deleted: it gets the newest
+        # weights. Its sizes are those of the stage that the run is in then.
+        at = ledger.stages.config
+        size = slots(at), prepared.max_prompt + at.pipeline.l_max
+        make = partial(Generator.load, config.model, config.generator, *size)
+        return placement.generator(number, make)
+
+    generators = GeneratorPool(generator, config, lost, folder.log_worker, prepared.max_prompt)
     trainer = placement.trainer(
         partial(
             Trainer.load,
@@ -280,19 +195,18 @@ async def _run(
             began,
             state["version"] if state else -1,
         )
-        ledger = Ledger(config, prepared.problems, prepared.encode)
         pipeline = Pipeline(config, ledger, generators, pool, trainer, placement.weights, recorder)
         recorder.pipeline = pipeline
         if checkpoint and state:
             limit = Limit.of(config.timeouts, "start")
             await call(trainer, "load_state", checkpoint.absolute() / "trainer", limit=limit)
-            ledger.restore(state)
             await pipeline.send_weights()
         await gate()
         loop = asyncio.get_running_loop()
         with interrupt.stops(loop, pipeline), _frozen():
             await pipeline.run()
-        return ledger.trained_version
+        done = ledger.trained_version
+        return done, done == sizes.updates or (ledger.stages.last and ledger.exhausted)
     finally:
         generators.close()
         trainer.close()
@@ -308,7 +222,7 @@ class Interrupt:
     def __init__(self) -> None:
         self._stop: Callable[[], object] | None = None
 
-    def complete(self, run: Coroutine[Any, Any, int]) -> int:
+    def complete(self, run: Coroutine[Any, Any, T]) -> T:
         """Run to the end."""
         if not _in_a_loop():
             return asyncio.run(run)
@@ -401,8 +315,10 @@ def _measure(
     unfinished = rows_file.with_suffix(".partial")
     if when == "before" and rows_file.is_file():  # a resumed run has it already
         return summarize(list(read_log(rows_file)))
-    generator = Generator.load(model, config.generator, config.pipeline.n_async, prepared.max_len)
-    settings = config.evaluation
+    # In the last stage's sizes, before as after: what was learnt shows where it has room.
+    sizes, settings = prepared.stages[-1].pipeline, config.evaluation
+    max_len = prepared.max_prompt + sizes.l_max
+    generator = Generator.load(model, config.generator, sizes.n_async, max_len)
     with folder.room_for(unfinished):
         result = evaluate(
             generator,
@@ -410,7 +326,7 @@ def _measure(
             prepared.held_out,
             tokenizer=prepared.tokenizer,
             samples=settings.samples,
-            sampling=SamplingParams(config.pipeline.l_max, settings.temperature, settings.top_p),
+            sampling=SamplingParams(sizes.l_max, settings.temperature, settings.top_p),
             seed=config.seed,
             system_prompt=config.data.system_prompt,
             write_to=unfinished,

@@ -154,12 +154,26 @@ class Group:
     verdicts: list[Verdict]
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What training on a batch takes from the stage of the run that its completions were sampled
+    in: lengths in tokens, sizes in completions."""
+
+    name: str
+    temperature: float
+    eps_high: float
+    l_max: int
+    n_minibatch: int
+
+
 @dataclass
 class Batch:
-    """`n_batch` completions of whole groups, to be trained at weights version `version`."""
+    """`n_batch` completions of whole groups, to be trained at weights version `version`. Without a
+    `stage`, by the settings that the trainer was made with."""
 
     version: int
     groups: list[Group]
+    stage: Stage | None = None
 
     @property
     def completions(self) -> list[Completion]:

@@ -37,7 +37,7 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
         pipeline={"n_async": n_async, "n_batch": group_size * 8, "group_size": group_size},
         generator={"workers": workers},
     )
-    pool = GeneratorPool(lambda number: Nobody(), config, print, unheard)
+    pool = GeneratorPool(lambda number: Nobody(), config, print, unheard, max_prompt=8)
     assert workers > 1 or slots(config) == n_async
     for number, choice in enumerate(order):
         if pool.in_flight + group_size <= n_async and choice % 2:

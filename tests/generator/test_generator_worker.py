@@ -33,6 +33,7 @@ from transformers import (
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator, SlotEngine
+from tramontane.generator.cache import positions
 from tramontane.models import load_model
 from tramontane.types import Request, SamplingParams
 
@@ -132,6 +133,50 @@ def test_cancel_all_leaves_a_generator_as_new():
     assert {k: c.token_ids for k, c in again.items()} == {
         k: c.token_ids for k, c in finish(fresh).items()
     }
+
+
+def test_resized_is_as_new_with_the_old_memory_freed():
+    generator = make_generator(slots=12)
+    generator.update_weights(3, twin(generator.model).state_dict())
+    generator.submit(make_requests(3, 4, seed=2, tokens=(5, 30)))
+    generator.step(7)
+    with pytest.raises(RuntimeError, match="12 sequences unfinished"):
+        generator.resize(4, 60)
+    finish(generator)
+    assert generator.stats()["cache_bytes"] > 0
+    generator.resize(4, 60)
+    assert generator.stats()["cache_bytes"] == 0
+    assert generator.version == 3
+    requests = make_requests(3, 4, seed=6, lengths=(1, 20))
+    with pytest.raises(InputError, match="do not fit the generator's slots of 60"):
+        generator.submit([Request(9, 0, [5] * 21, 0, SamplingParams(40))])
+    generator.submit(requests)
+    again = finish(generator)
+    fresh = Generator(twin(generator.model, "slots"), make_tokenizer(), GeneratorConfig(), 4, 60)
+    fresh.submit(requests)
+    assert {k: c.token_ids for k, c in again.items()} == {
+        k: c.token_ids for k, c in finish(fresh).items()
+    }
+    assert generator.stats()["cache_bytes"] == fresh.stats()["cache_bytes"]
+
+
+@pytest.mark.parametrize("slots", [8, 64])
+def test_lanes_never_hold_more_than_was_said_before(slots):
+    """Not even with sequences that are continued: all that they have is a prefix."""
+    generator = make_generator(slots=slots)
+    for long in (60, 5, 30, 90):
+        tokens = [7] * (long - 1)
+        floats, versions = [0.0] * len(tokens), [0] * len(tokens)
+        sampling = SamplingParams(98)
+        generator.submit(
+            [
+                Request(i, 0, [5, i + 3], i, sampling, [*tokens], [*floats], [*versions])
+                for i in range(slots)
+            ]
+        )
+        finish(generator)
+    taken = generator.stats()["cache_bytes"] / (2 * 3 * 2 * 8 * 4)
+    assert slots * 112 < taken <= positions(slots, 100)
 
 
 def test_probe_is_right_and_disturbs_nothing():

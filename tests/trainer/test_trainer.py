@@ -26,7 +26,7 @@ def loss_by_hand(t, b):
         summed, tokens = 0.0, 0
         for c in g.completions:
             logits = plain(torch.tensor([c.prompt_ids + c.token_ids])).logits[0]
-            logp = torch.log_softmax(logits / t.temperature, -1)[len(c.prompt_ids) - 1 : -1]
+            logp = torch.log_softmax(logits / t.stage.temperature, -1)[len(c.prompt_ids) - 1 : -1]
             own = logp.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
             ratio = (own - torch.tensor(c.logprobs)).exp()
             a = next(advantages)

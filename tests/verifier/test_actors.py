@@ -22,7 +22,7 @@ class Mortal:
     def __init__(self, deaths: list[str]) -> None:
         self._deaths = deaths
 
-    def score(self, problem, responses):
+    def score(self, problem, responses, lengths):
         if self._deaths:
             raise WorkerDied(self._deaths.pop())
         return [Verdict(1.0, {}, "right") for _ in responses], PoolStats(verdicts=len(responses))

@@ -175,6 +175,26 @@ class Step:
         return lane.stacks[stack][plane]
 
 
+def capacities(slots: int, max_len: int) -> list[int]:
+    """Positions that an entry of each lane has, from the shortest lane."""
+    found = [-(-max_len // _ROUND) * _ROUND]
+    shortest, growth = _FINE if slots >= _MANY else _COARSE
+    while (shorter := int(found[0] / growth) // _ROUND * _ROUND) >= shortest:
+        found.insert(0, shorter)
+    return found
+
+
+def positions(slots: int, max_len: int) -> int:
+    """The most that all lanes of a `SlotCache` ever hold. Beyond it comes, while a lane grows, its
+    old copy.
+
+    A lane keeps the room that it once had, so each may in time have room for every slot; the lanes
+    of shared prefixes as well, of which the long ones serve sequences that are continued after an
+    interruption.
+    """
+    return sum(capacities(slots, max_len)) * slots * (2 if slots >= _MANY else 1)
+
+
 class SlotCache(Cache):
     """The lanes, and the cache that a model's forward is given while decoding.
 
@@ -187,13 +207,10 @@ class SlotCache(Cache):
     def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
         super().__init__(layers=[])
         self.layout = layout
-        capacities = [-(-max_len // _ROUND) * _ROUND]
         self.sharing = slots >= _MANY
-        shortest, growth = _FINE if self.sharing else _COARSE
-        while (shorter := int(capacities[0] / growth) // _ROUND * _ROUND) >= shortest:
-            capacities.insert(0, shorter)
-        self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in capacities]
-        self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in capacities]
+        lanes = capacities(slots, max_len)
+        self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in lanes]
+        self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in lanes]
         self._blocks: dict[int, Block] = {}  # by row
         self._newest: dict[Hashable, Block] = {}  # by key
         self._shared: tuple[list[Shared], torch.Tensor] | None = None

@@ -139,9 +139,19 @@ class SlotEngine:
         if strange := [t for t in eos_ids if not 0 <= t < vocab]:
             raise InputError(f"EOS tokens {strange} are outside the model's vocabulary of {vocab}")
         self._is_eos[list(eos_ids)] = True
-        self._state = _State(slots, max_len, self._device)
         self._layout = self._try_model()
         self._serial = 0
+        self.clear()
+
+    def resize(self, slots: int, max_len: int) -> None:
+        """Take other sizes; the memory of the old ones is freed.
+
+        Raises:
+            RuntimeError: something is in flight or waiting.
+        """
+        if self.unfinished:
+            raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
+        self.slots, self.max_len = slots, max_len
         self.clear()
 
     # --- requests
@@ -209,6 +219,7 @@ class SlotEngine:
     def clear(self) -> None:
         """Forget everything in flight and waiting."""
         self._cache = SlotCache(self._layout, self.slots, self.max_len)
+        self._state = _State(self.slots, self.max_len, self._device)
         self._flights: dict[int, _Flight] = {}
         self._told: dict[int, int] = {}  # tokens of each flight that `grown` has told of
         self._free = list(reversed(range(self.slots)))

@@ -61,6 +61,15 @@ class Generator:
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
         return cls(model, load_tokenizer(model_path), config, slots, max_len)
 
+    def resize(self, slots: int, max_len: int) -> None:
+        """Make room for other sizes, and free the room of the old ones. The arguments are those of
+        the constructor.
+
+        Raises:
+            RuntimeError: something is in flight.
+        """
+        self._engine.resize(slots, max_len)
+
     @property
     def version(self) -> int:
         """The version of the weights that sample from now on."""

@@ -191,6 +191,7 @@ class GeneratorPool:
         replaced: told of each worker that is lost and about to be replaced.
         note: told, by a generator's name, each `version` of the weights that it begins to sample
             under, and what the one that takes its place `continues`: [group, index, tokens] each.
+        max_prompt: tokens of the longest prompt.
     """
 
     def __init__(
@@ -199,11 +200,13 @@ class GeneratorPool:
         config: Config,
         replaced: Callable[[WorkerLost], None],
         note: Callable[..., None],
+        max_prompt: int,
     ) -> None:
         def one(number: int) -> PooledGenerator:
             return PooledGenerator(lambda: make(number), config, replaced, note)
 
         self._members = [one(number) for number in range(config.generator.workers)]
+        self._max_prompt = max_prompt
 
     def __iter__(self) -> Iterator[PooledGenerator]:
         return iter(self._members)
@@ -241,6 +244,11 @@ class GeneratorPool:
         With at most `n_async` in flight, none ever has more than `slots(config)`.
         """
         min(self._members, key=lambda m: len(m.requests)).submit(requests)
+
+    async def resize(self, config: Config) -> None:
+        """Make room for other sizes in all, with nothing in flight."""
+        size = slots(config), self._max_prompt + config.pipeline.l_max
+        await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
 
     async def update(self, version: int, weights: Weights) -> float:
         """New weights for all; returns the longest pause in seconds."""

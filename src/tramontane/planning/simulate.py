@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -400,8 +400,15 @@ class _Training:
 class _Endless:
     """Problems without end, all alike."""
 
-    def next(self) -> Problem:
+    def next(self, stage: int, version: int) -> Problem:
         return Problem("", "math", "")
+
+    def note(
+        self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
+    ) -> None: ...
+
+    def counts(self, stage: int, version: int) -> dict[str, int]:
+        return {}
 
     def state(self) -> dict[str, Any]:
         return {}

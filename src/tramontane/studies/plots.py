@@ -98,6 +98,15 @@ LEARNING = [
     ),
     Lines("Gradient norm", "before clipping", {"grad_norm": "gradient norm"}),
     Lines("Loss", "", {"loss": "loss"}, from_zero=False),
+    Lines(
+        "Problems",
+        "by their record in this run",
+        {
+            "problems_visited": "visited",
+            "problems_retired": "retired",
+            "problems_resting": "resting",
+        },
+    ),
 ]
 WORKERS = [
     Lines(

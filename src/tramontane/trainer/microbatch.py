@@ -15,7 +15,7 @@ from tramontane.trainer import sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import collate_shared, padding_fraction, shares
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import Completion, Group
+from tramontane.types import Completion, Group, Stage
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,14 @@ class Minibatch:
     Args:
         groups: in batch order.
         config: the token budget and the loss normalisation.
-        l_max: the longest completion allowed, in tokens.
+        stage: the settings under which the completions were sampled and are trained on.
         seed: fixes which rank computes which completion.
     """
 
     def __init__(
-        self, groups: Sequence[Group], config: TrainerConfig, l_max: int, seed: int
+        self, groups: Sequence[Group], config: TrainerConfig, stage: Stage, seed: int
     ) -> None:
+        self.stage = stage
         self.config, self.device = config, torch.device(config.device)
         self.completions = [c for g in groups for c in g.completions]
         verdicts = [v for g in groups for v in g.verdicts]
@@ -119,7 +120,7 @@ class Minibatch:
             self.sequences.groups,
             self.sequences.scored,
             config.objective.loss_normalization,
-            l_max,
+            stage.l_max,
         )
         self.microbatches, self.padding = self._lay_out(config.microbatch_tokens, seed)
         self.advantages = torch.zeros_like(self.weights)

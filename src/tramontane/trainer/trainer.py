@@ -28,7 +28,7 @@ from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
-from tramontane.types import Batch, Completion
+from tramontane.types import Batch, Completion, Stage
 from tramontane.weights import BUCKET_BYTES, Bucket, CopiedWeights, Weights
 
 
@@ -40,7 +40,8 @@ class Trainer:
             weights at this moment are also the frozen reference, where the objective wants one.
         config: optimizer, memory and objective.
         pipeline: the sizes; `group_size` must divide `n_minibatch`.
-        temperature: the generator's; log-probs are of the distribution that was sampled from.
+        temperature: the generator's; log-probs are of the distribution that was sampled from. A
+            batch of another stage brings its own, and its sizes.
         updates: the length of the run, for the learning-rate schedule.
         seed: with the update's number, it fixes which rank computes which completion.
 
@@ -62,7 +63,9 @@ class Trainer:
         self.objective = load_objective(config.objective)
         self._needs = self.objective.needs(config.objective)
         self.model, self.config, self.pipeline = model, config, pipeline
-        self.temperature, self.updates, self.seed = temperature, updates, seed
+        self.updates, self.seed = updates, seed
+        eps_high = config.objective.eps_high
+        self.stage = Stage("", temperature, eps_high, pipeline.l_max, pipeline.minibatch)
         self.device = torch.device(config.device)
         self.version = 0
         _disable_dropout(model)
@@ -199,7 +202,7 @@ class Trainer:
         microbatches, _ = collate_shared(completions, self.config.microbatch_tokens)
         for indices in microbatches:
             row = pack_rows([completions[i] for i in indices], self.device)
-            logprobs, _ = self._forward(self._working, row)
+            logprobs, _ = self._forward(self._working, row, self.stage.temperature)
             for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
                 result[i] = own.tolist()
         return result
@@ -237,13 +240,15 @@ class Trainer:
 
     def _minibatches(self, batch: Batch) -> list[Minibatch]:
         """The batch's groups cut into minibatches, in order."""
-        per = self.pipeline.minibatch // self.pipeline.group_size
-        steps = self.pipeline.n_batch // self.pipeline.minibatch
+        stage = batch.stage or self.stage
+        objective = self.config.objective.model_copy(update={"eps_high": stage.eps_high})
+        per = stage.n_minibatch // self.pipeline.group_size
+        steps = math.ceil(len(batch.groups) / per)
         return [
             Minibatch(
                 batch.groups[number * per : (number + 1) * per],
-                self.config,
-                self.pipeline.l_max,
+                self.config.model_copy(update={"objective": objective}),
+                stage,
                 seed=(self.seed * self.updates + self.version) * steps + number,
             )
             for number in range(steps)
@@ -258,9 +263,10 @@ class Trainer:
         if totals or ("proximal" in self._needs and len(minibatches) > 1):
             wanted.add("proximal")
         for minibatch in minibatches:
+            temperature = minibatch.stage.temperature
             for name in sorted(wanted):
                 minibatch.frozen[name] = [
-                    self._forward(models[name], minibatch.rows(index))[0]
+                    self._forward(models[name], minibatch.rows(index), temperature)[0]
                     for index in range(len(minibatch.microbatches))
                 ]
             minibatch.credit(self.objective, totals)
@@ -270,9 +276,10 @@ class Trainer:
     ) -> None:
         """Forward and backward of one microbatch."""
         row = minibatch.rows(index)
-        logprobs, entropy = self._forward(self._working, row, "entropy" in self._needs)
+        temperature, with_grad = minibatch.stage.temperature, "entropy" in self._needs
+        logprobs, entropy = self._forward(self._working, row, temperature, with_grad)
         tokens = minibatch.tokens(index, logprobs, entropy, self._needs)
-        loss, metrics = self.objective.loss(tokens, self.config.objective)
+        loss, metrics = self.objective.loss(tokens, minibatch.config.objective)
         # FSDP averages gradients over ranks, and the loss is their sum.
         (loss * sharding.ranks()).backward()
         # One weight a minibatch: microbatches and ranks add up to its loss.
@@ -302,11 +309,11 @@ class Trainer:
         return value
 
     def _forward(
-        self, model: PreTrainedModel, row: Rows, entropy_grad: bool = False
+        self, model: PreTrainedModel, row: Rows, temperature: float, entropy_grad: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs and entropies of the row's generated tokens: [N] float32."""
         logits = model(**row.model_inputs).logits[0, : len(row.targets)]
-        return token_logprobs(logits, row.targets, self.temperature, entropy_grad)
+        return token_logprobs(logits, row.targets, temperature, entropy_grad)
 
 
 def _check_sizes(config: TrainerConfig, pipeline: PipelineConfig) -> None:

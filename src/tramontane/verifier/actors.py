@@ -27,15 +27,18 @@ class Grader:
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
         self._pool = VerifierPool(config.model_copy(update={"workers": 1}), l_max, l_cache)
 
-    def score(self, problem: Problem, responses: list[Response]) -> tuple[list[Verdict], PoolStats]:
+    def score(
+        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None
+    ) -> tuple[list[Verdict], PoolStats]:
         """A group's verdicts, and what this grader did in all its life."""
-        return self._pool.score(problem, responses).result(), self._pool.stats()
+        return self._pool.score(problem, responses, lengths).result(), self._pool.stats()
 
 
 @dataclass
 class _Task:
     problem: Problem
     responses: list[Response]
+    lengths: tuple[int, int] | None
     future: Future[list[Verdict]]
     tries: int = 0
 
@@ -71,7 +74,9 @@ class VerifierActors:
         for thread in self._threads:
             thread.start()
 
-    def score(self, problem: Problem, responses: list[Response]) -> Future[list[Verdict]]:
+    def score(
+        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None = None
+    ) -> Future[list[Verdict]]:
         """Grade the completions of one group; see `VerifierPool.score`.
 
         Raises:
@@ -83,7 +88,7 @@ class VerifierActors:
             raise self._error
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
-        self._tasks.put(_Task(problem, responses, future))
+        self._tasks.put(_Task(problem, responses, lengths, future))
         return future
 
     def stats(self) -> PoolStats:
@@ -135,7 +140,7 @@ class VerifierActors:
     def _ask(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
         self._wait(handle.started, "start", f"{handle.name}'s start")
-        future = handle.submit("score", task.problem, task.responses)
+        future = handle.submit("score", task.problem, task.responses, task.lengths)
         verdicts, self._stats[number] = self._wait(future, "verification", f"{handle.name}.score")
         return list(verdicts)
 

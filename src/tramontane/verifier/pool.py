@@ -53,6 +53,7 @@ class _Group:
     items: Sequence[Response | code.Trial]
     future: Future[Any]
     lost: Callable[[str, float], Any]  # the result, by reason and seconds, of what gave none
+    lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; a program has none
     results: dict[int, Any] = field(default_factory=dict)
 
 
@@ -101,7 +102,7 @@ class VerifierPool:
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
         custom.check(config.reward.custom)
         self.config = config
-        self._setup = (config, l_max, l_cache)
+        self._lengths = l_max, l_cache
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stats = PoolStats()
@@ -112,8 +113,11 @@ class VerifierPool:
         for worker in self._workers:
             worker.thread.start()
 
-    def score(self, problem: Problem, responses: list[Response]) -> Future[list[Verdict]]:
-        """Grade the completions of one group, (text, number of tokens) each.
+    def score(
+        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None = None
+    ) -> Future[list[Verdict]]:
+        """Grade the completions of one group, (text, number of tokens) each; `lengths` are l_max
+        and l_cache, where they are not the pool's.
 
         The future gives their verdicts in order; it fails only when no worker can be started.
         """
@@ -122,7 +126,13 @@ class VerifierPool:
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
         parts = self.config.reward.parts
-        group = _Group(problem, responses, future, lambda why, s: unscorable(why, s, parts))
+        group = _Group(
+            problem,
+            responses,
+            future,
+            lambda why, s: unscorable(why, s, parts),
+            lengths or self._lengths,
+        )
         if not responses:
             future.set_result([])
         elif problem.domain == "code":  # slow: a program a worker
@@ -244,7 +254,7 @@ class _Worker:
             connection = self._ready()
             items = [task.group.items[i] for i in task.indices]
             try:
-                connection.send((task.group.problem, items))
+                connection.send((task.group.problem, items, *task.group.lengths))
                 while task.indices:
                     if not connection.poll(task.limit_s):
                         self._stop()
@@ -281,7 +291,7 @@ class _Worker:
         _limit_transfers(ours)
         self.connection = ours
         with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will see
-            ours.send((*self.pool._setup, str(self.folder)))
+            ours.send((self.pool.config, str(self.folder)))
 
     def _ready(self) -> Connection:
         """The connection to a process that has warmed up."""

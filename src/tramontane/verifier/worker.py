@@ -24,7 +24,7 @@ def main(descriptor: int) -> None:
     die_with_parent()
     connection = Connection(descriptor)
     config: VerifierConfig
-    config, l_max, l_cache, folder = connection.recv()
+    config, folder = connection.recv()
     tempfile.tempdir = folder
     limit = config.memory_mb << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -34,7 +34,7 @@ def main(descriptor: int) -> None:
     custom.check(config.reward.custom)
     connection.send("ready")
     while True:
-        problem, items = connection.recv()
+        problem, items, l_max, l_cache = connection.recv()
         for item in items:
             if isinstance(item, code.Trial):
                 connection.send(code.try_out(item, config))
