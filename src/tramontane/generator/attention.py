@@ -18,6 +18,9 @@ from tramontane.errors import InputError
 from tramontane.generator.cache import Part, Step
 from tramontane.generator.lanes import Lane
 
+# Below this, a weight is no longer exact to float32's digits.
+_UNDERFLOW = 1e-35
+
 
 def slot_attention(
     module: torch.nn.Module,
@@ -103,10 +106,18 @@ def _attend(
         mixed = mixed.view(entries, kv_heads, members, -1, values.shape[3])
         outputs.append(mixed.transpose(1, 2).reshape(entries * members, query.shape[1], -1))
         if step.shared:
-            mass = scores.amax(-1).float() - weights.amax(-1).log()
+            mass = _mass(scores, weights)
             mass = mass.view(entries, kv_heads, members, -1).transpose(1, 2)
             masses.append(mass.reshape(entries * members, -1))
     return torch.cat(outputs), torch.cat(masses) if masses else None
+
+
+def _mass(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """log Σ exp s, by any one number of a softmax w = exp s / Σ exp s."""
+    first = weights[..., 0]
+    if bool((first > _UNDERFLOW).all()):  # nearly always; the largest costs twice a softmax
+        return scores[..., 0].float() - first.log()
+    return scores.amax(-1).float() - weights.amax(-1).log()
 
 
 def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tensor:
