@@ -13,6 +13,7 @@ import torch
 from tests.runs import NoScreen, small_config
 from tests.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.test_resume import start, wait_for_updates
+from tests.test_survival import Harm
 from tramontane import models
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
 from tramontane.data import playground
@@ -60,14 +61,15 @@ def check_stages(folder: Path, config: Config) -> None:
     assert set(groups) | pending(folder) == set(range(max(set(groups) | pending(folder)) + 1))
     assert not set(groups) & pending(folder)
     for m in metrics:
-        # At another temperature than the one sampled at, log-probs are off by a third.
-        assert m.get("mismatch_age_0", 0) < 1e-3
+        # Keys and values of older weights cost a little; another temperature would a lot.
+        assert m.get("mismatch_age_0", 0) < 0.01
         assert m["staleness_max"] <= config.pipeline.max_staleness
 
 
 def test_every_stage_is_run_by_its_own_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
+    """On Ray, with one generator killed between the stages and one in the second."""
     resized: list[tuple[int, int]] = []
     resize = Generator.resize
 
@@ -78,9 +80,15 @@ def test_every_stage_is_run_by_its_own_sizes(
 
     monkeypatch.setattr("tramontane.training.Pipeline", WatchedPipeline)
     monkeypatch.setattr(Generator, "resize", noted)
+    if placement == "ray":
+        plan = {2: "generator 0", 4: "generator 1"}
+        Harm(
+            monkeypatch,
+            {at: lambda harm, n=name: harm.signal(n, signal.SIGKILL) for at, name in plan.items()},
+        )
     config = small_config(
         tmp_path,
-        pipeline=SIZES,
+        pipeline=SIZES | {"updates": 4 if placement == "thread" else 7},
         stages=STAGES,
         generator={"workers": 2},
         placement={"kind": placement},
@@ -88,11 +96,10 @@ def test_every_stage_is_run_by_its_own_sizes(
     train(config, NoScreen())
     check_stages(tmp_path, config)
     metrics = RunFolder(tmp_path).metrics()
-    assert [m["stage"] for m in metrics] == ["short", "short", "long", "long"]
-    assert (
-        "stage 'short' ended after update 2 (2 updates); stage 'long' begins"
-        in (tmp_path / "events.log").read_text()
-    )
+    assert [m["stage"] for m in metrics][:4] == ["short", "short", "long", "long"]
+    events = (tmp_path / "events.log").read_text()
+    assert "stage 'short' ended after update 2 (2 updates); stage 'long' begins" in events
+    assert placement == "thread" or all(f"replaced: generator {n}" in events for n in (0, 1))
     rows = rollouts(tmp_path)
     assert 40 < max(len(r["tokens"]) for r in rows if r["update"] > 2) <= 96
     # All of the second stage was begun under the weights that ended the first, or newer ones.
@@ -224,7 +231,7 @@ def test_resolved_arithmetic_has_a_line_a_stage(tmp_path: Path) -> None:
     lines = resolved(prepare(config))
     assert lines["stage short"].startswith("2 updates; l_max 40, penalty from 20; n_async 24, ")
     assert lines["stage long"].startswith("to update 4; l_max 96, penalty from 64; n_async 12, ")
-    assert "n_batch 8 in 2 steps, about 1.5 policies a sequence" in lines["stage long"]
+    assert "n_batch 8, n_minibatch 4, about 1.5 policies a sequence" in lines["stage long"]
     short, long = (
         float(lines[f"stage {n}"].split("KV cache ")[1].split()[0]) for n in ("short", "long")
     )

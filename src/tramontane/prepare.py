@@ -120,7 +120,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     lines = {
         f"stage {stage.name}": f"{_until(stage.until, config)}; "
         f"l_max {p.l_max:,}, penalty from {p.l_max - p.l_cache:,}; "
-        f"n_async {p.n_async:,}, n_batch {p.n_batch:,} in {p.n_batch // p.minibatch} steps, "
+        f"n_async {p.n_async:,}, n_batch {p.n_batch:,}, n_minibatch {p.minibatch:,}, "
         f"about {p.n_async / p.n_batch:.1f} policies a sequence; "
         f"KV cache {_cache_bytes(prepared, at) / 2**20:,.0f} MiB at most"
         for stage, at in zip(config.stages, prepared.stages, strict=True)
