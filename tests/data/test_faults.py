@@ -85,7 +85,7 @@ def test_programs_have_wrong_labels_where_they_are_said_to():
     ("arguments", "message"),
     [
         ({"shares": {"wrong_lable": 0.1}}, "unknown faults"),
-        ({"shares": {"proof": 0.99}}, "shares of 1.04"),
+        ({"shares": {"proof": 0.99}}, "shares of 1.01"),
         ({"shares": {"duplicate": 0.95}}, "too few sound rows"),
     ],
 )
@@ -106,6 +106,11 @@ def test_scores():
     assert scores["proof"] == (2, 2, 1, 1)
     assert (scores["proof"].precision, scores["proof"].recall) == (0.5, 0.5)
     assert (scores[""].precision, scores[""].recall) == (0.5, 0.5)
+    # Two curations, the second of what the first kept: both say what they found.
+    second = [{"id": "b", **proof}, {"id": "d", "decision": "dropped", "reason": "unsolved"}]
+    scores = compare(truth, decisions, second)
+    assert scores["proof"] == (2, 3, 2, 0)
+    assert scores[""] == (2, 0, 0, 0)
 
 
 def test_the_rule_stages_find_what_is_theirs(tmp_path):
