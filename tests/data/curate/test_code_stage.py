@@ -196,6 +196,8 @@ PLANTED = [
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
 SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=6))
+# Where no program hangs: none may be late because the machine is busy.
+PATIENT = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=60))
 
 
 def write(path, rows):
@@ -207,7 +209,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run(folder, rows, settings=SETTINGS, **extra):
+def run(folder, rows, settings=PATIENT, **extra):
     source = write(folder / "raw.jsonl", rows)
     config = CurateConfig(
         inputs=(source,), out=str(folder / "out"), stages=("code",), code=settings, **extra
@@ -218,7 +220,7 @@ def run(folder, rows, settings=SETTINGS, **extra):
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
     rows = [row for row, _ in PLANTED]
-    summary, out = run(tmp_path_factory.mktemp("planted"), rows, chunk_rows=7)
+    summary, out = run(tmp_path_factory.mktemp("planted"), rows, SETTINGS, chunk_rows=7)
     return summary, lines(out / "decisions.jsonl"), lines(out / "kept.jsonl"), out
 
 
@@ -279,7 +281,7 @@ def test_what_leaves_the_choice_is_asked_in_python_and_in_cpp(planted):
 
 def test_few_tests_become_more(tmp_path):
     rows = [row("many_solutions", doubles(3, 40), DOUBLE), row("one", doubles(3, 40), DOUBLE[:1])]
-    settings = SETTINGS.model_copy(update={"want_tests": 6, "min_tests": 4, "languages": ()})
+    settings = PATIENT.model_copy(update={"want_tests": 6, "min_tests": 4, "languages": ()})
     _, out = run(tmp_path, rows, settings)
     decisions = {d["id"]: d for d in lines(out / "decisions.jsonl")}
     assert decisions["one"]["reason"] == "few_tests"
@@ -307,7 +309,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
     out, done = tmp_path / "killed", b""
     config = CurateConfig(
         inputs=(str(tmp_path / "whole/raw.jsonl"),), out=str(out), stages=("code",),
-        code=SETTINGS, chunk_rows=4,
+        code=PATIENT, chunk_rows=4,
     )  # fmt: skip
     journal = out / "work/1-code/finished.jsonl"
     for finished in (1, 3, None):

@@ -31,7 +31,7 @@ def settings(server, source, out, **code):
         "inputs": ["model"],
         "want_tests": 5,
         "languages": [],
-        "verifier": {"workers": 2},
+        "verifier": {"workers": 2, "code_timeout_s": 60},
     }
     return CurateConfig.model_validate(
         {"inputs": [source], "out": str(out), "stages": ["code"], "code": section | code}
