@@ -85,7 +85,7 @@ def test_programs_have_wrong_labels_where_they_are_said_to():
     ("arguments", "message"),
     [
         ({"shares": {"wrong_lable": 0.1}}, "unknown faults"),
-        ({"shares": {"proof": 0.99}}, "shares of 1.01"),
+        ({"shares": {"proof": 0.99}}, "shares of 1.04"),
         ({"shares": {"duplicate": 0.95}}, "too few sound rows"),
     ],
 )

@@ -37,7 +37,7 @@ SHARES: dict[str, float] = {
     "multi_part": 0.04, "impossible": 0.05, "trivial": 0.08, "broken_tests": 0.03,
     "no_solutions": 0.01,
 }  # fmt: skip
-PROGRAMS = 0.02  # sound programs, of all rows; to check one takes as long as 50 problems
+PROGRAMS = 0.05  # sound programs, of all rows
 RAW, TRUTH = "raw.jsonl", "truth.json"
 _PATIENCE = 50_000  # draws without a new statement that fits
 _CARE = (" Take care.", " Take your time.", " Think first.")
