@@ -5,8 +5,8 @@
 
 Plants faults in a playground set (`data/playground/faults.py`) and curates it as one would a real
 one: duplicates, format and tests by rule; a first pass by the tiny base; training on what that
-leaves (configs/quickstart.yaml, over levels 1 to 6, in English); a second pass, over the set that
-the first was given, by the checkpoint that came of it. Then
+leaves (configs/quickstart.yaml, but for 24 updates, levels 1 to 6, and English alone); a second
+pass, over the set that the first was given, by the checkpoint that came of it. Then
 
 - each fault's precision and recall, after the first pass alone and after both;
 - what the first pass throws away that the second keeps;
@@ -18,8 +18,8 @@ The interval of a difference between two sets is Student's, over the seeds (each
 its own, which are the same for all sets).
 
 Whatever is finished in FOLDER (runs/curation_proof) is not done again, so the same command goes on
-where it was stopped; a step that was stopped midway has no time in the report. Prints tables and
-writes curation_proof.json beside this file.
+where it was stopped; a step that was stopped midway has no time in the report. Prints the report,
+which FOLDER/report.md has as well, and writes curation_proof.json beside this file.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ import torch
 from measure import finish, machine
 
 import tramontane
-from tramontane.config import load_config
+from tramontane.config import Config, load_config
 from tramontane.data.curate.config import CurateConfig
 from tramontane.data.curate.pipeline import curate
 from tramontane.data.playground.faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
@@ -50,6 +51,11 @@ HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "configs/quickstart.yaml"
 SEED = 0  # of the faults
 LEVELS, LANGUAGES = (1, 6), ("en",)
+TRAINING = (
+    "pipeline.updates=24",
+    f"data.playground.levels={list(LEVELS)}",
+    f"data.playground.languages={list(LANGUAGES)}",
+)
 RULES = ("deduplicate", "filter", "code")
 FUNNEL = {
     "raw": RAW,
@@ -122,31 +128,33 @@ def curated(source: Path, out: Path, stages: Sequence[str], **sections: Any) -> 
     curate(CurateConfig.model_validate(raw))
 
 
-def measured(work: Path, stage: str, out: str, checkpoint: str, args: argparse.Namespace) -> None:
+def measured(
+    work: Path, samples: int, training: Config, stage: str, out: str, checkpoint: str
+) -> None:
     """A pass over what the rules left, by a model that answers as in training."""
-    quickstart = load_config(QUICKSTART, args.overrides)
     model = {
-        "checkpoint": {"path": checkpoint, "slots": quickstart.pipeline.n_async},
-        "max_tokens": quickstart.pipeline.l_max,
-        "temperature": quickstart.generator.temperature,
+        "checkpoint": {"path": checkpoint, "slots": training.pipeline.n_async},
+        "max_tokens": training.pipeline.l_max,
+        "temperature": training.generator.temperature,
     }
-    section = {"model": model, "samples": args.samples}
+    section = {"model": model, "samples": samples}
     curated(work / "clean/kept.jsonl", work / out, (stage,), **{stage: section})
 
 
-def trained(work: Path, name: str, seed: int, overrides: Sequence[str]) -> Path:
+def run_folder(work: Path, name: str, seed: int) -> Path:
+    return work / "runs" / f"{name.replace(' ', '_')}_{seed}"
+
+
+def trained(work: Path, settings: Sequence[str], name: str, seed: int) -> Path:
     """Train on one of SETS, or go on; returns the run's folder."""
-    folder = work / "runs" / f"{name.replace(' ', '_')}_{seed}"
+    folder = run_folder(work, name, seed)
     if (folder / "config.yaml").is_file():
         if not (folder / "summary.json").is_file():
             tramontane.train(resume=folder)
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    settings = [
-        f"name={name}", f"seed={seed}", f"run_dir={folder}", f"data.train={work / FUNNEL[name]}",
-        f"data.playground.levels={list(LEVELS)}", f"data.playground.languages={list(LANGUAGES)}",
-    ]  # fmt: skip
-    tramontane.train(load_config(QUICKSTART, [*settings, *overrides]))
+    own = [f"name={name}", f"seed={seed}", f"run_dir={folder}", f"data.train={work / FUNNEL[name]}"]
+    tramontane.train(load_config(QUICKSTART, [*settings, *own]))
     return folder
 
 
@@ -193,12 +201,34 @@ def argument(raw: list[Row], truth: dict[str, Truth], passes: Sequence[list[Row]
     }
 
 
+def found(work: Path) -> Row:
+    """What the curations say, against the truth."""
+    truth, raw = read_truth(work / TRUTH), lines(work / RAW)
+    clean, first, second = (
+        lines(work / name / "decisions.jsonl") for name in ("clean", "first", "second")
+    )
+    scores = {
+        "after the first pass": compare(truth, clean, first),
+        "after both passes": compare(truth, clean, second),
+    }
+    return {
+        "funnel": {name: len(lines(work / path)) for name, path in FUNNEL.items()},
+        "scores": {
+            when: {fault or "(sound: kept)": _score(score) for fault, score in of.items()}
+            for when, of in scores.items()
+        },
+        "labels": labels(raw, lines(work / "clean/kept.jsonl"), truth),
+        "argument": argument(raw, truth, (first, second)),
+    }
+
+
 def learnt(folder: Path) -> Row:
     """What a run came to, and what it generated for it."""
-    run = RunFolder(folder)
-    summary, metrics = json.loads((folder / "summary.json").read_text("utf-8")), run.metrics()
+    run, config = RunFolder.open(folder)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    metrics = run.metrics()
     groups = {key: sum(m[f"groups_{key}"] for m in metrics) for key in ("kept", "filtered")}
-    size = RunFolder.open(folder)[1].pipeline.group_size
+    completions = config.pipeline.group_size * sum(groups.values())
     evaluation = summary["evaluation"]
     return {
         "pass_at_1": summary["pass_at_1"],
@@ -208,7 +238,7 @@ def learnt(folder: Path) -> Row:
         },
         "updates": summary["updates"],
         "training_seconds": summary["training_seconds"],
-        "completions_per_update": size * sum(groups.values()) / summary["updates"],
+        "completions_per_update": completions / summary["updates"],
         "groups_filtered": groups["filtered"],
         "groups_trained_on": groups["kept"],
     }
@@ -247,45 +277,62 @@ def training(runs: dict[str, list[Row]]) -> Row:
 # ------------------------------------------------------------------------------------- the report
 
 
-def show(report: Row) -> None:
-    print(f"\nrows: {' → '.join(f'{n:,} {name}' for name, n in report['funnel'].items())}")
-    for name, step in report["steps"].items():
-        print(f"{name:28}{_number(step.get('seconds'), ',.0f'):>8} s"
-              f"{_number(step.get('processor_seconds'), ',.0f'):>8} s of processors")  # fmt: skip
-    print(f"the two passes, with what comes before and between: "
-          f"{_number(report['two_passes_seconds'], ',.0f')} s")  # fmt: skip
-    for when, scores in report["scores"].items():
-        print(f"\n{when:22} planted  named  found  recall  precision  kept")
-        for fault, s in scores.items():
-            shares = f"{_number(s['recall']):>8}{_number(s['precision']):>11}"
-            counts = f"{s['planted']:8,}{s['flagged']:7,}{s['found']:7,}"
-            print(f"{fault:22}{counts}{shares}{s['left']:6,}")
-    print("\nbroken tests:", ", ".join(f"{n:,} {what}" for what, n in report["labels"].items()))
-    found = report["argument"]
-    print(
-        f"\nof {found['sound']:,} sound problems the first pass throws away "
-        f"{found['thrown_away']:,} as never solved; the second model solves "
-        f"{found['of_these_solvable']:,} of them, and its pass keeps "
-        f"{found['of_these_kept_by_two']:,}"
-    )
-    for fate, n in found["fates"].items():
-        print(f"  {fate + ' (first / second pass)':44}{n:6,}")
-    print(f"\n{'trained on':12}{'pass@1':>10}{'95 %':>16}{'more than raw':>15}{'95 %':>18}"
-          f"{'completions':>13}{'s':>7}")  # fmt: skip
-    for name, row in report["training"].items():
-        a, b = row["pass_at_1"], row["more_than_raw"]
-        print(f"{name:12}{a['mean']:10.3f}{_range(a):>16}{b['mean']:+15.3f}{_range(b, '+.3f'):>18}"
-              f"{row['completions_per_update']:13,.0f}{row['training_seconds']:7,.0f}")  # fmt: skip
+def text(report: Row) -> str:
+    """The report as Markdown."""
+    found, funnel = report["argument"], report["funnel"]
+    steps = [
+        (name, _n(step.get("seconds"), ",.0f"), _n(step.get("processor_seconds"), ",.0f"))
+        for name, step in report["steps"].items()
+    ]
+    total = (report["two_passes_seconds"], report["two_passes_processor_seconds"])
+    steps.append(("both passes, to the second's end", *(_n(value, ",.0f") for value in total)))
+    parts = [
+        f"Rows: {', '.join(f'{name} {count:,}' for name, count in funnel.items())}.",
+        _table(("step", "seconds", "of processors"), steps),
+        *(
+            f"{when.capitalize()}:\n\n"
+            + _table(
+                ("fault", "planted", "named", "rightly", "recall", "precision", "kept all the same"),
+                [
+                    (fault, s["planted"], s["flagged"], s["found"], _n(s["recall"]),
+                     _n(s["precision"]), s["left"])
+                    for fault, s in scores.items()
+                ],
+            )
+            for when, scores in report["scores"].items()
+        ),
+        f"Broken tests: {', '.join(f'{n:,} {what}' for what, n in report['labels'].items())}.",
+        f"Of {found['sound']:,} sound problems the first pass throws away {found['thrown_away']:,} "
+        f"as never solved; the second pass's model solves {found['of_these_solvable']:,} of them, "
+        f"and its pass keeps {found['of_these_kept_by_two']:,}.",
+        _table(("sound problems: first / second pass", "count"), list(found["fates"].items())),
+        _table(
+            ("trained on", "pass@1", "95 %", "more than raw", "95 %", "completions an update",
+             "seconds"),
+            [
+                (name, _n(row["pass_at_1"]["mean"]), _range(row["pass_at_1"]),
+                 _n(row["more_than_raw"]["mean"], "+.3f"), _range(row["more_than_raw"], "+.3f"),
+                 _n(row["completions_per_update"], ".0f"), _n(row["training_seconds"], ".0f"))
+                for name, row in report["training"].items()
+            ],
+        ),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
 
 
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "-" if value is None else f"{value:{form}}"
+def _table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    cells = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in cells)
+
+
+def _n(value: float | None, form: str = ".3f") -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def _range(estimate: Row, form: str = ".3f") -> str:
     if estimate["low"] is None:
-        return "one seed"
-    return f"{estimate['low']:{form}}…{estimate['high']:{form}}"
+        return "–"  # one seed
+    return f"{estimate['low']:{form}} to {estimate['high']:{form}}"
 
 
 def _score(score: Score) -> Row:
@@ -305,54 +352,43 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the other core grades
 
-    steps = Steps(work)
-    updates = load_config(QUICKSTART, args.overrides).pipeline.updates
-    teacher = work / f"runs/{TEACHER.replace(' ', '_')}_0/checkpoints/step_{updates}/weights"
+    settings = [*TRAINING, *args.overrides]
+    config = load_config(QUICKSTART, settings)
+    teacher = run_folder(work, TEACHER, 0) / f"checkpoints/step_{config.pipeline.updates}/weights"
+    measure = partial(measured, work, args.samples, config)
+    train = partial(trained, work, settings)
+    rules = {"code": {"verifier": {"workers": 2}}}
     main_steps: dict[str, Callable[[], object]] = {
-        "plant": lambda: write(work, args.rows, SEED, levels=LEVELS, languages=LANGUAGES),
-        "rules": lambda: curated(
-            work / RAW, work / "clean", RULES, code={"verifier": {"workers": 2}}
-        ),
-        "first pass": lambda: measured(work, "difficulty", "first", "tiny", args),
-        "training between": lambda: trained(work, TEACHER, 0, args.overrides),
-        "second pass": lambda: measured(work, "regrade", "second", str(teacher), args),
-    }  # fmt: skip
+        "plant": partial(write, work, args.rows, SEED, levels=LEVELS, languages=LANGUAGES),
+        "rules": partial(curated, work / RAW, work / "clean", RULES, **rules),
+        "first pass": partial(measure, "difficulty", "first", "tiny"),
+        "training between": partial(train, TEACHER, 0),
+        "second pass": partial(measure, "regrade", "second", str(teacher)),
+    }
+    steps = Steps(work)
     for name, step in main_steps.items():
         steps.do(name, step)
     runs: dict[str, list[Row]] = {name: [] for name in SETS}
     for seed in range(args.seeds):
         for name in SETS:
             if (name, seed) != (TEACHER, 0):
-                label = f"training on {name}, seed {seed}"
-                steps.do(label, lambda n=name, s=seed: trained(work, n, s, args.overrides))  # type: ignore[misc]
-            runs[name].append(learnt(trained(work, name, seed, args.overrides)))
-
-    truth, raw = read_truth(work / TRUTH), lines(work / RAW)
-    clean, first, second = (lines(work / out / "decisions.jsonl") for out in
-                            ("clean", "first", "second"))  # fmt: skip
+                steps.do(f"training on {name}, seed {seed}", partial(train, name, seed))
+            runs[name].append(learnt(run_folder(work, name, seed)))
     report = {
         "rows": args.rows,
         "seed": SEED,
         "levels": LEVELS,
         "samples": args.samples,
-        "overrides": args.overrides,
-        "funnel": {name: len(lines(work / path)) for name, path in FUNNEL.items()},
+        "training_settings": settings,
         "steps": steps.seen,
         "two_passes_seconds": steps.seconds(list(main_steps)),
         "two_passes_processor_seconds": steps.seconds(list(main_steps), "processor_seconds"),
-        "scores": {
-            when: {fault or "(sound: kept)": _score(s) for fault, s in found.items()}
-            for when, found in (
-                ("after the first pass", compare(truth, clean, first)),
-                ("after both passes", compare(truth, clean, second)),
-            )
-        },
-        "labels": labels(raw, lines(work / "clean/kept.jsonl"), truth),
-        "argument": argument(raw, truth, (first, second)),
+        **found(work),
         "training": training(runs),
         "machine": machine(),
-    }  # fmt: skip
-    show(report)
+    }
+    print(text(report))
+    (work / "report.md").write_text(text(report), encoding="utf-8")
     finish(args.out, report)
 
 
