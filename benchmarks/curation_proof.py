@@ -292,7 +292,7 @@ def text(report: Row) -> str:
         *(
             f"{when.capitalize()}:\n\n"
             + _table(
-                ("fault", "planted", "named", "rightly", "recall", "precision", "kept all the same"),
+                ("fault", "planted", "named", "rightly", "recall", "precision", "still kept"),
                 [
                     (fault, s["planted"], s["flagged"], s["found"], _n(s["recall"]),
                      _n(s["precision"]), s["left"])
