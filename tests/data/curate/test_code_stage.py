@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tramontane.config import VerifierConfig
@@ -76,6 +76,7 @@ def test_what_is_printed_only_once_is_no_vote():
     assert steady(once, again) == [["8", None, "1"], ["6", None, None]]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=12),
     st.sampled_from(["a", "b", "d"]),

@@ -7,7 +7,7 @@ from email.utils import formatdate
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.curate.server import BLANKS, DIE, HANG_UP, STALL, Server, body, status
@@ -241,6 +241,7 @@ ANYTHING = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(ANYTHING, st.booleans())
 def test_no_rubbish_is_more_than_a_failure(value, inside):
     if inside:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +73,7 @@ def test_what_is_read_of_an_answer(text, inputs):
     assert bool(proposal.fault) == (not inputs)
 
 
+@hypothesis.settings(deadline=None)
 @given(st.lists(st.text("<input>/x 1\n`", max_size=60), max_size=4))
 def test_no_rubbish_is_more_than_no_input(texts):
     proposal = read_inputs(PROBLEM, [Answer(text, 1) for text in ["", *texts]])
