@@ -16,7 +16,7 @@ SEED ?=
 # Which benchmarks `make bench` runs; all by default.
 BENCH ?=
 
-.PHONY: quickstart test check fuzz hostile bench chaos soak clean
+.PHONY: quickstart test check fuzz hostile bench proof chaos soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -39,6 +39,9 @@ hostile: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
 	$(BIN)/python -m benchmarks $(BENCH)
+
+proof: $(READY)
+	$(BIN)/python benchmarks/curation_proof.py
 
 chaos: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'

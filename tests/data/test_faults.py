@@ -106,6 +106,11 @@ def test_scores():
     assert scores["proof"] == (2, 2, 1, 1)
     assert (scores["proof"].precision, scores["proof"].recall) == (0.5, 0.5)
     assert (scores[""].precision, scores[""].recall) == (0.5, 0.5)
+    # Two curations, the second of what the first kept: both say what they found.
+    second = [{"id": "b", **proof}, {"id": "d", "decision": "dropped", "reason": "unsolved"}]
+    scores = compare(truth, decisions, second)
+    assert scores["proof"] == (2, 3, 2, 0)
+    assert scores[""] == (2, 0, 0, 0)
 
 
 def test_the_rule_stages_find_what_is_theirs(tmp_path):

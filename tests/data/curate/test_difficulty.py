@@ -28,6 +28,10 @@ def run(tmp_path, rows, server, *stages, name="out", **settings):
     endpoint = {"url": server.url, "model": "m", "retries": 1, "backoff_s": 0.01}
     model = {"model": {"endpoint": endpoint, "max_tokens": 100}}
     raw = {stage: model | settings.pop(stage, {}) for stage in stages}
+    for stage in {"difficulty", "regrade"} & raw.keys():
+        # No verdict may fall because the machine is busy.
+        limits = {"timeout_s": 60, "code_timeout_s": 60}
+        raw[stage]["verifier"] = limits | raw[stage].get("verifier", {})
     raw |= {"inputs": [str(source)], "out": str(tmp_path / name), "stages": stages} | settings
     summary = curate(CurateConfig.model_validate(raw))
     decisions = {d["id"]: d for d in lines(tmp_path / name / "decisions.jsonl")}

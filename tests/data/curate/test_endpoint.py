@@ -7,7 +7,7 @@ from email.utils import formatdate
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.curate.server import BLANKS, DIE, HANG_UP, STALL, Server, body, status
@@ -105,17 +105,21 @@ def test_a_stall_ends_at_the_timeout(silence, tmp_path):
     assert 0.5 <= time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize("failure", [status(500, "out of memory"), DIE, HANG_UP, body(b"no")])
+@pytest.mark.parametrize(
+    "failure", [status(500, "out of memory"), DIE, HANG_UP, body(b"no"), STALL]
+)
 def test_one_that_always_fails_is_recorded_and_stops_no_other(failure, tmp_path):
     def mind(asked, before):
         return failure if asked["messages"][0]["content"] == "b" else echo(asked, 0)
 
     with Server(mind) as server:
-        a, b, c = ask(endpoint(server), ["a", "b", "c"], 2, tmp_path)
+        a, b, c = ask(endpoint(server, timeout_s=2), ["a", "b", "c"], 2, tmp_path)
     assert all(answer.text and not answer.fault for answer in (*a, *c))
     for answer in b:
         assert answer.text == "" and answer.fault.endswith("(tried 4 times)")
-    if failure is not DIE and failure is not HANG_UP:
+    if failure is STALL:
+        assert "no answer within 2 s" in b[0].fault
+    elif failure is not DIE and failure is not HANG_UP:
         assert "out of memory" in b[0].fault or "not a chat completion" in b[0].fault
     tries = Counter(asked["messages"][0]["content"] for _, asked, _, _ in server.requests)
     assert tries == {"a": 2, "b": 8, "c": 2}
@@ -237,6 +241,7 @@ ANYTHING = st.recursive(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(ANYTHING, st.booleans())
 def test_no_rubbish_is_more_than_a_failure(value, inside):
     if inside:

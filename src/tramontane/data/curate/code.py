@@ -29,9 +29,11 @@ from tramontane.data.curate.agreement import (
     voters,
     with_checker,
 )
+from tramontane.data.curate.backend import Answer, Prompt
+from tramontane.data.curate.backend.stage import ModelStage
 from tramontane.data.curate.config import CodeConfig
-from tramontane.data.curate.inputs import SOURCES
-from tramontane.data.curate.rows import Row, Stage
+from tramontane.data.curate.inputs import SOURCES, Proposal, questions, read_inputs
+from tramontane.data.curate.rows import Row
 from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier import sandbox
@@ -40,6 +42,7 @@ from tramontane.verifier.pool import VerifierPool
 
 BATCH = 50  # inputs of one sandbox
 SPARE = 2  # candidates for each test that is wanted: many will not do
+NONE = Proposal([], "")  # of a problem that no model was asked about
 NAMES = {"python": "Python", "cpp": "C++"}
 ASK = {
     "en": "Write the program in {}.",
@@ -52,11 +55,11 @@ ASK = {
 }
 
 
-class Code(Stage):
+class Code(ModelStage):
     """Tests tried on solutions; problems of other domains pass.
 
     A problem's result is written as soon as it is there, so that a stage that was killed runs no
-    program again but those that it was at.
+    program again but those that it was at. A model that proposes inputs is asked before.
 
     Raises:
         InputError: no sandbox works here.
@@ -75,13 +78,17 @@ class Code(Stage):
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         programs = {_key(row): row for row in rows if row.task.domain == "code"}
+        proposed = self._proposed(rows, programs)
         finished = self._finished(programs.keys())
         missing = {key: row for key, row in programs.items() if key not in finished}
         if missing and self.pool is None:
             reward = RewardConfig(length=0, language=0)
             verifier = self.config.verifier.model_copy(update={"reward": reward})
             self.pool = VerifierPool(verifier, 1, 0)
-        left = {self.threads.submit(self._judge, row): key for key, row in missing.items()}
+        left = {
+            self.threads.submit(self._judge, row, proposed.get(key, NONE)): key
+            for key, row in missing.items()
+        }
         with self.journal.open("a", encoding="utf-8") as file:
             for future in as_completed(left):
                 key, decided = left[future], future.result()
@@ -106,14 +113,42 @@ class Code(Stage):
         partial.replace(self.journal)
         return {key: [Row.parse(text) for text in decided] for _, key, decided in entries}
 
-    def _judge(self, row: Row) -> list[Row]:
+    def _proposed(self, chunk: Sequence[Row], programs: dict[str, Row]) -> dict[str, Proposal]:
+        """What the model proposes for each problem with few tests. All of it is written at once,
+        so that a problem that was judged without an answer is not asked about again."""
+        if self.config.model is None:
+            return {}
+        file = self.record(chunk, "proposed")
+        if not file.is_file():
+            asked = [(key, q) for key, row in programs.items() for q in self._questions(row.task)]
+            answers: dict[str, dict[int, Answer]] = {key: {} for key, _ in asked}
+            for place, [answer] in self.ask(chunk, [question for _, question in asked], 1):
+                answers[asked[place][0]][place] = answer
+            found = {
+                key: read_inputs(programs[key].task, [given[i] for i in sorted(given)])
+                for key, given in answers.items()
+            }
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(found), encoding="utf-8")
+            partial.replace(file)
+        read = json.loads(file.read_text(encoding="utf-8"))
+        return {key: Proposal(*proposal) for key, proposal in read.items()}
+
+    def _questions(self, problem: Problem) -> list[Prompt]:
+        tests = problem.tests
+        few = tests and tests["type"] == "stdio" and len(tests["cases"]) < self.config.want_tests
+        if not tests or not few or len(self._solutions(problem)) < self.config.min_votes:
+            return []
+        return questions(problem, SPARE * (self.config.want_tests - len(tests["cases"])))
+
+    def _judge(self, row: Row, proposal: Proposal) -> list[Row]:
         tests, solutions = row.task.tests, self._solutions(row.task)
         if not tests:
             return [row.drop(self.name, "no_tests", "")]
         if not solutions:
             return [row.drop(self.name, "no_solutions", "none in Python or C++")]
         if tests["type"] == "stdio":
-            return self._by_vote(row, tests, solutions)
+            return self._by_vote(row, tests, solutions, proposal)
         return self._as_a_whole(row, tests["type"].removesuffix("_assert"), solutions)
 
     def _solutions(self, problem: Problem) -> list[Solution]:
@@ -122,7 +157,9 @@ class Code(Stage):
             return solutions
         return random.Random(f"solutions of {problem.id}").sample(solutions, most)
 
-    def _by_vote(self, row: Row, tests: dict[str, Any], solutions: list[Solution]) -> list[Row]:
+    def _by_vote(
+        self, row: Row, tests: dict[str, Any], solutions: list[Solution], proposal: Proposal
+    ) -> list[Row]:
         cases = tests["cases"]
         labels = [case["output"] for case in cases]
         ran = self._run(solutions, [case["input"] for case in cases])
@@ -130,6 +167,8 @@ class Code(Stage):
         tests = with_checker(tests, ballots, self.config.float_tolerance)
         trusted = voters(ballots, labels, tests)
         said = f"{_count(cases, 'test')}, {_count(solutions, 'solution')}{_without(ran, trusted)}"
+        if proposal.fault:
+            said += f"; no inputs from the model: {proposal.fault}"
         if not trusted:
             return [row.drop(self.name, "no_agreement", said)]
         solutions = [solutions[i] for i in trusted]
@@ -141,7 +180,7 @@ class Code(Stage):
         lost = [i for i, what in enumerate(fates) if what == "relabelled"]
         wanted = self.config.want_tests - sum(what != "dropped" for what in fates)
         enough = len(trusted) >= self.config.min_votes
-        inputs = self._more_inputs(row.task, wanted) if enough else []
+        inputs = self._more_inputs(row.task, wanted, proposal) if enough else []
         asked = [*(cases[i]["input"] for i in lost), *inputs]
         twice = [_ballots(self._run(solutions, asked)) for _ in range(2)] if asked else [[], []]
         sure = steady(*twice)
@@ -157,7 +196,8 @@ class Code(Stage):
             if None not in ballot and decisive(count, len(trusted), self.config):
                 added.append({"input": text, "output": count.mode})
         added = added[: max(wanted, 0)]
-        return self._with_tests(row, tests, labels, fates, added, said)
+        decided = self._with_tests(row, tests, labels, fates, added, said)
+        return [r.note(self.name, "no_inputs", said) if proposal.fault else r for r in decided]
 
     def _with_tests(
         self,
@@ -240,10 +280,11 @@ class Code(Stage):
             rows.append(row.copy(self.name, f"asked_in_{language}", f"of {problem.id}", copy))
         return rows
 
-    def _more_inputs(self, problem: Problem, wanted: int) -> list[str]:
+    def _more_inputs(self, problem: Problem, wanted: int, proposal: Proposal) -> list[str]:
+        sources = SOURCES | {"model": lambda problem, count: proposal.inputs[:count]}
         found: list[str] = []
         for name in self.config.inputs:
-            found += SOURCES[name](problem, max(0, SPARE * wanted - len(found)))
+            found += sources[name](problem, max(0, SPARE * wanted - len(found)))
         return list(dict.fromkeys(found))
 
     def _run(self, solutions: list[Solution], inputs: list[str]) -> list[list[Ran]]:

@@ -150,7 +150,8 @@ class CodeConfig(Section):
     A test stays if at least `agreement` of the solutions that have a vote print the same, and that
     is its label. If it is not, no solution passes, and at least `relabel_agreement` and `min_votes`
     print the same, that becomes the label. A problem with fewer tests than `want_tests` is given
-    more, labelled so too, on inputs from `inputs`; one left with fewer than `min_tests` is dropped.
+    more, labelled so too, on inputs from `inputs` (`model`: what `model` proposes), the first named
+    first; one left with fewer than `min_tests` is dropped.
     `max_solutions` are drawn where there are more; null: all are run. `float_tolerance`: of tests
     that name no checker, where solutions print decimals otherwise than the label; null: never.
     `languages`: a problem that leaves the choice is asked once for each. `verifier`: its workers,
@@ -161,11 +162,18 @@ class CodeConfig(Section):
     min_votes: int = Field(3, ge=1)
     min_tests: int = Field(1, ge=1)
     want_tests: int = Field(20, ge=0)
-    inputs: tuple[Literal["mutation"], ...] = ("mutation",)
+    inputs: tuple[Literal["mutation", "model"], ...] = ("mutation",)
+    model: ModelConfig | None = None
     max_solutions: int | None = Field(20, ge=1)
     float_tolerance: float | None = Field(1e-6, gt=0)
     languages: tuple[ProgrammingLanguage, ...] = ("python", "cpp")
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+
+    @model_validator(mode="after")
+    def _model(self) -> CodeConfig:
+        if ("model" in self.inputs) != (self.model is not None):
+            raise ValueError("inputs: name model in it and say which under `model`, or neither")
+        return self
 
 
 class CurateConfig(Section):

@@ -1,21 +1,40 @@
 """More inputs for problems with few tests: what is right for them, the solutions decide by vote.
 
-A source gives at most so many inputs, none of which the problem has, and gives the same ones each
-time that it is asked. Inputs that break the statement's rules do no harm where solutions fail on
-them or differ; where all agree, the test asks for more than the statement does.
+They are mutations of the given inputs, or what a model proposes. A source gives at most so many
+inputs, none of which the problem has, and gives the same ones each time that it is asked. Inputs
+that break the statement's rules do no harm where solutions fail on them or differ; where all agree,
+the test asks for more than the statement does.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
+from typing import NamedTuple
 
+from tramontane.data.curate.backend import Answer, Prompt
+from tramontane.data.curate.backend.stage import conclusion
 from tramontane.types import Problem
+from tramontane.verifier.format import fences
 
 Source = Callable[[Problem, int], list[str]]
 
-LONGEST = 10_000  # characters of an input that is mutated
+LONGEST = 10_000  # characters of an input that is mutated, or proposed
+PER_ANSWER = 10  # inputs that one answer of a model is asked for
+SHOWN, SHOWN_LENGTH = 3, 1000  # given inputs in a question, and the characters of one
+REQUEST = """\
+Below are a programming problem and some of the inputs that programs for it are tested on. Write \
+{count} other inputs. Each must be valid by the statement and in exactly the form of the given \
+ones. Make them unlike each other: small and large, ordinary and at the limits of what is allowed. \
+Do not solve the problem, and write no outputs. Put each input between <input> and </input>.
+
+<problem>
+{problem}
+</problem>
+{given}
+"""
+_PROPOSED = re.compile(r"<input>(.*?)</input>", re.DOTALL)
 _TOKEN = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 _NAMES = {"true", "false", "null", "None", "True", "False"}
 _TRIES = 20  # for each input wanted
@@ -48,6 +67,42 @@ def mutations(problem: Problem, count: int) -> list[str]:
 
 
 SOURCES: dict[str, Source] = {"mutation": mutations}
+
+
+class Proposal(NamedTuple):
+    """What a model proposed for a problem; `fault` says why it is nothing."""
+
+    inputs: list[str]
+    fault: str
+
+
+def questions(problem: Problem, count: int) -> list[Prompt]:
+    """What to ask a model for so many inputs, `PER_ANSWER` at a time."""
+    given = [case["input"] for case in (problem.tests or {})["cases"]]
+    shown = [text for text in given if len(text) <= SHOWN_LENGTH][:SHOWN]
+    request = REQUEST.format(
+        count=PER_ANSWER,
+        problem=problem.problem,
+        given="\n".join(f"<input>\n{text.rstrip()}\n</input>" for text in shown),
+    )
+    parts = range(-(-count // PER_ANSWER))
+    return [Prompt(f"{problem.id}/inputs/{part}", request) for part in parts]
+
+
+def read_inputs(problem: Problem, answers: Sequence[Answer]) -> Proposal:
+    """The different new inputs in some answers, each ended by a new line; whatever else they say
+    is passed over."""
+    known = {tuple(case["input"].split()) for case in (problem.tests or {})["cases"]}
+    found: dict[tuple[str, ...], str] = {}
+    for answer in answers:
+        for text in _PROPOSED.findall(conclusion(answer.text)):
+            if len(blocks := fences(text)) == 1:
+                text = blocks[0].body
+            text = text.replace("\r\n", "\n").lstrip("\n").rstrip() + "\n"
+            if (words := tuple(text.split())) and len(text) <= LONGEST and words not in known:
+                found.setdefault(words, text)
+    faults = [answer.fault or "nothing new between <input> and </input>" for answer in answers]
+    return Proposal(list(found.values()), "" if found else faults[0])
 
 
 def _mutated(rng: Random, text: str, numbers: list[int], letters: list[str]) -> str:

@@ -9,6 +9,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -165,24 +166,33 @@ def read_truth(path: Path) -> dict[str, Truth]:
     return {name: Truth(**truth) for name, truth in rows.items()}
 
 
-def compare(truth: Mapping[str, Truth], decisions: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
-    """Each planted fault, and `""` for the sound rows, as a curation's `decisions.jsonl` has it.
+def compare(
+    truth: Mapping[str, Truth], *curations: Iterable[Mapping[str, Any]]
+) -> dict[str, Score]:
+    """Each planted fault, and `""` for the sound rows, as the `decisions.jsonl` of a curation, or
+    of several that were given one another's results, have it.
 
     A reason names the same fault wherever it stands, so one that is given to a sound row, or to a
     row with another fault, costs precision. Copies that a curation made are left out. Of sound
     rows, `flagged` and `found` count those that were kept.
     """
-    rows = [(truth[d["id"]].fault, d) for d in decisions if d["id"] in truth]
+    reasons: dict[str, set[str]] = {}
+    dropped: set[str] = set()
+    for decision in chain(*curations):
+        name = decision["id"]
+        if name in truth:
+            reasons.setdefault(name, set()).add(decision["reason"])
+            if decision["decision"] == "dropped":
+                dropped.add(name)
     scores = {}
     for fault in ("", *(name for name in REASONS if any(t.fault == name for t in truth.values()))):
-        having = [d for has, d in rows if has == fault]
-        left = sum(d["decision"] != "dropped" for d in having)
+        having = {name for name in reasons if truth[name].fault == fault}
+        flagged = reasons.keys() - dropped
         if fault:
-            flagged = sum(d["reason"] in REASONS[fault] for _, d in rows)
-            found = sum(d["reason"] in REASONS[fault] for d in having)
-        else:
-            flagged, found = sum(d["decision"] != "dropped" for _, d in rows), left
-        scores[fault] = Score(len(having), flagged, found, left)
+            flagged = {name for name, given in reasons.items() if given & set(REASONS[fault])}
+        scores[fault] = Score(
+            len(having), len(flagged), len(having & flagged), len(having - dropped)
+        )
     return scores
 
 

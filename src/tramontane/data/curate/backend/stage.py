@@ -12,7 +12,7 @@ from tramontane.verifier.format import CLOSE
 
 
 class ModelStage(Stage):
-    """A stage that asks `config.model`.
+    """A stage that asks `config.model`, where there is one.
 
     A chunk's answers are worth more than the chunk, so they are recorded one by one, and what was
     asked for a chunk that was not finished is not asked again.
@@ -20,16 +20,17 @@ class ModelStage(Stage):
 
     def __init__(self, config: Any, folder: Path) -> None:
         super().__init__(config, folder)
-        self.backend = open_backend(config.model)
+        self.backend = open_backend(config.model) if config.model else None
 
     @classmethod
     def check(cls, config: Any) -> dict[str, Any]:
-        return check_model(config.model)
+        return check_model(config.model) if config.model else {}
 
     def ask(
         self, rows: Sequence[Row], prompts: Sequence[Prompt], n: int, what: str = "answers"
     ) -> Iterator[tuple[int, list[Answer]]]:
         """`Backend.answers` to questions about a chunk's rows; `what` names the occasion."""
+        assert self.backend is not None
         return self.backend.answers(prompts, n, self.record(rows, what))
 
     def record(self, rows: Sequence[Row], what: str) -> Path:
