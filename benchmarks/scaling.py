@@ -2,14 +2,14 @@
 
     python benchmarks/scaling.py [--repeats 1] [--updates 14]
 
-Calibration: a decode step of the engine alone, by live sequences and cached tokens, and an update
-of the trainer alone, by tokens and their pairs, in CPU time; and two short runs of the pipeline,
-one synchronous, whose records say how much longer both take there and beside each other (texts,
-verdicts, records and the controller have no cores of their own), and what else an update waits
-for. Then other settings are run and simulated: synchronous and asynchronous, with another
-n_async, n_batch, group size, bound on staleness and spread of lengths. None of them is the
-calibration's. Models and lengths are those of `workload.py`. Prints a table, and writes
-scaling.json beside this file.
+Calibration, for few slots and for many: a decode step of the engine alone, by live sequences and
+cached tokens, and an update of the trainer alone, by tokens and their pairs, in CPU time; and two
+short runs of the pipeline on Ray, one synchronous, whose records say how much longer both take
+there and beside each other (texts, verdicts, records and the controller have no cores of their
+own), and what else an update waits for. Then other settings are run and simulated: synchronous and
+asynchronous, with another n_async, n_batch, group size, bound on staleness and spread of lengths.
+None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
+and writes scaling.json beside this file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ from tramontane.planning.simulate import Outcome, simulate
 from tramontane.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
 
-CALIBRATION: dict[str, int] = {"n_async": 48, "n_batch": 48, "group_size": 8, "max_staleness": 3}
+Calibration = tuple[tuple[int, ...], dict[str, int]]
+SIZES: dict[str, int] = {"n_batch": 48, "group_size": 8, "max_staleness": 3}
+# Live sequences to measure with, by the slots: below 48, the engine lays out keys and values
+# otherwise. And the sizes of the runs that tell what the pipeline adds.
+FEW: Calibration = ((1, 8, 16, 32, 40), SIZES | {"n_async": 40})
+MANY: Calibration = ((1, 16, 32, 64, 128), SIZES | {"n_async": 56})
+# Processes: threads of one interpreter wait for each other, the more the fewer sequences there are.
+PLACEMENT = {"kind": "ray"}
 # Lengths, and the sizes that a run is to have.
 CHECKS: list[tuple[Lengths, dict[str, int]]] = [
     (TWICE, {"n_async": 64, "n_batch": 64, "group_size": 8, "max_staleness": 0}),
@@ -49,7 +56,6 @@ CHECKS: list[tuple[Lengths, dict[str, int]]] = [
     (FIVEFOLD, {"n_async": 128, "n_batch": 64, "group_size": 8, "max_staleness": 2}),
     (FIVEFOLD, {"n_async": 16, "n_batch": 32, "group_size": 8, "max_staleness": 2}),
 ]
-LIVE = (1, 8, 16, 32, 64, 128)
 
 
 def decode_times(generator: Generator, contexts: list[int], steps: int = 24) -> float:
@@ -84,7 +90,7 @@ def prefill_time(generator: Generator, prompts: int, length: int) -> float:
 
 
 def make_batch(lengths: list[int], prompt: int) -> Batch:
-    made, size = [], CALIBRATION["group_size"]
+    made, size = [], SIZES["group_size"]
     for g in range(len(lengths) // size):
         completions = [
             Completion(g, i, [5] * prompt, [7] * n, [-7.6] * n, [0] * n, "length", "")
@@ -115,7 +121,7 @@ def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
     """Seconds of an update: two batches, completions all alike and of lengths that are spread."""
     points = []
     for lengths in (FIXED, FIVEFOLD):
-        tokens = ends(lengths, CALIBRATION["n_batch"])
+        tokens = ends(lengths, SIZES["n_batch"])
         batch = make_batch(tokens, prompt)
         trainer.step(batch)
         seconds = []
@@ -130,58 +136,59 @@ def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
     return TrainCurve((y - pair * b) / a, pair)
 
 
-def measure_workers(model: Path, config: Config, prompt: int) -> Costs:
-    """Costs of the engine and of the trainer, alone, in CPU time: others count little."""
-    generator = Generator.load(str(model), config.generator, max(LIVE), 500)
-    trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
+def decode_curve(
+    model: Path, config: Config, prompt: int, counts: tuple[int, ...]
+) -> tuple[DecodeCurve, float]:
+    """Of the engine alone, in CPU time: a decode step, and the seconds of a prompt token."""
+    generator = Generator.load(str(model), config.generator, max(counts), 500)
+    decode_times(generator, [prompt] * max(counts))  # warms up
     seconds, per_cached = [], []
-    for live in LIVE:
+    for live in counts:
         near, far = ([prompt + n for n in ages(s, live)] for s in (FIXED, FIVEFOLD))
         low, high = decode_times(generator, near), decode_times(generator, far)
         each = max(0.0, (high - low) / (sum(far) - sum(near)))
         per_cached.append(each)
         seconds.append(low - each * (sum(near) + 13 * live))  # 13: half of the steps measured
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
-    train = train_curve(trainer, prompt)
-    return Costs(DecodeCurve(LIVE, seconds, per_cached), Line(0.0, max(0.0, prefill)), train)
+    return DecodeCurve(counts, seconds, per_cached), prefill
 
 
 def calibrate(
-    folder: Path, models: dict[str, Path], updates: int
+    folder: Path, models: dict[str, Path], updates: int, calibration: Calibration
 ) -> tuple[Costs, int, dict[str, Any]]:
     """Costs on this machine, the tokens of a prompt, and what they were taken from."""
+    counts, sizes = calibration
     model = models[TWICE.name]
-    config = config_of(folder, model, TWICE, CALIBRATION)
+    config = config_of(folder, model, TWICE, sizes)
     prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
-    alone = measure_workers(models[FIXED.name], config, prompt)
-    decode, prefill, train = alone.decode, alone.prefill, alone.train
-    assert isinstance(decode, DecodeCurve)
-    assert isinstance(prefill, Line)
-    assert isinstance(train, TrainCurve)
+    decode, prefill = decode_curve(models[FIXED.name], config, prompt, counts)
+    trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
+    train = train_curve(trainer, prompt)
+    alone = Costs(decode, Line(0.0, max(0.0, prefill)), train)
 
     # In turn: what the pipeline's calls take beside those steps, and what an update waits for.
-    sizes = CALIBRATION | {"updates": updates, "max_staleness": 0}
-    seen = run(folder, model, TWICE, pipeline=sizes)
+    together, sizes = sizes, sizes | {"updates": updates, "max_staleness": 0}
+    seen = run(folder, model, TWICE, pipeline=sizes, placement=PLACEMENT)
     update = seen["seconds_per_update"]
     costs = replace(
         alone,
         receive=seen["pause_ms"] / 1000,
-        verify=update * (1 - seen["verifier_idle"]) / CALIBRATION["n_batch"],
+        verify=update * (1 - seen["verifier_idle"]) / sizes["n_batch"],
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
     generating, training = _longer(seen, told)
     costs = replace(
         costs,
         decode=decode.times(generating),
-        prefill=Line(0.0, prefill.each * generating),
+        prefill=Line(0.0, max(0.0, prefill) * generating),
         train=train.times(training),
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
     costs = replace(costs, publish=max(0.0, update - told.seconds_per_update))
 
     # Side by side: how much longer each takes while the other works.
-    sizes = CALIBRATION | {"updates": updates}
-    seen = run(folder, model, TWICE, pipeline=sizes)
+    sizes = together | {"updates": updates}
+    seen = run(folder, model, TWICE, pipeline=sizes, placement=PLACEMENT)
     beside = (1.0, 1.0)
     for _ in range(5):
         costs = replace(
@@ -191,10 +198,10 @@ def calibrate(
         beside = (beside[0] * more[0], beside[1] * more[1])
     figures = {
         "decode_ms_by_live": {
-            n: round(1000 * s, 2) for n, s in zip(LIVE, decode.seconds, strict=True)
+            n: round(1000 * s, 2) for n, s in zip(counts, decode.seconds, strict=True)
         },
         "decode_ns_per_cached_token": [round(1e9 * each) for each in decode.per_cached],
-        "prefill_us_per_token": round(1e6 * prefill.each, 1),
+        "prefill_us_per_token": round(1e6 * prefill, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
         "train_ns_per_pair": round(1e9 * train.pair, 1),
         "in_the_pipeline": [round(generating, 3), round(training, 3)],
@@ -226,9 +233,13 @@ def predict(config: Config, costs: Costs, lengths: Lengths, prompt: int) -> Outc
 
 
 def check(
-    folder: Path, costs: Costs, prompt: int, models: dict[str, Path], args: argparse.Namespace
+    folder: Path,
+    costs: tuple[Costs, Costs],
+    prompt: int,
+    models: dict[str, Path],
+    args: argparse.Namespace,
 ) -> list[dict[str, Any]]:
-    """Each setting run and simulated."""
+    """Each setting run and simulated; `costs` are those of `FEW` and of `MANY`."""
     rows = []
     print(
         f"{'lengths':>7} {'n_async':>7} {'n_batch':>7} {'G':>3} {'S':>3} {'s/update, seen':>22} "
@@ -237,8 +248,12 @@ def check(
     )
     for lengths, sizes in CHECKS:
         model, sizes = models[lengths.name], sizes | {"updates": args.updates}
-        seen = [run(folder, model, lengths, pipeline=sizes) for _ in range(args.repeats)]
-        told = predict(config_of(folder, model, lengths, sizes), costs, lengths, prompt)
+        seen = [
+            run(folder, model, lengths, pipeline=sizes, placement=PLACEMENT)
+            for _ in range(args.repeats)
+        ]
+        own = costs[sizes["n_async"] > FEW[0][-1]]
+        told = predict(config_of(folder, model, lengths, sizes), own, lengths, prompt)
         each = {key: median(s[key] for s in seen) for key in seen[0]}
         seconds = spread([s["seconds_per_update"] for s in seen], 3)
         error = told.seconds_per_update / each["seconds_per_update"] - 1
@@ -278,9 +293,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models = {each.name: make_model(folder, each) for each in (FIXED, TWICE, FIVEFOLD)}
-        costs, prompt, figures = calibrate(folder, models, args.updates)
-        print("calibration:", ", ".join(f"{name} {value}" for name, value in figures.items()))
-        rows = check(folder, costs, prompt, models, args)
+        few, prompt, of_few = calibrate(folder, models, args.updates, FEW)
+        many, prompt, of_many = calibrate(folder, models, args.updates, MANY)
+        figures = {"few": of_few, "many": of_many}
+        for name, found in figures.items():
+            print(f"{name} slots:", ", ".join(f"{key} {value}" for key, value in found.items()))
+        rows = check(folder, (few, many), prompt, models, args)
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)
     finish(
         __file__,
