@@ -367,7 +367,7 @@ class StageData(Section):
 
 
 class StageConfig(Section):
-    """A stage of the curriculum (section 5 of the paper): what it sets otherwise than the rest of
+    """A stage of the curriculum: what it sets otherwise than the rest of
     the config, each under its own name there; null: as there. The last stage has no `until`, it
     lasts to the end of the run."""
 

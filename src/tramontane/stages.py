@@ -1,4 +1,4 @@
-"""Where a run is among its stages (arXiv 2506.10910, section 5: length grows, batches shrink).
+"""Where a run is among its stages (arXiv 2506.10910: length grows, batches shrink).
 
 A stage ends *drained*: all that was handed out in it is trained on in it, or filtered. So nothing
 is trained on under another stage's temperature, clipping or sizes, and the bound on staleness holds

@@ -1,6 +1,6 @@
 """Which problem comes next: the stage's slice of the data, without what is solved or too hard now.
 
-The paper's curriculum (arXiv 2506.10910, section 5) adds harder problems as the model improves, and
+The paper's curriculum (arXiv 2506.10910) adds harder problems as the model improves, and
 removes those that it solves. Each problem's record in this run is kept with it, and its standing
 follows from that alone: nothing else has to be remembered.
 """
