@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -145,7 +146,9 @@ def test_who_is_stopped_midway_leaves_whole_rows(tmp_path, how, code):
     )
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "tramontane.cli", "score", str(source), "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # A shell's background jobs ignore Ctrl-C, and so would their children.
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     end = time.monotonic() + 60
     while not (out.exists() and out.stat().st_size) and time.monotonic() < end:
         time.sleep(0.01)
