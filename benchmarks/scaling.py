@@ -142,15 +142,18 @@ def decode_curve(
     """Of the engine alone, in CPU time: a decode step, and the seconds of a prompt token."""
     generator = Generator.load(str(model), config.generator, max(counts), 500)
     decode_times(generator, [prompt] * max(counts))  # warms up
-    seconds, per_cached = [], []
+    points, seconds = [], []
     for live in counts:
-        near, far = ([prompt + n for n in ages(s, live)] for s in (FIXED, FIVEFOLD))
-        low, high = decode_times(generator, near), decode_times(generator, far)
-        each = max(0.0, (high - low) / (sum(far) - sum(near)))
-        per_cached.append(each)
-        seconds.append(low - each * (sum(near) + 13 * live))  # 13: half of the steps measured
+        for lengths in (FIXED, FIVEFOLD):
+            contexts = [prompt + n for n in ages(lengths, live)]
+            seconds.append(decode_times(generator, contexts))
+            points.append((1, live, sum(contexts) + 13 * live))  # 13: half of the steps measured
+    # One plane through all points, by relative errors: single ones are too noisy for a curve.
+    weighted = np.array(points) / np.array(seconds)[:, None]
+    step, sequence, cached = np.linalg.lstsq(weighted, np.ones(len(points)), rcond=None)[0]
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
-    return DecodeCurve(counts, seconds, per_cached), prefill
+    span = 0, max(counts)
+    return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), prefill
 
 
 def calibrate(
@@ -197,10 +200,8 @@ def calibrate(
         more = _longer(seen, predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt))
         beside = (beside[0] * more[0], beside[1] * more[1])
     figures = {
-        "decode_ms_by_live": {
-            n: round(1000 * s, 2) for n, s in zip(counts, decode.seconds, strict=True)
-        },
-        "decode_ns_per_cached_token": [round(1e9 * each) for each in decode.per_cached],
+        "decode_ms_a_step": [round(1000 * float(each), 2) for each in decode.seconds],
+        "decode_ns_per_cached_token": round(1e9 * float(decode.per_cached[0])),
         "prefill_us_per_token": round(1e6 * prefill, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
         "train_ns_per_pair": round(1e9 * train.pair, 1),
