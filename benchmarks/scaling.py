@@ -150,10 +150,14 @@ def decode_curve(
             points.append((1, live, sum(contexts) + 13 * live))  # 13: half of the steps measured
     # One plane through all points, by relative errors: single ones are too noisy for a curve.
     weighted = np.array(points) / np.array(seconds)[:, None]
-    step, sequence, cached = np.linalg.lstsq(weighted, np.ones(len(points)), rcond=None)[0]
+    plane = np.linalg.lstsq(weighted, np.ones(len(points)), rcond=None)[0]
+    step, sequence, cached = map(float, plane)
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
+    prefill = max(0.0, prefill)
     span = 0, max(counts)
-    return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), prefill
+    return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), max(
+        0.0, prefill
+    )
 
 
 def calibrate(
@@ -167,7 +171,7 @@ def calibrate(
     decode, prefill = decode_curve(models[FIXED.name], config, prompt, counts)
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
     train = train_curve(trainer, prompt)
-    alone = Costs(decode, Line(0.0, max(0.0, prefill)), train)
+    alone = Costs(decode, Line(0.0, prefill), train)
 
     # In turn: what the pipeline's calls take beside those steps, and what an update waits for.
     together, sizes = sizes, sizes | {"updates": updates, "max_staleness": 0}
@@ -183,7 +187,7 @@ def calibrate(
     costs = replace(
         costs,
         decode=decode.times(generating),
-        prefill=Line(0.0, max(0.0, prefill) * generating),
+        prefill=Line(0.0, prefill * generating),
         train=train.times(training),
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
@@ -200,8 +204,8 @@ def calibrate(
         more = _longer(seen, predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt))
         beside = (beside[0] * more[0], beside[1] * more[1])
     figures = {
-        "decode_ms_a_step": [round(1000 * float(each), 2) for each in decode.seconds],
-        "decode_ns_per_cached_token": round(1e9 * float(decode.per_cached[0])),
+        "decode_ms_a_step": [round(1000 * each, 2) for each in decode.seconds],
+        "decode_ns_per_cached_token": round(1e9 * decode.per_cached[0]),
         "prefill_us_per_token": round(1e6 * prefill, 1),
         "train_us_per_token": round(1e6 * train.each, 1),
         "train_ns_per_pair": round(1e9 * train.pair, 1),

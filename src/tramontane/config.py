@@ -367,9 +367,9 @@ class StageData(Section):
 
 
 class StageConfig(Section):
-    """A stage of the curriculum: what it sets otherwise than the rest of
-    the config, each under its own name there; null: as there. The last stage has no `until`, it
-    lasts to the end of the run."""
+    """A stage of the curriculum: what it sets otherwise than the rest of the config, each under its
+    own name there; null: as there. The last stage has no `until`, it lasts to the end of the run.
+    """
 
     name: str = Field(min_length=1)
     until: Until | None = None
