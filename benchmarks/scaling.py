@@ -44,7 +44,7 @@ SIZES: dict[str, int] = {"n_batch": 48, "group_size": 8, "max_staleness": 3}
 # otherwise. And the sizes of the runs that tell what the pipeline adds.
 FEW: Calibration = ((1, 8, 16, 32, 40), SIZES | {"n_async": 40})
 MANY: Calibration = ((1, 16, 32, 64, 128), SIZES | {"n_async": 56})
-# Processes: threads of one interpreter wait for each other, the more the fewer sequences there are.
+# Processes: threads of one slow each other down, the more the fewer sequences there are.
 PLACEMENT = {"kind": "ray"}
 # Lengths, and the sizes that a run is to have.
 CHECKS: list[tuple[Lengths, dict[str, int]]] = [
@@ -155,9 +155,7 @@ def decode_curve(
     prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
     prefill = max(0.0, prefill)
     span = 0, max(counts)
-    return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), max(
-        0.0, prefill
-    )
+    return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), prefill
 
 
 def calibrate(
