@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tramontane.data.curate.config import CurateConfig, DecontaminateConfig, DeduplicateConfig
 from tramontane.data.curate.contamination import Decontaminate
-from tramontane.data.curate.duplicates import Deduplicate
+from tramontane.data.curate.duplicates import Deduplicate, labels
 from tramontane.data.curate.rows import Row
 from tramontane.data.curate.similarity import (
     SimilarityIndex,
@@ -179,6 +179,64 @@ def test_a_task_for_two_languages_and_an_unanswered_row_push_nothing_out(tmp_pat
     problems += [Problem("m0", "math", TRAIN, ""), Problem("m1", "math", TRAIN, "2")]
     batch = [Row(i, "x:1", problem) for i, problem in enumerate(problems)]
     assert reasons(decide(tmp_path, [batch])) == ["", "", "", ""]
+
+
+LETTER = (
+    "Write a program. Read a line of words from the standard input and print, on a line of its "
+    "own, how often the letter {} occurs in all of the words together."
+)
+
+
+def programs(*pairs):
+    """A row for each statement and its tests: a dict, input to output, or a function's tests."""
+    problems = []
+    for i, (text, tests) in enumerate(pairs):
+        if isinstance(tests, str):
+            tests = {"type": "python_assert", "code": tests}
+        else:
+            cases = [{"input": given, "output": wanted} for given, wanted in tests.items()]
+            tests = {"type": "stdio", "cases": cases}
+        problems.append(Row(i, f"x:{i}", Problem(f"c{i}", "code", text, tests=tests)))
+    return problems
+
+
+def test_programs_are_alike_only_where_their_tests_say_so(tmp_path):
+    a, e, polite = LETTER.format("a"), LETTER.format("e"), LETTER.format("a") + " Please."
+    batch = programs(
+        (a, {"sea eel\n": "1\n", "aa\n": "2\n", "bad\n": "1\n"}),
+        (e, {"sea eel\n": "3\n", "aa\n": "0\n"}),  # another problem
+        (polite, {"sea  eel": "1", "bee\n": "0\n"}),  # the same, by a common test
+        (polite, {"cat\n": "1\n"}),  # nothing says that it is the same
+        (a.upper(), {"dog\n": "0\n"}),  # spelt alike, which is enough
+        (a.upper(), {"sea eel\n": "9\n", "aa\n": "9\n", "bad\n": "1\n"}),
+    )
+    decided = decide(tmp_path, [batch[:3], batch[3:]])
+    expected = ["", "", "near_duplicate", "", "duplicate", "duplicate_conflict"]
+    assert reasons(decided) == expected
+    assert [row.reason for row in decided[:2]] == ["", "near_conflict"]
+    assert decided[1].detail.endswith("tests want something else for 2 of 2 common inputs")
+    assert decided[3].detail.endswith("shares no test")
+    assert "2 of 3 common inputs" in decided[5].detail
+
+
+def test_assertions_are_a_functions_tests(tmp_path):
+    text = LETTER.format("a").replace("program", "function count")
+    batch = programs(
+        (text, "def check(f):\n    assert f('aa') == 2\n    assert f('b') == 0\n"),
+        (text.replace("letter a", "letter b"), "assert f('aa') == 0\nassert f('b') == 1\n"),
+        (text + " Please.", "assert f('aa') == 2\n"),
+    )
+    assert reasons(decide(tmp_path, [batch])) == ["", "", "near_duplicate"]
+
+
+def test_of_many_tests_the_common_ones_are_compared():
+    """Of each problem 64 are remembered, the same of those that both have."""
+    both = {f"{i}\n": f"{i * i}\n" for i in range(500)}
+    first, second = (
+        labels(row.task.tests)
+        for row in programs(("x", both), ("x", {k: both[k] for k in reversed([*both])}))
+    )
+    assert len(first) == 64 and first == second
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,16 +5,20 @@ whatever its answer: as `duplicate`, or as `duplicate_conflict` where the answer
 duplicates are dropped as `near_duplicate` only where the answers agree: problems that differ in a
 word and in the answer are mostly two problems ("the larger", "the smaller"), so these stay, with
 the note `near_conflict`.
+
+What a programming problem has for an answer are its tests: two agree where they want the same
+output for more than half of the inputs that both have, and where they share none nothing says so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +28,9 @@ from tramontane.data.curate.judge import ReferenceJudge
 from tramontane.data.curate.rows import Row, Stage
 from tramontane.data.curate.similarity import SimilarityIndex, numbers, similarity, spelling
 
+MAX_TESTS = 64  # compared of one problem
+NO_COMMON_TEST = "with which it shares no test"
+
 
 class Seen(NamedTuple):
     """What is remembered of a problem: on disk, its keys alone in memory."""
@@ -31,6 +38,27 @@ class Seen(NamedTuple):
     id: str
     answer: str | None
     spelt: str
+    tests: dict[str, str]  # as `labels` has them
+
+
+def labels(tests: dict[str, Any] | None) -> dict[str, str]:
+    """What is wanted for each input, both hashed. Of many the inputs with the least hashes: so two
+    problems that have inputs in common are compared on these. Of a function's tests each assertion
+    is one, its label what is behind the last `==`."""
+    tests = tests or {}
+    if tests.get("type") == "stdio":
+        pairs = [(case["input"], case["output"]) for case in tests["cases"]]
+    else:
+        lines = (line for line in tests.get("code", "").splitlines() if "assert" in line)
+        pairs = [(given, wanted) for given, _, wanted in (line.rpartition("==") for line in lines)]
+    hashed = {_hash(given): _hash(wanted) for given, wanted in pairs}
+    return dict(sorted(hashed.items())[:MAX_TESTS])
+
+
+def _hash(text: str) -> str:
+    """White space aside, as tests are compared."""
+    words = " ".join(text.split()).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(words, digest_size=6).hexdigest()
 
 
 class Deduplicate(Stage):
@@ -61,7 +89,7 @@ class Deduplicate(Stage):
         chosen, decided = [], []
         end = self.file.tell()
         for i, row in enumerate(rows):
-            new = Seen(row.task.id, row.task.answer, spelt[i])
+            new = Seen(row.task.id, row.task.answer, spelt[i], labels(row.task.tests))
             here = sorted({n for key in keys[i].tolist() for n in by_key[key]})
             old = [*(self._read(n) for n in earlier[i]), *(fresh[n] for n in here)]
             row = self._standing(row, new, old)
@@ -119,18 +147,33 @@ class Deduplicate(Stage):
         like = [(1.0 if o.spelt == new.spelt else similarity(o.spelt, new.spelt), o) for o in old]
         for _, o in like:
             if o.spelt == new.spelt:
-                if self.judge.same(o.answer, new.answer):
+                other = self._difference(o, new)
+                if not other or other == NO_COMMON_TEST:
                     return row.drop(self.name, "duplicate", f"of {o.id}")
-                detail = f"of {o.id}, whose answer is {o.answer!r} and not {new.answer!r}"
-                return row.drop(self.name, "duplicate_conflict", detail)
+                return row.drop(self.name, "duplicate_conflict", f"of {o.id}, {other}")
         note = ""
         for likeness, o in like:
             if likeness < self.config.threshold:
                 continue
             if self.config.same_numbers and numbers(o.spelt) != numbers(new.spelt):
                 continue  # a collision of hashes
-            if self.judge.same(o.answer, new.answer):
-                detail = f"of {o.id}, similarity {likeness:.2f}"
+            detail = f"of {o.id}, similarity {likeness:.2f}"
+            other = self._difference(o, new)
+            if not other:
                 return row.drop(self.name, "near_duplicate", detail)
-            note = note or f"similarity {likeness:.2f} with {o.id}, whose answer is {o.answer!r}"
+            note = note or f"{detail}, {other}"
         return row.note(self.name, "near_conflict", note) if note else row
+
+    def _difference(self, old: Seen, new: Seen) -> str:
+        """In what the answers of two problems differ; empty where they agree."""
+        if not self.judge.same(old.answer, new.answer):
+            return f"whose answer is {old.answer!r} and not {new.answer!r}"
+        if not old.tests and not new.tests:
+            return ""
+        common = old.tests.keys() & new.tests.keys()
+        if not common:
+            return NO_COMMON_TEST
+        others = sum(old.tests[given] != new.tests[given] for given in common)
+        if 2 * others < len(common):
+            return ""
+        return f"whose tests want something else for {others} of {len(common)} common inputs"
