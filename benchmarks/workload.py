@@ -105,14 +105,16 @@ def settings(
     return raw | {name: {**raw.get(name, {}), **values} for name, values in sections.items()}
 
 
-def run(folder: Path, model: Path, lengths: Lengths, **sections: dict[str, Any]) -> dict[str, Any]:
+def run(
+    folder: Path, model: Path, lengths: Lengths, skip: int = 3, **sections: dict[str, Any]
+) -> dict[str, Any]:
     """Run `settings` to the end; returns `measured`'s figures."""
     raw = settings(folder, model, lengths, **sections)
     train(Config.model_validate(raw), Silent())
-    return measured(RunFolder(raw["run_dir"]).metrics())
+    return measured(RunFolder(raw["run_dir"]).metrics(), skip)
 
 
-def measured(metrics: list[dict[str, Any]], skip: int = 3) -> dict[str, Any]:
+def measured(metrics: list[dict[str, Any]], skip: int) -> dict[str, Any]:
     """A run in figures, without its first `skip` updates, in which the pipeline fills."""
     walls = [m["wall_seconds"] for m in metrics]
     rows, seconds = metrics[skip:], walls[-1] - walls[skip - 1]
