@@ -76,7 +76,7 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "25M": {
         "pipeline": {"n_async": 256, "max_staleness": 2},
-        "trainer": {"microbatch_tokens": 4096, "compile": True},
+        "trainer": {"microbatch_tokens": 5120, "compile": True},
         "generator": {"steps_per_call": 8},
         "placement": {"kind": "ray"},
     },
@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(COMPLETIONS), default=list(COMPLETIONS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=8, help="of ours in a turn")
-    parser.add_argument("--trl-updates", type=int, default=1, help="of TRL's in a turn")
+    parser.add_argument("--trl-updates", type=int, default=2, help="of TRL's in a turn")
     parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--trl", type=json.loads, default={}, help="settings of TRL's, as JSON")
