@@ -2,8 +2,8 @@
 
     python trl_side.py SETTINGS
 
-SETTINGS is a JSON file. After a first update that nobody counts, it writes `ready`, and then, for
-each line that it reads, does `updates` updates and writes a line of JSON: their seconds and the
+SETTINGS is a JSON file. After `warm_up` updates that nobody counts, it writes `ready`, and then,
+for each line that it reads, does `updates` updates and writes a line of JSON: their seconds and the
 lengths of their completions.
 """
 
@@ -33,8 +33,8 @@ def say(line: str) -> None:
 class Turns(TrainerCallback):
     """Waits for its turn before an update, and tells what its updates took."""
 
-    def __init__(self, updates: int) -> None:
-        self.updates, self.done = updates, 0
+    def __init__(self, warm_up: int, updates: int) -> None:
+        self.updates, self.done = updates, -warm_up
         self.lengths: list[int] = []
         self.began = 0.0
 
@@ -43,9 +43,8 @@ class Turns(TrainerCallback):
         return [reward(text) for text in completions]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The first update warms up; the turns begin with the second.
-        if self.done and (self.done - 1) % self.updates == 0:
-            if self.done == 1:
+        if self.done >= 0 and self.done % self.updates == 0:
+            if self.done == 0:
                 say("ready")
             if not sys.stdin.readline():
                 sys.exit()
@@ -54,7 +53,7 @@ class Turns(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.done += 1
-        if self.done > 1 and (self.done - 1) % self.updates == 0:
+        if self.done > 0 and self.done % self.updates == 0:
             seconds = time.perf_counter() - self.began
             say(json.dumps({"seconds": seconds, "lengths": self.lengths}))
 
@@ -63,7 +62,7 @@ def main() -> None:
     s = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(s["threads"])
     transformers.utils.logging.disable_progress_bar()
-    turns = Turns(s["updates"])
+    turns = Turns(s["warm_up"], s["updates"])
     on_cpu = s["device"] == "cpu"
     config = GRPOConfig(
         output_dir=s["folder"],
