@@ -72,7 +72,7 @@ def loss_of(logits):
     return (torch.log_softmax(logits, -1) * weights).sum()
 
 
-@pytest.mark.parametrize("short", [512, 4])  # plain products; the fused kernel above SHORT
+@pytest.mark.parametrize("short", [512, 40, 4])  # plain products; the fused kernel above SHORT
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch):
     monkeypatch.setattr(packing, "SHORT", short)
@@ -89,7 +89,7 @@ def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch
         torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-4, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("short", [512, 4])
+@pytest.mark.parametrize("short", [512, 40, 4])
 def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, monkeypatch):
     """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
     monkeypatch.setattr(packing, "SHORT", short)

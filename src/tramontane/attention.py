@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,27 +56,43 @@ def packed_attention(
         packing = Packing([length] * batch, [None] * batch, query.device)
     scale = d**-0.5 if scaling is None else scaling
     # [N, heads, d]; under autocast, rotary embeddings have made float32 of queries and keys.
-    rows = [x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value)]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
     if _takes_ragged(value, dropout):
-        q, k, v = rows
         out = _ragged_attention(q, k, v, packing.ragged, scale, sliding_window)
-        return out.view(batch, length, *out.shape[1:]), None
+    elif dropout == 0.0 and not packing.long:
+        out = _ShortAttention.apply(q, k, v, packing, scale, sliding_window)
+    else:
+        out = _mixed_attention(q, k, v, packing, scale, sliding_window, dropout)
+    return out.view(batch, length, *out.shape[1:]), None
+
+
+def _mixed_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    packing: Packing,
+    scale: float,
+    window: int | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Long blocks by the fused kernel, each for itself; with dropout, all of them."""
     # One split a tensor, whose backward is one concatenation; slices would cost a zero-filled
     # gradient of the whole row each.
-    queries, keys, values = (x.split(packing.sizes) for x in rows)
-    outs = []
-    for block, q, k, v in zip(packing.blocks, queries, keys, values, strict=True):
-        before_k = before_v = None
-        if block.context is not None:
-            before_k, before_v = keys[block.context], values[block.context]
-        window = sliding_window if (sliding_window or block.keys) < block.keys else None
-        if block.short and dropout == 0.0:
-            out = _ShortAttention.apply(q, k, v, before_k, before_v, block, scale, window)
-        else:
-            out = _fused_attention(q, k, v, before_k, before_v, block, scale, window, dropout)
-        outs.append(out)
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.view(batch, length, *out.shape[1:]), None
+    queries, keys, values = (x.split(packing.sizes) for x in (q, k, v))
+    outs: dict[int, torch.Tensor] = {}
+    if dropout == 0.0 and packing.short:
+        short = _ShortAttention.apply(q, k, v, packing, scale, window)
+        outs = dict(enumerate(short.split(packing.sizes)))
+    for i, block in packing.long if dropout == 0.0 else enumerate(packing.blocks):
+        seen_k, seen_v = _seen(keys, i, block), _seen(values, i, block)
+        own_window = _narrow(window, block)
+        outs[i] = _fused_attention(queries[i], seen_k, seen_v, block, scale, own_window, dropout)
+    return torch.cat([outs[i] for i in range(len(packing.blocks))])
+
+
+def _narrow(window: int | None, block: Block) -> int | None:
+    """A sliding window, where it hides anything."""
+    return window if (window or block.keys) < block.keys else None
 
 
 def _takes_ragged(value: torch.Tensor, dropout: float) -> bool:
@@ -114,7 +131,8 @@ def _ragged_attention(
 
 class _ShortAttention(torch.autograd.Function):
     """Plain matrix products: on a CPU, sequences of up to SHORT tokens pass through these several
-    times as fast as through the fused kernel, in training above all.
+    times as fast as through the fused kernel, in training above all. One function for all blocks of
+    a row, whose views autograd then need not keep a book of; rows of long blocks are left zero.
 
     The query heads that share a key-value head are rows of one matrix product. With S = Q Kᵀ,
     P = softmax(S) and O = P V: ∂V = Pᵀ ∂O, ∂P = ∂O Vᵀ, ∂S = P (∂P − Σ P ∂P), ∂Q = ∂S K, ∂K = ∂Sᵀ Q.
@@ -126,73 +144,84 @@ class _ShortAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        before_k: torch.Tensor | None,
-        before_v: torch.Tensor | None,
-        block: Block,
+        packing: Packing,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
         heads, kv_heads = q.shape[1], k.shape[1]
-        ctx.block, ctx.scale, ctx.heads, ctx.kv_heads = block, scale, heads, kv_heads
-        places = block.query_places(heads)
-        padded = (places.pad(q) * scale).view(block.batch * kv_heads, -1, q.shape[2])
-        keys = block.key_places(kv_heads).pad(_joined(before_k, k)).flatten(0, 1)
-        values = block.key_places(kv_heads).pad(_joined(before_v, v)).flatten(0, 1)
-        bias = block.bias(window, q.dtype).repeat(heads // kv_heads, 1)
-        scores = torch.baddbmm(bias, padded, keys.transpose(1, 2))
-        # On bfloat16 the kernel itself sums in float32.
-        p = torch.softmax(scores, dim=-1)
-        ctx.save_for_backward(padded, keys, values, p)
-        return places.unpad(torch.bmm(p, values))
+        ctx.packing, ctx.scale, ctx.shapes = packing, scale, (q.shape, k.shape, v.shape)
+        (out,) = _rows(v, packing, (*q.shape[:2], v.shape[2]))
+        queries, keys, values, outs = (x.split(packing.sizes) for x in (q, k, v, out))
+        saved = []
+        for i, block in packing.short:
+            places, key_places = block.query_places(heads), block.key_places(kv_heads)
+            padded = (places.pad(queries[i]) * scale).view(block.batch * kv_heads, -1, q.shape[2])
+            seen_k = key_places.pad(_seen(keys, i, block)).flatten(0, 1)
+            seen_v = key_places.pad(_seen(values, i, block)).flatten(0, 1)
+            bias = block.bias(_narrow(window, block), q.dtype).repeat(heads // kv_heads, 1)
+            scores = torch.baddbmm(bias, padded, seen_k.transpose(1, 2))
+            # On bfloat16 the kernel itself sums in float32.
+            p = torch.softmax(scores, dim=-1)
+            saved += [padded, seen_k, seen_v, p]
+            places.unpad(torch.bmm(p, seen_v), outs[i])
+        ctx.save_for_backward(*saved)
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, keys, values, p = ctx.saved_tensors
-        block: Block = ctx.block
-        places = block.query_places(ctx.heads)
-        # What padded queries saw must not reach keys and values.
-        grad = places.clear(places.pad(grad)).view_as(q)
-        grad_p = torch.bmm(grad, values.transpose(1, 2))
-        grad_scores = torch._softmax_backward_data(grad_p, p, -1, p.dtype)
-        grad_q = places.unpad(torch.bmm(grad_scores, keys).mul_(ctx.scale))
-        grad_k = torch.bmm(grad_scores.transpose(1, 2), q)
-        grad_v = torch.bmm(p.transpose(1, 2), grad)
-        own_k, before_k = _parted(grad_k, block, ctx.kv_heads)
-        own_v, before_v = _parted(grad_v, block, ctx.kv_heads)
-        return grad_q, own_k, own_v, before_k, before_v, None, None, None
+        packing: Packing = ctx.packing
+        heads, kv_heads = ctx.shapes[0][1], ctx.shapes[1][1]
+        grads = _rows(grad, packing, *ctx.shapes)
+        grads_q, grads_k, grads_v = (x.split(packing.sizes) for x in grads)
+        grads_out, saved = grad.split(packing.sizes), iter(ctx.saved_tensors)
+        # In the row's order: a block adds to what it continues, which was written before.
+        for i, block in packing.short:
+            q, keys, values, p = (next(saved) for _ in range(4))
+            places, key_places = block.query_places(heads), block.key_places(kv_heads)
+            # What padded queries saw must not reach keys and values.
+            own = places.clear(places.pad(grads_out[i])).view(*q.shape[:2], -1)
+            grad_p = torch.bmm(own, values.transpose(1, 2))
+            grad_scores = torch._softmax_backward_data(grad_p, p, -1, p.dtype)
+            places.unpad(torch.bmm(grad_scores, keys).mul_(ctx.scale), grads_q[i])
+            for rows, seen in (
+                (grads_k, torch.bmm(grad_scores.transpose(1, 2), q)),
+                (grads_v, torch.bmm(p.transpose(1, 2), own)),
+            ):
+                key_places.unpad(seen, rows[i])
+                if block.context is not None:
+                    seen = seen.view(block.batch, kv_heads, block.keys, -1)
+                    rows[block.context].add_(seen[:, :, : block.before].sum(0).transpose(0, 1))
+        return *grads, None, None, None
 
 
-def _joined(before: torch.Tensor | None, own: torch.Tensor) -> torch.Tensor:
-    return own if before is None else torch.cat([before, own])
+def _rows(like: torch.Tensor, packing: Packing, *shapes: Sequence[int]) -> list[torch.Tensor]:
+    """To be filled block by block; zero where long blocks stay out."""
+    make = like.new_zeros if packing.long else like.new_empty
+    return [make(shape) for shape in shapes]
 
 
-def _parted(x: torch.Tensor, block: Block, heads: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Gradients of a rectangle of keys, to the block's own tokens and to its context's."""
-    x = x.view(block.batch, heads, block.keys, -1)
-    own = block.key_places(heads).unpad(x)
-    if block.context is None:
-        return own, None
-    return own, x[:, :, : block.before].sum(0).transpose(0, 1)
+def _seen(rows: Sequence[torch.Tensor], i: int, block: Block) -> torch.Tensor:
+    """The keys or values that block `i` looks at: those that it continues, then its own."""
+    return rows[i] if block.context is None else torch.cat([rows[block.context], rows[i]])
 
 
 def _fused_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    before_k: torch.Tensor | None,
-    before_v: torch.Tensor | None,
     block: Block,
     scale: float,
     window: int | None,
     dropout: float,
 ) -> torch.Tensor:
+    """Of one block: its queries, and all that they may look at."""
     heads, kv_heads = q.shape[1], k.shape[1]
     places, key_places = block.query_places(heads), block.key_places(kv_heads)
     plain = window is None and block.context is None
     out = F.scaled_dot_product_attention(
         places.pad(q),
-        key_places.pad(_joined(before_k, k)),
-        key_places.pad(_joined(before_v, v)),
+        key_places.pad(k),
+        key_places.pad(v),
         attn_mask=None if plain else block.mask(window),
         is_causal=plain,
         scale=scale,

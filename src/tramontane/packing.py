@@ -93,6 +93,8 @@ class Packing:
                 else Block(own, torch.device(device), block_of[context], lengths[context])
             )
             self.sizes.append(sum(own))
+        self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
+        self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
 
     @cached_property
     def ragged(self) -> Ragged:
@@ -262,7 +264,10 @@ class Places:
         x.view(-1, x.shape[-1]).index_fill_(0, self._outside, 0.0)
         return x
 
-    def unpad(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, heads, width, d] → [n, heads, d]."""
-        rows = x.reshape(-1, x.shape[-1]).index_select(0, self._own)
-        return rows.view(-1, self.shape[1], x.shape[-1])
+    def unpad(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, heads, width, d] → [n, heads, d], into `out` where that is given."""
+        rows, d = x.reshape(-1, x.shape[-1]), x.shape[-1]
+        if out is not None:
+            torch.index_select(rows, 0, self._own, out=out.view(-1, d))
+            return out
+        return rows.index_select(0, self._own).view(-1, self.shape[1], d)
