@@ -2,11 +2,12 @@
 
     python benchmarks/scaling.py [--repeats 2] [--updates 50]
 
-Calibration, for few slots and for many: a decode step of the engine alone, by live sequences and
-cached tokens, and an update of the trainer alone, by tokens and their pairs, in CPU time; and two
-short runs of the pipeline on Ray, one synchronous, whose records say how much longer both take
-there and beside each other (texts, verdicts, records and the controller have no cores of their
-own), and what else an update waits for. Then other settings are run and simulated: synchronous and
+Calibration: one run of the pipeline on Ray whose trainer never lacks a batch, which tells what it
+waits for to give out weights. For few slots and for many: a decode step of the engine alone, by
+live sequences and cached tokens, and an update of the trainer alone, by tokens and their pairs, in
+CPU time; and two runs, one synchronous, whose records say how much longer both take there and
+beside each other (texts, verdicts, records and the controller have no cores of their own), and how
+long a batch is on its way. Then other settings are run and simulated: synchronous and
 asynchronous, with another n_async, n_batch, group size, bound on staleness and spread of lengths.
 None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
 and writes scaling.json beside this file.
@@ -44,6 +45,8 @@ SIZES: dict[str, int] = {"n_batch": 48, "group_size": 8, "max_staleness": 3}
 # otherwise. And the sizes of the runs that tell what the pipeline adds.
 FEW: Calibration = ((1, 8, 16, 32, 40), SIZES | {"n_async": 40})
 MANY: Calibration = ((1, 16, 32, 64, 128), SIZES | {"n_async": 56})
+# More than enough ahead of the trainer.
+SATURATED = {"n_async": 112, "n_batch": 24, "group_size": 4, "max_staleness": 10}
 # Updates left out: one whose bound on staleness is 8 takes some more than 8 to be filled.
 SKIP = 12
 # Processes: threads of one slow each other down, the more the fewer sequences there are.
@@ -160,8 +163,16 @@ def decode_curve(
     return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), prefill
 
 
+def publishing(folder: Path, model: Path, updates: int) -> float:
+    """Seconds between an update's end and the next one's beginning."""
+    sizes = SATURATED | {"updates": updates}
+    seen = run(folder, model, TWICE, SKIP, pipeline=sizes, placement=PLACEMENT)
+    idle: float = seen["trainer_idle"] * seen["seconds_per_update"]
+    return idle
+
+
 def calibrate(
-    folder: Path, models: dict[str, Path], updates: int, calibration: Calibration
+    folder: Path, models: dict[str, Path], updates: int, publish: float, calibration: Calibration
 ) -> tuple[Costs, int, dict[str, Any]]:
     """Costs on this machine, the tokens of a prompt, and what they were taken from."""
     counts, sizes = calibration
@@ -179,6 +190,7 @@ def calibrate(
     update = seen["seconds_per_update"]
     costs = replace(
         alone,
+        publish=publish,
         receive=seen["pause_ms"] / 1000,
         verify=update * (1 - seen["verifier_idle"]) / sizes["n_batch"],
     )
@@ -191,7 +203,7 @@ def calibrate(
         train=train.times(training),
     )
     told = predict(config_of(folder, model, TWICE, sizes), costs, TWICE, prompt)
-    costs = replace(costs, publish=max(0.0, update - told.seconds_per_update))
+    costs = replace(costs, latency=max(0.0, update - told.seconds_per_update))
 
     # Side by side: how much longer each takes while the other works.
     sizes = together | {"updates": updates}
@@ -212,7 +224,7 @@ def calibrate(
         "in_the_pipeline": [round(generating, 3), round(training, 3)],
         "beside_each_other": [round(b, 3) for b in beside],
         "verify_ms": round(1000 * costs.verify, 3),
-        "other_ms_an_update": round(1000 * costs.publish, 1),
+        "latency_ms": round(1000 * costs.latency, 1),
         "pause_ms": round(1000 * costs.receive, 2),
     }
     return costs, prompt, figures
@@ -299,11 +311,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models = {each.name: make_model(folder, each) for each in (FIXED, TWICE, FIVEFOLD)}
-        few, prompt, of_few = calibrate(folder, models, args.updates, FEW)
-        many, prompt, of_many = calibrate(folder, models, args.updates, MANY)
-        figures = {"few": of_few, "many": of_many}
-        for name, found in figures.items():
+        publish = publishing(folder, models[TWICE.name], args.updates)
+        few, prompt, of_few = calibrate(folder, models, args.updates, publish, FEW)
+        many, prompt, of_many = calibrate(folder, models, args.updates, publish, MANY)
+        print(f"publish: {1000 * publish:.1f} ms")
+        for name, found in (("few", of_few), ("many", of_many)):
             print(f"{name} slots:", ", ".join(f"{key} {value}" for key, value in found.items()))
+        figures = {"publish_ms": round(1000 * publish, 1), "few": of_few, "many": of_many}
         rows = check(folder, (few, many), prompt, models, args)
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)
     finish(

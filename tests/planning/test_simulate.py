@@ -59,6 +59,20 @@ def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     assert (found.staleness_max, found.utilisation) == (0, 1.0)
 
 
+def test_latency_is_waited_for_by_a_synchronous_run_alone() -> None:
+    """A batch on its way occupies nobody: a pipeline that runs ahead has others meanwhile."""
+    late, paid = costs(latency=0.4), costs()
+    synchronous = config(max_staleness=0, updates=99)
+    there = simulate(synchronous, paid, constant(64), until=12)
+    found = simulate(synchronous, late, constant(64), until=12)
+    assert found.seconds_per_update == pytest.approx(there.seconds_per_update + 0.4)
+    ahead = config(updates=400, n_async=128, max_staleness=8)
+    there = simulate(ahead, paid, constant(64), skip=20, until=40)
+    found = simulate(ahead, late, constant(64), skip=20, until=40)
+    assert found.seconds_per_update == pytest.approx(there.seconds_per_update, rel=0.01)
+    assert found.verifier_idle == there.verifier_idle
+
+
 @pytest.mark.parametrize(("step", "token"), [(0.01, 1e-4), (0.01, 1e-3), (0.05, 1e-3)])
 def test_an_asynchronous_update_takes_the_longer_of_both_works(step: float, token: float) -> None:
     sizes = config(updates=400, max_staleness=8)  # far from its end, where work runs out

@@ -27,6 +27,7 @@ class Costs:
         publish: the trainer, for giving out its weights.
         receive: each generator's pause for new weights.
         verify: one completion, on one verifier.
+        latency: from a group's last token until its verdicts count, beside `verify`: calls, queues.
         record: writing an update down, beside the next one.
         poll: a generator, for each poll beside its decode steps.
         generator_beside_trainer, trainer_beside_generator: how much longer each takes while the
@@ -39,6 +40,7 @@ class Costs:
     publish: float = 0.0
     receive: float = 0.0
     verify: float = 0.0
+    latency: float = 0.0
     record: float = 0.0
     poll: float = 0.0
     generator_beside_trainer: float = 1.0

@@ -118,7 +118,8 @@ class Simulation:
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
             self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
             self.verifying += seconds
-            self.at(self.verifiers[first] - self.now, lambda: self._grade(group))
+            known = self.verifiers[first] - self.now + self.costs.latency
+            self.at(known, lambda: self._grade(group))
 
     def _grade(self, group: OpenGroup) -> None:
         alike = random.Random(group.id).random() < self.filtered
