@@ -175,6 +175,21 @@ def labels(raw: list[Row], clean: list[Row], truth: dict[str, Truth]) -> dict[st
     return counts
 
 
+def disputes(raw: list[Row], truth: dict[str, Truth], second: list[Row]) -> Row:
+    """Disputed labels by level and fault; of the wrong ones, how many got the right answer."""
+    level = {row["id"]: row["difficulty"] for row in raw}
+    disputed = [d for d in second if d["reason"] == "label_disputed" and d["id"] in truth]
+    counts = Counter((level[d["id"]], truth[d["id"]].fault or "sound") for d in disputed)
+    return {
+        "by_level": {f"{n}: {fault}": count for (n, fault), count in sorted(counts.items())},
+        "rightly_answered": sum(
+            f" answer {truth[d['id']].right}; " in d["detail"]
+            for d in disputed
+            if truth[d["id"]].fault == "wrong_label"
+        ),
+    }
+
+
 def argument(raw: list[Row], truth: dict[str, Truth], passes: Sequence[list[Row]]) -> Row:
     """The paper's argument in miniature: what became, pass by pass, of the sound problems."""
     weak, strong = ({d["id"]: FATES.get(d["reason"], "other") for d in rows} for rows in passes)
@@ -212,6 +227,7 @@ def found(work: Path) -> Row:
             for when, of in scores.items()
         },
         "labels": labels(raw, lines(work / "clean/kept.jsonl"), truth),
+        "disputes": disputes(raw, truth, second),
         "argument": argument(raw, truth, (first, second)),
     }
 
@@ -300,6 +316,9 @@ def text(report: Row) -> str:
         "The second pass's model, pass@1 on problems without faults: "
         + " → ".join(_n(value["value"]) for value in report["teacher"]["pass_at_1"].values())
         + ".",
+        "Disputed labels by level: "
+        + ", ".join(f"{key} {n}" for key, n in report["disputes"]["by_level"].items())
+        + f". Of the wrong ones {report['disputes']['rightly_answered']} got the right answer.",
         f"Of {found['sound']:,} sound problems the first pass throws away {found['thrown_away']:,} "
         f"as never solved; the second pass's model solves {found['of_these_solvable']:,} of them, "
         f"and its pass keeps {found['of_these_kept_by_two']:,}.",
