@@ -2,8 +2,8 @@
 
     python benchmarks/scaling.py [--repeats 2] [--updates 50]
 
-Calibration: one run of the pipeline on Ray whose trainer never lacks a batch, which tells what it
-waits for to give out weights. For few slots and for many: a decode step of the engine alone, by
+Calibration: one run of the pipeline on Ray that runs far ahead of its trainer, whose idle time is
+taken for what it waits for to give out weights: at most that, where batches come late after all. For few slots and for many: a decode step of the engine alone, by
 live sequences and cached tokens, and an update of the trainer alone, by tokens and their pairs, in
 CPU time; and two runs, one synchronous, whose records say how much longer both take there and
 beside each other (texts, verdicts, records and the controller have no cores of their own), and how
@@ -45,7 +45,7 @@ SIZES: dict[str, int] = {"n_batch": 48, "group_size": 8, "max_staleness": 3}
 # otherwise. And the sizes of the runs that tell what the pipeline adds.
 FEW: Calibration = ((1, 8, 16, 32, 40), SIZES | {"n_async": 40})
 MANY: Calibration = ((1, 16, 32, 64, 128), SIZES | {"n_async": 56})
-# More than enough ahead of the trainer.
+# Far ahead of the trainer, though a generator that shares its cores may still be the slower one.
 SATURATED = {"n_async": 112, "n_batch": 24, "group_size": 4, "max_staleness": 10}
 # Updates left out: one whose bound on staleness is 8 takes some more than 8 to be filled.
 SKIP = 12
@@ -164,7 +164,7 @@ def decode_curve(
 
 
 def publishing(folder: Path, model: Path, updates: int) -> float:
-    """Seconds between an update's end and the next one's beginning."""
+    """Seconds between an update's end and the next one's beginning, waits for a batch included."""
     sizes = SATURATED | {"updates": updates}
     seen = run(folder, model, TWICE, SKIP, pipeline=sizes, placement=PLACEMENT)
     idle: float = seen["trainer_idle"] * seen["seconds_per_update"]
