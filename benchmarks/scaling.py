@@ -3,12 +3,13 @@
     python benchmarks/scaling.py [--repeats 2] [--updates 50]
 
 Calibration: one run of the pipeline on Ray that runs far ahead of its trainer, whose idle time is
-taken for what it waits for to give out weights: at most that, where batches come late after all. For few slots and for many: a decode step of the engine alone, by
-live sequences and cached tokens, and an update of the trainer alone, by tokens and their pairs, in
-CPU time; and two runs, one synchronous, whose records say how much longer both take there and
-beside each other (texts, verdicts, records and the controller have no cores of their own), and how
-long a batch is on its way. Then other settings are run and simulated: synchronous and
-asynchronous, with another n_async, n_batch, group size, bound on staleness and spread of lengths.
+taken for what it waits for to give out weights (an upper bound, where batches come late after all).
+For few slots and for many: a decode step of the engine alone, by live sequences and cached tokens,
+and an update of the trainer alone, by tokens and their pairs, in CPU time; and two runs, one
+synchronous, whose records say how much longer both take there and beside each other (texts,
+verdicts, records and the controller have no cores of their own), and how long a batch is on its
+way. Then other settings are run and simulated: synchronous and asynchronous, with another n_async,
+n_batch, group size, bound on staleness and spread of lengths.
 None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
 and writes scaling.json beside this file.
 """
