@@ -2,7 +2,7 @@
 
     python -m benchmarks.generation [--sizes 1M 5M 25M] [--slots 16 64 256] [--repeats 3]
                                     [--dtypes float32 bfloat16] [--lengths fixed variable]
-                                    [--device cpu]
+                                    [--device cpu] [--eager]
 
 Random Llamas, prompts of 25 to 60 tokens in groups of 16, sampling at temperature 1. Completions
 have 24 tokens each (`fixed`), or lengths drawn from an exponential cut at five times their mean
@@ -15,7 +15,9 @@ machine count little. Each repeat measures all three; medians and ranges are pri
 Utilisation is of the engine, while requests wait: the tail after the last admission is left out,
 for in a pipeline there is none. `GEMM peak` is the share of the rate of a large square matrix
 product, measured in the same run and dtype, that the engine reaches: two operations a parameter
-and token, and four a layer, channel and position that attention looks at.
+and token, and four a layer, channel and position that attention looks at. On a GPU the engine
+replays CUDA graphs (`--eager`: it does not), and its share of the bandwidth of a large copy is
+given too: each step reads all weights, and the keys and values of what each token attends to.
 
 Prints a table, writes generation.json beside this file, and exits non-zero where the engine is not
 faster than both in every cell, or has under 85 % utilisation on variable lengths.
@@ -41,6 +43,7 @@ from transformers.utils import logging
 
 from benchmarks.measure import SIZES, VOCAB, Promise, finish, machine, make_llama, spread
 from tramontane.generator import SlotEngine
+from tramontane.generator.graphs import recorder
 from tramontane.types import Request, SamplingParams
 
 GROUP = 16
@@ -71,8 +74,9 @@ def make_requests(n: int, kind: str, seed: int) -> list[Request]:
 class Engine:
     """The slot engine, and its utilisation while requests wait."""
 
-    def __init__(self, model: PreTrainedModel, slots: int) -> None:
-        self.engine = SlotEngine(model, slots, max_len=PROMPT[1] + LONGEST)
+    def __init__(self, model: PreTrainedModel, slots: int, graphs: bool) -> None:
+        record = recorder(model, graphs)
+        self.engine = SlotEngine(model, slots, max_len=PROMPT[1] + LONGEST, record=record)
         self.live = self.held = 0
 
     def __call__(self, requests: list[Request]) -> None:
@@ -160,20 +164,50 @@ def make_clock(device: str) -> Callable[[], float]:
     return clock
 
 
+def bandwidth(device: str, n: int = 2**30) -> float:
+    """Bytes a second that a large copy reads and writes; the best of five."""
+    a, b = (torch.ones(n, dtype=torch.uint8, device=device) for _ in range(2))
+    clock = make_clock(device)
+    seconds = []
+    for _ in range(5):
+        start = clock()
+        b.copy_(a)
+        seconds.append(clock() - start)
+    return 2 * n / min(seconds)
+
+
+def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> float:
+    """What `steps` decode steps that generate the tokens of `requests` read at least."""
+    hidden, layers, intermediate, _ = SIZES[size]
+    weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
+    cached = 2 * layers * hidden * sum(map(seen, requests))
+    return (weights * steps + cached) * getattr(torch, dtype).itemsize
+
+
+def seen(request: Request) -> float:
+    """Positions that a request's tokens attend to, all together."""
+    n = request.sampling.max_tokens
+    return n * len(request.prompt_ids) + n * (n - 1) / 2
+
+
 def operations(size: str, requests: list[Request]) -> float:
     """What the tokens of `requests` take at least."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
     total = 0.0
     for r in requests:
-        n = r.sampling.max_tokens
-        seen = n * len(r.prompt_ids) + n * (n - 1) / 2
-        total += 2 * weights * n + 4 * layers * hidden * seen
+        total += 2 * weights * r.sampling.max_tokens + 4 * layers * hidden * seen(r)
     return total
 
 
 def compare(
-    size: str, slots: int, dtype: str, kind: str, peak: float, args: argparse.Namespace
+    size: str,
+    slots: int,
+    dtype: str,
+    kind: str,
+    peak: float,
+    copied: float | None,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
     def model(attention: str) -> PreTrainedModel:
         llama = make_llama(size).to(args.device, getattr(torch, dtype)).eval()
@@ -184,7 +218,7 @@ def compare(
         llama.set_attn_implementation(attention)
         return llama
 
-    engine, plain = Engine(model("packed"), slots), model("sdpa")
+    engine, plain = Engine(model("packed"), slots, not args.eager), model("sdpa")
     manager = start_batching(model("paged|sdpa"), slots)
     runs: dict[str, Run] = {
         "engine": engine,
@@ -196,17 +230,21 @@ def compare(
     for run in runs.values():
         run([r for r in make_requests(slots, "fixed", seed=-1) if r.index < 4])
     engine.live = engine.held = 0
-    peaks, ratios = [], []
+    peaks, shares, ratios = [], [], []
     for repeat in range(args.repeats):
         requests = make_requests(slots + MORE, kind, seed=repeat)
         tokens = sum(r.sampling.max_tokens for r in requests)
         for name, run in runs.items():
+            steps = engine.engine.stats.decode_steps
             start = clock()
             run(requests)
             seconds = clock() - start
             rates[name].append(tokens / seconds)
             if name == "engine":
                 peaks.append(operations(size, requests) / seconds / peak)
+                steps = engine.engine.stats.decode_steps - steps
+                read = bytes_read(size, requests, steps, dtype)
+                shares += [] if copied is None else [read / seconds / copied]
         ratios.append(rates["engine"][-1] / max(rates["generate"][-1], rates["batching"][-1]))
     manager.stop(block=True, timeout=TIMEOUT)
     return {
@@ -218,7 +256,7 @@ def compare(
         "ratio": spread(ratios, 2),
         "utilisation": round(engine.live / engine.held, 3),
         "gemm_peak": round(median(peaks), 3),
-    }
+    } | ({"bandwidth": round(median(shares), 3)} if shares else {})
 
 
 def main() -> None:
@@ -230,16 +268,20 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
 
     peaks = {dtype: gemm_peak(getattr(torch, dtype), args.device) for dtype in args.dtypes}
     print("GEMM peak: " + ", ".join(f"{d} {p / 1e9:,.0f} GFLOP/s" for d, p in peaks.items()))
+    copied = bandwidth(args.device) if args.device.startswith("cuda") else None
+    if copied is not None:
+        print(f"bandwidth of a copy: {copied / 1e9:,.0f} GB/s")
     print("tokens/s: median (range)")
     print(
         f"{'model':>5} {'slots':>5} {'dtype':>8} {'lengths':>8} {'engine':>23} {'generate':>23} "
-        f"{'batching':>23} {'ratio':>17} {'used':>5} {'peak':>5}"
+        f"{'batching':>23} {'ratio':>17} {'used':>5} {'peak':>5}" + (" bandwidth" if copied else "")
     )
     rows = []
     cells = [
@@ -250,7 +292,7 @@ def main() -> None:
         for kind in args.lengths
     ]
     for size, slots, dtype, kind in cells:
-        row = compare(size, slots, dtype, kind, peaks[dtype], args)
+        row = compare(size, slots, dtype, kind, peaks[dtype], copied, args)
         rows.append(row)
         rates = [
             f"{s['median']:,.0f} ({s['lowest']:,.0f}–{s['highest']:,.0f})"
@@ -260,7 +302,8 @@ def main() -> None:
         ratio = f"{r['median']} ({r['lowest']}–{r['highest']})"
         print(
             f"{size:>5} {slots:>5} {dtype:>8} {kind:>8} {rates[0]:>23} {rates[1]:>23} "
-            f"{rates[2]:>23} {ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}",
+            f"{rates[2]:>23} {ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}"
+            + (f" {row['bandwidth']:>9.0%}" if copied else ""),
             flush=True,
         )
     slowest = min(row["ratio"]["median"] for row in rows)
@@ -274,6 +317,8 @@ def main() -> None:
             )
         )
     peak_rates = {f"gemm_{d}": round(p / 1e9) for d, p in peaks.items()}
+    if copied:
+        peak_rates["bandwidth"] = round(copied / 1e9)
     report = machine(args.device) | {"threads": 1, **vars(args), **peak_rates, "results": rows}
     finish(__file__, report, promises)
 

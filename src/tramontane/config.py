@@ -170,7 +170,8 @@ class GeneratorConfig(Section):
     `kv_cache`: after a weight update, sequences in flight `keep` their keys and values (the
     paper's choice) or `recompute` them. `steps_per_call`: decode steps between two looks at the
     mailbox, so the longest that new weights wait. `prefill_tokens`: prompt tokens at once.
-    `kv_cache_mib`: the memory that all keys and values may take at most; null: any.
+    `kv_cache_mib`: the memory that all keys and values may take at most; null: any. `cuda_graphs`:
+    on a GPU, record decode steps once and replay them.
     """
 
     temperature: float = Field(1.0, gt=0)
@@ -181,6 +182,7 @@ class GeneratorConfig(Section):
     workers: int = Field(1, ge=1)
     device: Device = "cpu"
     kv_cache_mib: int | None = Field(None, ge=1)
+    cuda_graphs: bool = True
 
 
 class CustomReward(Section):

@@ -154,8 +154,10 @@ def _bytes_per_token(config: Config) -> int:
 
 
 def _cache_bytes(prepared: Prepared, stage: Config) -> int:
-    """That the lanes of all generators take at most in a stage."""
-    most = positions(slots(stage), prepared.max_prompt + stage.pipeline.l_max)
+    """That the slots of all generators take at most in a stage."""
+    config, longest = stage.generator, prepared.max_prompt + stage.pipeline.l_max
+    slab = config.cuda_graphs and config.device.startswith("cuda")
+    most = slots(stage) * longest if slab else positions(slots(stage), longest)
     return _bytes_per_token(stage) * most * stage.generator.workers
 
 

@@ -17,6 +17,7 @@ from tramontane.attention import packed_attention, refuse_unsupported
 from tramontane.errors import InputError
 from tramontane.generator.cache import Part, Step
 from tramontane.generator.lanes import Lane
+from tramontane.generator.slab import SlabStep
 
 # Below this, a weight is no longer exact to float32's digits.
 _UNDERFLOW = 1e-35
@@ -29,17 +30,17 @@ def slot_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    decode: Step | None = None,
+    decode: Step | SlabStep | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Decode attention as transformers' interface wants it.
 
-    Each sequence attends to its prefix, with all that share it, and to its own positions; the two
-    are merged by the share that each has of the softmax' denominator. The query heads that share a
-    key-value head are the rows of one matrix product, so keys and values are never repeated.
-    Batched matrix products rather than scaled_dot_product_attention, which is several times slower
-    for one query in bfloat16 on a CPU. Softmax in float32.
+    In lanes, each sequence attends to its prefix, with all that share it, and to its own
+    positions; the two are merged by the share that each has of the softmax' denominator. The query
+    heads that share a key-value head are the rows of one matrix product, so keys and values are
+    never repeated. Batched matrix products rather than scaled_dot_product_attention, which is
+    several times slower for one query in bfloat16 on a CPU. Softmax in float32.
 
     Args:
         module: the attention layer.
@@ -69,7 +70,10 @@ def slot_attention(
             f"{type(module).__name__} does not attend to the keys and values that it caches; the "
             f"embedded generator cannot run it; generate with vLLM"
         )
-    query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if isinstance(decode, SlabStep):
+        return decode.attend(query, scale, sliding_window)[:, None], None
+    query = query * scale
     own, own_mass = _attend(query, decode, decode.own, sliding_window)
     if decode.shared:
         shared, mass = _attend(query, decode, decode.shared, sliding_window)

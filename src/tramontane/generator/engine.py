@@ -8,8 +8,9 @@ last token.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -19,13 +20,18 @@ from transformers import PreTrainedModel
 from tramontane.errors import InputError
 from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.cache import SlotCache
+from tramontane.generator.graphs import Recorder, bucket
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
-from tramontane.generator.sampling import sample, streams, uniforms
+from tramontane.generator.sampling import Drawing, sample, uniforms
+from tramontane.generator.slab import SlabCache
+from tramontane.generator.state import State
 from tramontane.models import context_length
 from tramontane.packing import pack
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
+# Of each row of a batch, [B] bool: it drew an EOS token; it is done; it fills its lane.
+Flags = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -60,50 +66,6 @@ class _Flight:
         return (self.request.prompt_ids + self.request.token_ids)[:-1]
 
 
-class _State:
-    """What each slot holds: [slots], or [slots, max_len] for what was generated."""
-
-    def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.last = zeros(slots)  # the newest token, not cached yet
-        self.length = zeros(slots)  # positions cached
-        self.start = zeros(slots)  # of these, what it was admitted with
-        self.count = zeros(slots)  # tokens generated
-        self.limit = zeros(slots)  # tokens to generate at most
-        self.stream = zeros(slots)  # where its random numbers start
-        self.top_k = zeros(slots)
-        self.top_p = zeros(slots, dtype=torch.float32)
-        self.temperature = zeros(slots, dtype=torch.float32)
-        self.tokens = zeros(slots, max_len)
-        self.versions = zeros(slots, max_len)
-        self.logprobs = zeros(slots, max_len, dtype=torch.float32)
-
-    def place(self, slots: list[int], requests: list[Request]) -> None:
-        """Write requests into slots."""
-        at = torch.tensor(slots, device=self.last.device)
-        lengths = [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]
-        columns: list[tuple[torch.Tensor, list]] = [
-            (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
-            (self.length, lengths),
-            (self.start, lengths),
-            (self.count, [len(r.token_ids) for r in requests]),
-            (self.limit, [r.sampling.max_tokens for r in requests]),
-            (self.top_k, [r.sampling.top_k for r in requests]),
-            (self.top_p, [r.sampling.top_p for r in requests]),
-            (self.temperature, [r.sampling.temperature for r in requests]),
-        ]
-        for column, values in columns:
-            column[at] = torch.tensor(values, dtype=column.dtype, device=at.device)
-        self.stream[at] = streams([r.seed for r in requests]).to(at.device)
-        for slot, r in zip(slots, requests, strict=True):
-            if n := len(r.token_ids):
-                self.tokens[slot, :n] = torch.tensor(r.token_ids)
-                self.logprobs[slot, :n] = torch.tensor(r.logprobs)
-                self.versions[slot, :n] = torch.tensor(r.versions)
-
-
 class SlotEngine:
     """Runs requests through `slots` slots, refilling each as it falls free.
 
@@ -115,6 +77,8 @@ class SlotEngine:
         eos_ids: tokens that end a completion.
         prefill_tokens: tokens in one prefill forward (a longer sequence has one to itself).
         version: of the weights as they are.
+        record: makes steps of fixed shapes quicker to repeat; keys and values then lie in a slab
+            instead of in lanes.
 
     Raises:
         InputError: the model cannot be run this way.
@@ -128,12 +92,15 @@ class SlotEngine:
         eos_ids: Collection[int] = (),
         prefill_tokens: int = 4096,
         version: int = 0,
+        record: Recorder | None = None,
     ) -> None:
         self.model = model.eval()
         self.slots, self.max_len, self.prefill_tokens = slots, max_len, prefill_tokens
-        self.version = version
         self.stats = Stats()
         self._device = next(model.parameters()).device
+        self._version = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self.version = version
+        self._recorder = record
         vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
         self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=self._device)
         if strange := [t for t in eos_ids if not 0 <= t < vocab]:
@@ -141,7 +108,7 @@ class SlotEngine:
         self._is_eos[list(eos_ids)] = True
         self._layout = self._try_model()
         self._serial = 0
-        self.clear()
+        self._allocate()
 
     def resize(self, slots: int, max_len: int) -> None:
         """Take other sizes; the memory of the old ones is freed.
@@ -153,6 +120,16 @@ class SlotEngine:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
         self.slots, self.max_len = slots, max_len
         self.clear()
+
+    @property
+    def version(self) -> int:
+        """Of the weights, noted with every token that is sampled."""
+        return self._version_number
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._version_number = version
+        self._version.fill_(version)
 
     # --- requests
 
@@ -218,18 +195,24 @@ class SlotEngine:
 
     def clear(self) -> None:
         """Forget everything in flight and waiting."""
-        self._cache = SlotCache(self._layout, self.slots, self.max_len)
-        self._state = _State(self.slots, self.max_len, self._device)
+        del self._recorded, self._cache, self._state  # before memory is taken for new ones
+        self._allocate()
+
+    def _allocate(self) -> None:
+        kind = SlotCache if self._recorder is None else SlabCache
+        self._cache: SlotCache | SlabCache = kind(self._layout, self.slots, self.max_len)
+        self._state = State(self.slots, self.max_len, self._device)
         self._flights: dict[int, _Flight] = {}
         self._told: dict[int, int] = {}  # tokens of each flight that `grown` has told of
-        self._free = list(reversed(range(self.slots)))
+        self._free = list(range(self.slots))  # a heap: the lowest is taken first
         self._waiting: deque[_Flight] = deque()
         # Prefixes stay until the last sequence that starts with them is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
-        # The batch of a decode step: whose row is whose, and how far each may grow in its lane.
-        self._order: torch.Tensor | None = None
-        self._capacity = torch.empty(0)
+        # The batch of a decode step; recorded ones hold on to the first two of a slab.
+        self._seat()
+        self._moved = False  # since the batch was last looked at
+        self._recorded: dict[tuple[int, Drawing], Callable[[], Flags]] = {}
 
     def _check(self, request: Request) -> None:
         s = request.sampling
@@ -262,11 +245,54 @@ class SlotEngine:
         self._admit()
         if not self._flights:
             return []
-        if self._order is None:
-            self._order = torch.tensor(self._cache.rows, device=self._device)
-            self._capacity = torch.tensor(self._cache.capacities, device=self._device)
-        s, order = self._state, self._order
-        lengths, counts = s.length[order], s.count[order]
+        if self._moved:
+            if self._recorder is None:
+                self._seat()
+            self._drawing = Drawing.of(f.request.sampling for f in self._flights.values())
+            self._moved = False
+        if self._recorder is None:
+            flags = self._advance(self._order, self._capacity)
+        else:
+            flags = self._replay(self._recorder)
+        live = len(self._flights)
+        self.stats.generated_tokens += live
+        self.stats.live_slot_steps += live
+        self.stats.slot_steps += self.slots
+        self.stats.decode_steps += 1
+        return self._leave(*flags)
+
+    def _seat(self) -> None:
+        """Note whose row is whose, and how far each may grow where it is."""
+        self._order = torch.tensor(self._cache.rows, dtype=torch.int64, device=self._device)
+        self._capacity = torch.tensor(self._cache.capacities, device=self._device)
+
+    def _replay(self, record: Recorder) -> Flags:
+        """`_advance` of all slots up to the last in use, by a recorded step."""
+        rows = bucket(max(self._flights) + 1, self.slots)
+        key = rows, self._drawing
+        if key not in self._recorded:
+            state = self._state
+            count, last = state.count.clone(), state.last.clone()
+            self._recorded[key] = record(lambda: self._advance_first(rows))
+            # Recording runs steps, whose tokens are drawn again: only these say how far all are.
+            state.count.copy_(count)
+            state.last.copy_(last)
+        return self._recorded[key]()
+
+    def _advance_first(self, rows: int) -> Flags:
+        """`_advance` of the first slots. What empty ones draw comes to nothing: their count stays
+        0, and they are never done."""
+        stopped, done, full = self._advance(self._order[:rows], self._capacity[:rows])
+        limit = self._state.limit[:rows]
+        self._state.count[:rows].clamp_(max=limit)
+        return stopped, done & (limit > 0), full
+
+    def _advance(self, order: torch.Tensor, capacity: torch.Tensor) -> Flags:
+        """Draw a token for each of the slots `order` [B], of which `capacity` [B] says how many
+        positions each has room for behind its prefix."""
+        s = self._state
+        counts = s.count[order]
+        lengths = s.offset[order] + counts
         own = lengths - s.start[order] if self._cache.sharing else lengths
         logits = self._decode(self._cache, s.last[order], lengths, own)
         tokens, logprobs = sample(
@@ -275,23 +301,23 @@ class SlotEngine:
             s.temperature[order],
             s.top_p[order],
             s.top_k[order],
+            self._drawing,
         )
         place = order * self.max_len + counts
         s.tokens.view(-1).index_copy_(0, place, tokens)
         s.logprobs.view(-1).index_copy_(0, place, logprobs)
-        s.versions.view(-1).index_fill_(0, place, self.version)
+        s.versions.view(-1).index_copy_(0, place, self._version.expand_as(place))
         s.last[order] = tokens
         s.count[order] = counts + 1
-        s.length[order] = lengths + 1
-        self.stats.generated_tokens += len(order)
-        self.stats.live_slot_steps += len(order)
-        self.stats.slot_steps += self.slots
-        self.stats.decode_steps += 1
         stopped = self._is_eos[tokens]
-        return self._leave(stopped, stopped | (counts + 1 >= s.limit[order]), own + 1)
+        return stopped, stopped | (counts + 1 >= s.limit[order]), own + 1 >= capacity
 
     def _decode(
-        self, cache: SlotCache, tokens: torch.Tensor, lengths: torch.Tensor, own: torch.Tensor
+        self,
+        cache: SlotCache | SlabCache,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        own: torch.Tensor,
     ) -> torch.Tensor:
         """Feed one token to each sequence: [B], [B] positions cached, [B] of these without the
         prefix → logits [B, V] float32."""
@@ -305,14 +331,9 @@ class SlotEngine:
         return out.logits[:, -1].float()
 
     def _leave(
-        self, stopped: torch.Tensor, done: torch.Tensor, own: torch.Tensor
+        self, stopped: torch.Tensor, done: torch.Tensor, full: torch.Tensor
     ) -> list[Completion]:
-        """Free the slots of finished sequences, and give longer lanes to those that need them.
-
-        `stopped`, `done` and `own`, the positions cached behind the prefix, are [B] in the order of
-        the batch.
-        """
-        full = own >= self._capacity
+        """Free the slots of finished sequences, and give longer lanes to those that need them."""
         if not bool((done | full).any()):
             return []
         gone, slots, ended = done.nonzero()[:, 0].tolist(), self._cache.rows, stopped.tolist()
@@ -320,8 +341,10 @@ class SlotEngine:
         self._cache.end(gone, full.nonzero()[:, 0].tolist())
         for b in gone:
             del self._flights[slots[b]]
-            self._free.append(slots[b])
-        self._order = None
+            heapq.heappush(self._free, slots[b])
+        freed = torch.tensor([slots[b] for b in gone], dtype=torch.int64, device=self._device)
+        self._state.limit.index_fill_(0, freed, 0)
+        self._moved = True
         return completions
 
     def _complete(self, slot: int, stopped: bool) -> Completion:
@@ -352,7 +375,7 @@ class SlotEngine:
         if not n:
             return
         flights = [self._waiting.popleft() for _ in range(n)]
-        slots = [self._free.pop() for _ in range(n)]
+        slots = [heapq.heappop(self._free) for _ in range(n)]
         missing = {f.key: f.context for f in flights if f.key not in self._prefixes}
         self._prefixes |= zip(missing, self._prefill(list(missing.values())), strict=True)
         self.stats.prefill_tokens += sum(map(len, missing.values()))
@@ -361,7 +384,7 @@ class SlotEngine:
         self._told |= {
             slot: len(f.request.token_ids) for slot, f in zip(slots, flights, strict=True)
         }
-        self._order = None
+        self._moved = True
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             rows = [slot for slot, _ in members]
             prefix = self._prefixes[key]

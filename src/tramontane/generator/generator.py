@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
+from tramontane.generator.graphs import recorder
 from tramontane.models import load_model, load_tokenizer
 from tramontane.packing import pack
 from tramontane.types import Completion, Progress, Request, SamplingParams
@@ -28,7 +29,7 @@ class Generator:
     Args:
         model: a causal LM, which the generator makes its own (attention, weights).
         tokenizer: for the EOS token and the completions' text.
-        config: `kv_cache`, `steps_per_call` and `prefill_tokens` are used here.
+        config: `kv_cache`, `steps_per_call`, `prefill_tokens` and `cuda_graphs` are used here.
         slots: completions decoded at once.
         max_len: the longest prompt plus its `max_tokens`.
 
@@ -47,7 +48,12 @@ class Generator:
         self.model = model.requires_grad_(False)
         self.tokenizer, self.config = tokenizer, config
         self._engine = SlotEngine(
-            model, slots, max_len, _eos_ids(model, tokenizer), config.prefill_tokens
+            model,
+            slots,
+            max_len,
+            _eos_ids(model, tokenizer),
+            config.prefill_tokens,
+            record=recorder(model, config.cuda_graphs),
         )
         self._busy = 0.0
 
@@ -189,6 +195,7 @@ class Generator:
             longest,
             prefill_tokens=self.config.prefill_tokens,
             version=self.version,
+            record=recorder(self.model, self.config.cuda_graphs),
         )
         sampling = SamplingParams(tokens, temperature)
         engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])

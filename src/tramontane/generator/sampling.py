@@ -7,7 +7,12 @@ numbers whatever runs beside it, in whichever slot, and however often it is inte
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
+
+from tramontane.types import SamplingParams
 
 _MASK = (1 << 64) - 1
 _BLOCK = 64
@@ -47,12 +52,33 @@ def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     return _shift(_mix(stream + (position + 1) * _WEYL), 11).double() * 2.0**-53
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """Which of the ways to draw some row of a batch asks for. The others are left out, without a
+    look at the rows: on a GPU a look waits for all that was launched before it."""
+
+    scaled: bool = True  # a temperature that is not 1
+    narrow: bool = True  # top-k or top-p
+    greedy: bool = True
+
+    @classmethod
+    def of(cls, params: Iterable[SamplingParams]) -> Drawing:
+        """What drawing for all of these takes."""
+        all_of = list(params)
+        return cls(
+            any(p.temperature != 1 for p in all_of),
+            any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in all_of),
+            any(p.temperature == 0 for p in all_of),
+        )
+
+
 def sample(
     logits: torch.Tensor,
     uniform: torch.Tensor,
     temperature: torch.Tensor,
     top_p: torch.Tensor,
     top_k: torch.Tensor,
+    drawing: Drawing = Drawing(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
@@ -65,20 +91,21 @@ def sample(
         temperature: [B]; 0 is greedy.
         top_p: [B]; 1 is off.
         top_k: [B] int64; 0 is off.
+        drawing: what the rows may ask for; by default anything.
 
     Returns:
         Tokens [B] int64 and their log-probabilities [B] float32 under softmax(logits /
         temperature), before top-p and top-k; under softmax(logits) where greedy.
     """
     greedy = temperature == 0
-    if bool((temperature != 1).any()):
+    if drawing.scaled:
         logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     probs = torch.softmax(logits, -1)
     tokens = invert(probs, uniform)
-    narrow = (((top_p < 1) | (top_k > 0)) & ~greedy).nonzero()[:, 0]
-    if len(narrow):
-        tokens[narrow] = _narrowed(probs[narrow], uniform[narrow], top_p[narrow], top_k[narrow])
-    if bool(greedy.any()):
+    if drawing.narrow:
+        narrow = (top_p < 1) | (top_k > 0)
+        tokens = torch.where(narrow, _narrowed(probs, uniform, top_p, top_k), tokens)
+    if drawing.greedy:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 

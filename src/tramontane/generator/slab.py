@@ -1,0 +1,150 @@
+"""Keys and values at fixed addresses, for decode steps of fixed shapes, as CUDA graphs need them.
+
+Each slot owns `max_len` positions, whether it holds a sequence or not. Flash attention reads of
+each only what is used, so that nothing is paid for the rest but memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers.cache_utils import Cache
+
+from tramontane.attention import takes_ragged
+from tramontane.generator.lanes import Layout, Prefix
+
+
+class SlabCache(Cache):
+    """One [planes, slots, max_len, heads, d] per shape of the layout, and the cache that a model's
+    forward is given while decoding. A step takes the slots from 0 on, as many as it is told.
+
+    Args:
+        layout: of the model's keys and values.
+        slots: sequences that fit in all.
+        max_len: positions of each.
+    """
+
+    sharing = False  # each sequence has a copy of its prefix
+
+    def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
+        super().__init__(layers=[])
+        self.layout, self.max_len = layout, max_len
+        self.slabs = [
+            torch.zeros(
+                (planes, slots, max_len, heads, d), dtype=layout.dtype, device=layout.device
+            )
+            for planes, heads, d in layout.shapes
+        ]
+        self.rows = range(slots)
+        self.capacities = [max_len] * slots
+        ends = torch.arange(slots + 1, dtype=torch.int32, device=layout.device)
+        self.query_ends, self.key_ends = ends, ends * max_len
+        self._step: SlabStep | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(slab.nbytes for slab in self.slabs)
+
+    def admit(self, rows: Sequence[int], key: Hashable, prefix: Prefix) -> None:
+        """Write what sequences start with into their slots; `key` is of no use here."""
+        for row in rows:
+            self._write(row, prefix)
+
+    def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
+        """Replace all that is cached of each slot."""
+        for row, prefix in contexts:
+            self._write(row, prefix)
+
+    def _write(self, row: int, prefix: Prefix) -> None:
+        for slab, planes in zip(self.slabs, prefix.planes, strict=False):
+            slab[:, row, : prefix.length] = planes.transpose(1, 2)
+
+    def end(self, gone: Collection[int], full: Collection[int]) -> None:
+        """Nothing moves: the next sequence in a slot writes over the last."""
+
+    def begin(self, lengths: torch.Tensor) -> SlabStep:
+        """Open a decode step; `lengths` [B] int64 are the positions cached of slots 0 to B."""
+        self._step = SlabStep(self, lengths)
+        return self._step
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values, [B, kv_heads, 1, d]."""
+        assert self._step is not None, "SlabCache.update outside a step"
+        self._step.write(layer_idx, key_states, value_states)
+        return key_states, value_states
+
+
+class SlabStep:
+    """One decode step of a slab's first slots.
+
+    Args:
+        cache: the slab.
+        lengths: [B] positions cached before this step.
+    """
+
+    def __init__(self, cache: SlabCache, lengths: torch.Tensor) -> None:
+        self._cache, self._rows = cache, len(lengths)
+        self._used = (lengths + 1).int()
+        self._at = torch.arange(len(lengths), device=lengths.device) * cache.max_len + lengths
+        self._layer = 0
+        self._written: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
+        self._layer, self._written = layer, (key, value)
+        for which, new in enumerate((key, value)):
+            self._plane(which).flatten(0, 1).index_copy_(0, self._at, new[:, :, 0])
+
+    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """Whether these are the tensors last written."""
+        return self._written is not None and key is self._written[0] and value is self._written[1]
+
+    def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+        """Softmax attention of each row to its slot: [B, Hq, 1, d] → [B, Hq, dv]."""
+        keys, values = self._plane(0), self._plane(1)
+        grouped = query.shape[1] != keys.shape[2]
+        if takes_ragged(values):
+            # It reads what `seqused_k` says is used, and no more.
+            out = varlen_attn(
+                query[:, :, 0],
+                keys.flatten(0, 1),
+                values.flatten(0, 1),
+                self._cache.query_ends[: self._rows + 1],
+                self._cache.key_ends[: self._rows + 1],
+                1,
+                self._cache.max_len,
+                scale=scale,
+                window_size=(-1 if window is None else window - 1, 0),
+                enable_gqa=grouped,
+                seqused_k=self._used,
+            )
+            assert isinstance(out, torch.Tensor)
+            return out
+        position = torch.arange(self._cache.max_len, device=query.device)
+        seen = position < self._used[:, None]
+        if window is not None:
+            seen = seen & (position >= self._used[:, None] - window)
+        return F.scaled_dot_product_attention(
+            query,
+            keys[: self._rows].transpose(1, 2),
+            values[: self._rows].transpose(1, 2),
+            attn_mask=seen[:, None, None],
+            scale=scale,
+            enable_gqa=grouped,
+        )[:, :, 0]
+
+    def _plane(self, which: int) -> torch.Tensor:
+        """The layer's keys (0) or values (1): [slots, max_len, heads, d]."""
+        stack, plane = self._cache.layout.where[self._layer, which]
+        return self._cache.slabs[stack][plane]

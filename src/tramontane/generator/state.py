@@ -1,0 +1,51 @@
+"""What the slots of an engine hold, as tensors: nothing of it leaves the device while decoding."""
+
+from __future__ import annotations
+
+import torch
+
+from tramontane.generator.sampling import streams
+from tramontane.types import Request
+
+
+class State:
+    """What each slot holds: [slots], or [slots, max_len] for what was generated."""
+
+    def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.last = zeros(slots)  # the newest token, not cached yet
+        self.offset = zeros(slots)  # positions cached before a token was generated
+        self.start = zeros(slots)  # positions cached when it was admitted
+        self.count = zeros(slots)  # tokens generated
+        self.limit = zeros(slots)  # tokens to generate at most; 0 where the slot is empty
+        self.stream = zeros(slots)  # where its random numbers start
+        self.top_k = zeros(slots)
+        self.top_p = zeros(slots, dtype=torch.float32) + 1
+        self.temperature = zeros(slots, dtype=torch.float32) + 1
+        self.tokens = zeros(slots, max_len)
+        self.versions = zeros(slots, max_len)
+        self.logprobs = zeros(slots, max_len, dtype=torch.float32)
+
+    def place(self, slots: list[int], requests: list[Request]) -> None:
+        """Write requests into slots."""
+        at = torch.tensor(slots, device=self.last.device)
+        columns: list[tuple[torch.Tensor, list]] = [
+            (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
+            (self.offset, [len(r.prompt_ids) - 1 for r in requests]),
+            (self.start, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
+            (self.count, [len(r.token_ids) for r in requests]),
+            (self.limit, [r.sampling.max_tokens for r in requests]),
+            (self.top_k, [r.sampling.top_k for r in requests]),
+            (self.top_p, [r.sampling.top_p for r in requests]),
+            (self.temperature, [r.sampling.temperature for r in requests]),
+        ]
+        for column, values in columns:
+            column[at] = torch.tensor(values, dtype=column.dtype, device=at.device)
+        self.stream[at] = streams([r.seed for r in requests]).to(at.device)
+        for slot, r in zip(slots, requests, strict=True):
+            if n := len(r.token_ids):
+                self.tokens[slot, :n] = torch.tensor(r.token_ids)
+                self.logprobs[slot, :n] = torch.tensor(r.logprobs)
+                self.versions[slot, :n] = torch.tensor(r.versions)

@@ -1,0 +1,212 @@
+"""Decode steps of fixed shapes, recorded and replayed.
+
+A CUDA graph replays kernels without Python: it takes only what lies where it lay, and nothing that
+depends on a value. `make_fx` records a step under the same conditions on any device, so what holds
+of its replays holds of a graph's; the graphs themselves are tested where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slot_models import EOS, FAMILIES, finish, make_model, make_requests, make_tokenizer
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tramontane.config import GeneratorConfig
+from tramontane.generator import Generator, slab
+from tramontane.generator.engine import SlotEngine
+from tramontane.generator.graphs import bucket, recorder
+from tramontane.types import Request, SamplingParams
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+def traced(step):
+    """A recorder for any device: the operations of one step, with every tensor that it reads."""
+    return make_fx(lambda: step(), tracing_mode="real")()
+
+
+def mixed(requests: list[Request]) -> list[Request]:
+    """Greedy, narrowed and plain sampling side by side."""
+    kinds = [(0.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.8, 0), (1.3, 1.0, 5), (1.0, 1.0, 0)]
+    return [
+        replace(r, sampling=SamplingParams(r.sampling.max_tokens, *kinds[i % len(kinds)]))
+        for i, r in enumerate(requests)
+    ]
+
+
+def engines(model, slots=16, max_len=130):
+    return [
+        SlotEngine(model, slots, max_len, [EOS], prefill_tokens=64, record=record)
+        for record in (None, traced)
+    ]
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for key, c in got.items():
+        assert c.token_ids == expected[key].token_ids
+        assert c.versions == expected[key].versions
+        assert c.finish_reason == expected[key].finish_reason
+        torch.testing.assert_close(
+            torch.tensor(c.logprobs), torch.tensor(expected[key].logprobs), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("kinds", ["plain", "mixed"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replays_draw_what_lanes_draw(family, kinds):
+    requests = make_requests(9, 5, seed=3, tokens=(1, 90))
+    if kinds == "mixed":
+        requests = mixed(requests)
+    lanes, replays = engines(make_model(family))
+    for engine in (lanes, replays):
+        engine.submit(requests[:3])
+        assert not engine.step()
+        engine.submit(requests[3:])
+    got = finish(replays)
+    assert_same(got, finish(lanes))
+    assert {c.finish_reason for c in got.values()} == {"stop", "length"}
+    assert replays.stats == lanes.stats
+    # Few steps were recorded for many.
+    assert {rows for rows, _ in replays._recorded} >= {4, 16}
+    assert len(replays._recorded) < 16 < replays.stats.decode_steps
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=8))
+def test_whatever_comes_and_goes(events):
+    """Requests submitted at any time, slots empty or not, give what they give in lanes."""
+    rng = random.Random(0)
+    model = make_model("qwen3")
+    lanes, replays = engines(model, slots=5, max_len=40)
+    done = [{}, {}]
+    for group, (members, steps) in enumerate(events):
+        prompt = [rng.randrange(3, 90) for _ in range(rng.randint(1, 15))]
+        requests = [
+            Request(group, i, prompt, rng.getrandbits(60), SamplingParams(rng.randint(1, 25)))
+            for i in range(members)
+        ]
+        for engine, found in zip((lanes, replays), done, strict=True):
+            engine.submit(requests)
+            for _ in range(steps):
+                found |= {(c.group, c.index): c for c in engine.step()}
+            assert [r.token_ids for r in engine.pending()] == [r.token_ids for r in lanes.pending()]
+    for engine, found in zip((lanes, replays), done, strict=True):
+        found |= finish(engine)
+    assert_same(done[1], done[0])
+
+
+@pytest.mark.parametrize("kv_cache", ["keep", "recompute"])
+def test_new_weights_reach_recorded_steps(kv_cache):
+    """A recorded step reads the weights and their version where they lie."""
+    requests = make_requests(4, 4, seed=8, lengths=(3, 20), tokens=(25, 40))
+    new = make_model("llama", seed=1).state_dict()
+    found = []
+    for record in (None, traced):
+        config = GeneratorConfig(kv_cache=kv_cache)
+        generator = Generator(make_model("llama"), make_tokenizer(), config, 8, 64)
+        generator._engine = SlotEngine(generator.model, 8, 64, record=record)
+        generator.submit(requests)
+        done = {(c.group, c.index): c for c in generator.step(12)}
+        generator.update_weights(7, new)
+        done |= finish(generator)
+        found.append(done)
+    assert_same(found[1], found[0])
+    spans = [c.versions for c in found[1].values()]
+    assert any(v[0] == 0 and v[-1] == 7 for v in spans)
+    assert any(v[0] == 7 for v in spans)
+
+
+def test_interrupted_and_forgotten_requests():
+    """What is pending goes on in lanes or in another slab; a cleared engine starts anew."""
+    requests = make_requests(4, 4, seed=11, tokens=(10, 60))
+    lanes, replays = engines(make_model("mistral"))
+    lanes.submit(requests)
+    whole = finish(lanes)
+    replays.submit(requests)
+    done = {(c.group, c.index): c for _ in range(20) for c in replays.step()}
+    pending = replays.pending()
+    replays.clear()
+    assert replays.unfinished == 0
+    lanes.submit(pending)
+    assert_same(done | finish(lanes), whole)
+    replays.submit(pending)
+    assert_same(done | finish(replays), whole)
+    replays.resize(3, 110)
+    replays.submit(requests)
+    assert_same(finish(replays), whole)
+
+
+def flash(
+    q, k, v, query_ends, key_ends, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k
+):
+    """What `varlen_attn` documents, in plain operations: of each sequence's keys the first
+    `seqused_k`, with queries at their end."""
+    assert query_ends.dtype == key_ends.dtype == seqused_k.dtype == torch.int32
+    assert len(query_ends) == len(key_ends) == len(seqused_k) + 1 == len(q) + 1
+    assert enable_gqa or q.shape[1] == k.shape[1]
+    assert max_q == 1
+    left, right = window_size
+    out = torch.empty_like(q)
+    for row, (first, used) in enumerate(zip(key_ends.tolist(), seqused_k.tolist(), strict=False)):
+        assert 0 < used <= max_k
+        assert first + used <= key_ends[row + 1]
+        seen = slice(first + (0 if left < 0 else max(0, used - 1 - left)), first + used + right)
+        keys, values = (
+            x[seen].repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(0, 1) for x in (k, v)
+        )
+        weights = torch.softmax((q[row, :, None] * scale) @ keys.transpose(1, 2), -1)
+        out[row] = (weights @ values)[:, 0]
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flash_attention_is_asked_for_the_same(family, monkeypatch):
+    requests = make_requests(5, 3, seed=6, tokens=(5, 60))
+    engine, eager = engines(make_model(family), slots=8)
+    eager._recorder = lambda step: step
+    monkeypatch.setattr(slab, "takes_ragged", lambda value: True)
+    monkeypatch.setattr(slab, "varlen_attn", flash)
+    for e in (engine, eager):
+        e.submit(requests)
+    assert_same(finish(eager), finish(engine))
+
+
+@given(st.integers(1, 700), st.integers(1, 700))
+def test_buckets(rows, slots):
+    rows = min(rows, slots)
+    size = bucket(rows, slots)
+    assert rows <= size <= min(slots, 2 * rows)
+    assert len({bucket(n, slots) for n in range(1, slots + 1)}) <= slots.bit_length() + 1
+
+
+def test_graphs_only_where_they_work():
+    assert recorder(make_model(), wanted=True) is None
+
+
+@cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_on_a_gpu(family, dtype):
+    """The log-probs of what graphs draw are those of lanes, token by token; in float32 both draw
+    the same."""
+    model = make_model(family, dtype=dtype).to("cuda")
+    record = recorder(model, wanted=True)
+    assert record is not None
+    assert recorder(model, wanted=False) is None
+    requests = mixed(make_requests(9, 5, seed=3, tokens=(1, 90)))
+    lanes = SlotEngine(model, 16, 130, [EOS])
+    graphs = SlotEngine(model, 16, 130, [EOS], record=record)
+    for engine in (lanes, graphs):
+        engine.submit(requests)
+    expected, got = finish(lanes), finish(graphs)
+    if dtype == torch.float32:
+        assert_same(got, expected)
+    same = sum(got[key].token_ids == c.token_ids for key, c in expected.items())
+    assert same > 0.5 * len(expected)
