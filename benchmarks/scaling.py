@@ -5,12 +5,13 @@
 Calibration: one run of the pipeline on Ray that runs far ahead of its trainer, whose idle time is
 taken for what it waits for to give out weights (an upper bound, where batches come late after all).
 For few slots and for many: a decode step of the engine alone, by live sequences and cached tokens,
-and an update of the trainer alone, by tokens and their pairs, in CPU time; and two runs, one
-synchronous, whose records say how much longer both take there and beside each other (texts,
-verdicts, records and the controller have no cores of their own), and how long a batch is on its
-way. Then other settings are run and simulated: synchronous and asynchronous, with another n_async,
-n_batch, group size, bound on staleness and spread of lengths.
-None of them is the calibration's. Models and lengths are those of `workload.py`. Prints a table,
+from groups that come and go at several sizes (a step in which nobody comes or goes costs up to a
+third less); an update of the trainer alone, by tokens and their pairs, all in CPU time; and two
+runs, one synchronous, whose records say how much longer both take there and beside each other
+(texts, verdicts, records and the controller have no cores of their own), and how long a batch is on
+its way. Then other settings are run and simulated: synchronous and asynchronous, with another
+n_async, n_batch, group size, bound on staleness and spread of lengths. None of them is the
+calibration's. Models and lengths are those of `workload.py`. Prints a table,
 and writes scaling.json beside this file.
 """
 
@@ -42,10 +43,10 @@ from tramontane.types import Batch, Completion, Group, Problem, Request, Samplin
 
 Calibration = tuple[tuple[int, ...], dict[str, int]]
 SIZES: dict[str, int] = {"n_batch": 48, "group_size": 8, "max_staleness": 3}
-# Live sequences to measure with, by the slots: below 48, the engine lays out keys and values
+# Sequences in flight to measure with, by the slots: below 48, the engine lays out keys and values
 # otherwise. And the sizes of the runs that tell what the pipeline adds.
-FEW: Calibration = ((1, 8, 16, 32, 40), SIZES | {"n_async": 40})
-MANY: Calibration = ((1, 16, 32, 64, 128), SIZES | {"n_async": 56})
+FEW: Calibration = ((8, 24, 40), SIZES | {"n_async": 40})
+MANY: Calibration = ((8, 24, 56, 96, 160), SIZES | {"n_async": 56})
 # Far ahead of the trainer, though a generator that shares its cores may still be the slower one.
 SATURATED = {"n_async": 112, "n_batch": 24, "group_size": 4, "max_staleness": 10}
 # Updates left out: one whose bound on staleness is 8 takes some more than 8 to be filled.
@@ -64,20 +65,33 @@ CHECKS: list[tuple[Lengths, dict[str, int]]] = [
 ]
 
 
-def decode_times(generator: Generator, contexts: list[int], steps: int = 24) -> float:
-    """Median seconds of a decode step with sequences that begin with so many tokens cached."""
-    sampling, live = SamplingParams(4 * steps), len(contexts)
-    generator.submit([Request(i, 0, [5] * n, i, sampling) for i, n in enumerate(contexts)])
-    generator.step(2)
-    times = []
-    for _ in range(steps):
-        # Another group's end may come early: what is measured is a step of those still live.
-        alive = generator.stats()["in_flight"]
+def flow(
+    generator: Generator, lengths: Lengths, prompt: int, n_async: int, prefill: float
+) -> list[float]:
+    """Groups through a generator by polls, as many at once as `n_async` has room for, to the end.
+
+    Returns:
+        Decode steps, sequences and cached tokens of all of them together, and their CPU seconds:
+        all that polls take, less prefill (`prefill` seconds a token of a prompt).
+    """
+    size, sampling = SIZES["group_size"], SamplingParams(lengths.longest)
+    groups = [
+        [Request(g, i, [5 + g % 100] * prompt, 1000 * g + i, sampling) for i in range(size)]
+        for g in range(max(16, 4 * n_async // size))
+    ]
+    seconds = -prefill * prompt * len(groups)
+    steps, sequences, cached, unfinished = -generator.stats()["decode_steps"], 0, 0.0, 0
+    while groups or unfinished:
+        n = min(len(groups), (n_async - unfinished) // size)
+        new, groups = [r for group in groups[:n] for r in group], groups[n:]
         began = time.process_time()
-        generator.step(1)
-        times.append((time.process_time() - began) * live / max(1, alive))
-    generator.cancel_all()
-    return float(np.quantile(times, 0.25))  # whoever else is at work only adds to it
+        ended = generator.poll(new).completions
+        seconds += time.process_time() - began
+        unfinished += len(new) - len(ended)
+        for n in (len(c.token_ids) for c in ended):
+            sequences += n
+            cached += n * prompt + n * (n - 1) / 2
+    return [steps + generator.stats()["decode_steps"], sequences, cached, seconds]
 
 
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
@@ -105,13 +119,6 @@ def make_batch(lengths: list[int], prompt: int) -> Batch:
         verdicts = [Verdict(float(i % 2), {}, "right") for i in range(size)]
         made.append(Group(g, Problem(str(g), "math", ""), completions, verdicts))
     return Batch(0, made)
-
-
-def ages(lengths: Lengths, count: int) -> list[int]:
-    """Tokens that `count` live sequences have by now: they are met while they are not ended."""
-    left = (1 - lengths.eos / VOCAB) ** np.arange(lengths.longest)
-    shares = np.cumsum(left) / left.sum()
-    return [int(np.searchsorted(shares, (i + 0.5) / count)) for i in range(count)]
 
 
 def ends(lengths: Lengths, count: int) -> list[int]:
@@ -143,23 +150,22 @@ def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
 
 
 def decode_curve(
-    model: Path, config: Config, prompt: int, counts: tuple[int, ...]
+    models: dict[str, Path], config: Config, prompt: int, counts: tuple[int, ...]
 ) -> tuple[DecodeCurve, float]:
     """Of the engine alone, in CPU time: a decode step, and the seconds of a prompt token."""
-    generator = Generator.load(str(model), config.generator, max(counts), 500)
-    decode_times(generator, [prompt] * max(counts))  # warms up
-    points, seconds = [], []
-    for live in counts:
-        for lengths in (FIXED, FIVEFOLD):
-            contexts = [prompt + n for n in ages(lengths, live)]
-            seconds.append(decode_times(generator, contexts))
-            points.append((1, live, sum(contexts) + 13 * live))  # 13: half of the steps measured
-    # One plane through all points, by relative errors: single ones are too noisy for a curve.
-    weighted = np.array(points) / np.array(seconds)[:, None]
-    plane = np.linalg.lstsq(weighted, np.ones(len(points)), rcond=None)[0]
+    flows = []
+    for lengths in (FIXED, FIVEFOLD):
+        model = str(models[lengths.name])
+        generator = Generator.load(model, config.generator, max(counts), prompt + lengths.longest)
+        prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
+        prefill = max(0.0, prefill)
+        flow(generator, lengths, prompt, max(counts), prefill)  # warms up
+        flows += [flow(generator, lengths, prompt, n, prefill) for n in counts]
+    # One plane through all, by relative errors: single ones are too noisy for a curve.
+    found = np.array(flows)
+    weighted = found[:, :3] / found[:, 3:]
+    plane = np.linalg.lstsq(weighted, np.ones(len(flows)), rcond=None)[0]
     step, sequence, cached = map(float, plane)
-    prefill = median(prefill_time(generator, 4, prompt) for _ in range(5)) / (4 * prompt)
-    prefill = max(0.0, prefill)
     span = 0, max(counts)
     return DecodeCurve(span, [step + n * sequence for n in span], [cached, cached]), prefill
 
@@ -180,7 +186,7 @@ def calibrate(
     model = models[TWICE.name]
     config = config_of(folder, model, TWICE, sizes)
     prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
-    decode, prefill = decode_curve(models[FIXED.name], config, prompt, counts)
+    decode, prefill = decode_curve(models, config, prompt, counts)
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
     train = train_curve(trainer, prompt)
     alone = Costs(decode, Line(0.0, prefill), train)

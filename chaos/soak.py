@@ -3,9 +3,10 @@
 The tiny base trains on small batches without end, under Ray with a worker killed every half minute
 (`--kind ray`, the default), or in one process (`--kind thread`). Every five seconds all its
 processes are looked at: memory, files, threads. Generator 0, verifier 0, the trainer and the
-controller live as long as the run. The learning rate is next to nothing, so that an hour's last
-update does the same work as its first. Written to soak.json (soak_thread.json); exit code 1 where
-something grows.
+controller live as long as the run. Of the pipeline's state in the newest checkpoint, the groups on
+their way are counted, and what else it holds is measured (`ledger`). The learning rate is next to
+nothing, so that an hour's last update does the same work as its first. Written to soak.json
+(soak_thread.json); exit code 1 where something grows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MIB = 2**20
 SUM_SHARE = 0.02  # of the memory of all that live as long as the run
 WORKER_MIB = 24.0  # of each of these
 LEDGER_SHARE = 0.10
-COUNT = 4.0  # files, threads, processes: the most of the second half over that of the first
+COUNT = 4.0  # of files, threads, …: the most of the second half over that of the first
 # Ray's log monitor keeps the logs of workers that are dead open, up to this many.
 LOG_FILES = 200
 
@@ -86,8 +87,10 @@ def sample(root: int, folder: Path) -> dict[str, float]:
         found[f"files {role}"] = found.get(f"files {role}", 0) + use.files
         found[f"threads {role}"] = found.get(f"threads {role}", 0) + use.threads
     states = sorted((folder / "checkpoints").glob("step_*/pipeline.json"), key=_step)
-    if states and states[-1].is_file():
-        found["ledger"] = states[-1].stat().st_size
+    if states:
+        state = json.loads(states[-1].read_bytes())
+        found["groups"] = len(state.pop("groups"))
+        found["ledger"] = len(json.dumps(state))
     found["disk run"] = _bytes(folder)
     found["disk ray"] = sum(map(_bytes, sessions))
     return found
@@ -153,7 +156,7 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
     if figures["store"]["median"] > MIB:
         hold("store", SUM_SHARE * figures["store"]["median"], "MiB", MIB)
     half = len(rows) // 2
-    for key in ("processes", "files", "threads"):
+    for key in ("processes", "files", "threads", "groups"):
         first, second = (max(row[key] for row in part) for part in (rows[:half], rows[half:]))
         promises.append(Promise(
             f"the most {key} of the second half are at most {COUNT:g} more than of the first",
@@ -164,7 +167,7 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
             f"Ray's log monitor has no more than {LOG_FILES} files of dead workers open",
             f"{logs['highest']:.0f} with its own", logs["highest"] < LOG_FILES + 50,
         ))  # fmt: skip
-    hold("ledger", LEDGER_SHARE * figures["ledger"]["median"], "KiB", 1024)
+    hold("ledger", LEDGER_SHARE * figures["ledger"]["median"], "bytes")
     return figures, promises
 
 
@@ -234,7 +237,7 @@ def main() -> None:
     ]  # fmt: skip
     print(f"{'':24}{'median':>12}{'lowest':>12}{'highest':>12}{'an hour':>12}")
     for key, row in figures.items():
-        scale = MIB if key.split()[0] in ("memory", "own", "store", "disk", "ledger") else 1
+        scale = MIB if key.split()[0] in ("memory", "own", "store", "disk") else 1
         print(f"{key:24}" + "".join(f"{row[k] / scale:12,.2f}" for k in row))
     print(
         f"{len(metrics):,} updates in {minutes:.0f} minutes, {len(killer.kills)} workers killed; "
