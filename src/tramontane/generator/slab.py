@@ -115,7 +115,8 @@ class SlabStep:
         keys, values = self._plane(0), self._plane(1)
         grouped = query.shape[1] != keys.shape[2]
         if takes_ragged(values):
-            # It reads what `seqused_k` says is used, and no more.
+            # It reads what `seqused_k` says is used, and no more. The one query stands at its end:
+            # no causal mask, with which the heads that share keys would not be read together.
             out = varlen_attn(
                 query[:, :, 0],
                 keys.flatten(0, 1),
@@ -125,7 +126,7 @@ class SlabStep:
                 1,
                 self._cache.max_len,
                 scale=scale,
-                window_size=(-1 if window is None else window - 1, 0),
+                window_size=(-1, -1) if window is None else (window - 1, 0),
                 enable_gqa=grouped,
                 seqused_k=self._used,
             )
