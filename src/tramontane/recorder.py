@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import time
 from collections import Counter
@@ -151,7 +150,6 @@ class Recorder:
                 await asyncio.to_thread(self.folder.write_problems, records)
             keep = self.config.checkpoint.keep
             await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
-        await asyncio.to_thread(give_back_memory)
         self._saved_at = version
 
     def _rewards(self, groups: list[Group]) -> dict[str, Any]:
@@ -247,14 +245,3 @@ def _ages(version: int, completions: list[Completion]) -> dict[str, int]:
     """Trained tokens by how many versions old the weights were that sampled them."""
     counts = Counter(version - v for c in completions for v in c.versions)
     return {str(age): counts[age] for age in sorted(counts)}
-
-
-def give_back_memory() -> None:
-    """Return to the system what this process' malloc holds free, where that is glibc's.
-
-    Tensors of ever new sizes leave holes in its heaps, which go on growing by them: half an hour of
-    workers in threads held more free than in use, and grew by 140 MiB an hour with nothing leaking.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)

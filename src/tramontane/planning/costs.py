@@ -29,7 +29,8 @@ class Costs:
         verify: one completion, on one verifier.
         latency: from a group's last token until its verdicts count, beside `verify`: calls, queues.
         record: writing an update down, beside the next one.
-        poll: a generator, for each poll beside its decode steps.
+        poll: from one poll of a generator to the next while the trainer works, in which it stands
+            still: calls, which wait for a core.
         generator_beside_trainer, trainer_beside_generator: how much longer each takes while the
             other works; 1 where they share nothing.
     """

@@ -219,7 +219,7 @@ class _Generator:
 
     def worked(self) -> float:
         now = self.simulation.now
-        return self._worked + (now - self._began if self.at_work else 0.0)
+        return self._worked + (max(0.0, now - self._began) if self.at_work else 0.0)
 
     def held(self) -> float:
         return self._held + (0.0 if self.requests else self.simulation.now - self._held_since)
@@ -247,15 +247,16 @@ class _Generator:
         elif self._mail:
             self._poll(self._mail.popleft())
 
-    def _work(self, seconds: float, then: Callable[[], None]) -> None:
-        self.at_work, self._began = True, self.simulation.now
+    def _work(self, seconds: float, then: Callable[[], None], idle: float = 0.0) -> None:
+        """Work so many seconds, after `idle` ones that are no work."""
+        self.at_work, self._began = True, self.simulation.now + idle
 
         def end() -> None:
             self._worked += self.simulation.now - self._began
             self.at_work = False
             then()
 
-        self.simulation.at(seconds, end)
+        self.simulation.at(idle + seconds, end)
 
     def _receive(self) -> None:
         taken, self._offered = self._offered, None
@@ -273,12 +274,13 @@ class _Generator:
             live = len(order) - gone[gone < len(order)]
             after = np.append(np.cumsum(self._cached[order][::-1])[::-1], 0.0)
             cached = after[gone[: len(live)]] + steps[: len(live)] * live
-            seconds += float(costs.decode(live, cached).sum()) + costs.poll
+            seconds += float(costs.decode(live, cached).sum())
             self.steps += len(live)
             self.live_steps += int(live.sum())
-        if simulation.training.at_work:
+        beside = simulation.training.at_work
+        if beside:
             seconds *= costs.generator_beside_trainer
-        self._work(seconds, self._polled)
+        self._work(seconds, self._polled, costs.poll if beside else 0.0)
 
     def _admit(self, requests: list[Request]) -> float:
         if not requests:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from tramontane import memory
 from tramontane.config import PipelineConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import load_model
@@ -215,8 +216,9 @@ class Trainer:
         return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
     def save_state(self, folder: Path) -> None:
-        """Write all that `load_state` needs; every rank must call it."""
+        """Write all that `load_state` needs, and give back free memory; every rank must call it."""
         state.save(folder, self.model, self.optimizer, self.version)
+        memory.give_back()
 
     def load_state(self, folder: Path) -> None:
         """Go on from `save_state`, with as many ranks or others.

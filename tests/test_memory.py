@@ -1,4 +1,4 @@
-"""What the recorder does beside writing."""
+"""What malloc holds free goes back to the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 HOLES = """
 import re
-from tramontane.recorder import give_back_memory
+from tramontane.memory import give_back
 
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
@@ -20,7 +20,7 @@ blocks = [bytes(16_000) for _ in range(20_000)]
 kept = blocks[::50]
 del blocks
 full = resident()
-give_back_memory()
+give_back()
 print(full - before, resident() - before)
 """
 
