@@ -97,8 +97,10 @@ def _narrow(window: int | None, block: Block) -> int | None:
 
 def takes_ragged(value: torch.Tensor) -> bool:
     """Whether flash attention of sequences of any lengths is there for these."""
-    half = value.dtype in (torch.bfloat16, torch.float16)
-    return value.device.type == "cuda" and half
+    if value.device.type != "cuda" or value.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    size = value.shape[-1]
+    return size % 8 == 0 and size <= 256 and torch.cuda.get_device_capability(value.device)[0] >= 8
 
 
 def _ragged_attention(

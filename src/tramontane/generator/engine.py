@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from tramontane.errors import InputError
 from tramontane.generator import attention  # noqa: F401 (registers `slots`)
 from tramontane.generator.cache import SlotCache
-from tramontane.generator.graphs import Recorder, bucket
+from tramontane.generator.graphs import Looks, Recorder, bucket
 from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.generator.sampling import Drawing, sample, uniforms
 from tramontane.generator.slab import SlabCache
@@ -78,7 +78,7 @@ class SlotEngine:
         prefill_tokens: tokens in one prefill forward (a longer sequence has one to itself).
         version: of the weights as they are.
         record: makes steps of fixed shapes quicker to repeat; keys and values then lie in a slab
-            instead of in lanes.
+            instead of in lanes. Left out where the model's forward looks at tensors' values.
 
     Raises:
         InputError: the model cannot be run this way.
@@ -248,7 +248,8 @@ class SlotEngine:
         if self._moved:
             if self._recorder is None:
                 self._seat()
-            self._drawing = Drawing.of(f.request.sampling for f in self._flights.values())
+            params = [f.request.sampling for f in self._flights.values()]
+            self._drawing = Drawing.of(params, fixed=self._recorder is not None)
             self._moved = False
         if self._recorder is None:
             flags = self._advance(self._order, self._capacity)
@@ -343,7 +344,8 @@ class SlotEngine:
             del self._flights[slots[b]]
             heapq.heappush(self._free, slots[b])
         freed = torch.tensor([slots[b] for b in gone], dtype=torch.int64, device=self._device)
-        self._state.limit.index_fill_(0, freed, 0)
+        if self._recorder is not None:
+            self._state.empty(freed)
         self._moved = True
         return completions
 
@@ -449,7 +451,10 @@ class SlotEngine:
         cache = SlotCache(layout, 1, self.max_len)
         cache.admit([0], 0, Prefix(0, []))
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._decode(cache, zero, zero, zero)
+        with Looks() as looks:
+            self._decode(cache, zero, zero, zero)
+        if looks.seen:
+            self._recorder = None
         if not cache.reads:
             raise InputError(
                 f"{name} does not pass keyword arguments on to its attention, so the embedded "

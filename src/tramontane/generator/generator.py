@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
-from tramontane.generator.graphs import recorder
+from tramontane.generator.graphs import CudaGraphs
 from tramontane.models import load_model, load_tokenizer
 from tramontane.packing import pack
 from tramontane.types import Completion, Progress, Request, SamplingParams
@@ -53,7 +53,7 @@ class Generator:
             max_len,
             _eos_ids(model, tokenizer),
             config.prefill_tokens,
-            record=recorder(model, config.cuda_graphs),
+            record=self._recorder(),
         )
         self._busy = 0.0
 
@@ -66,6 +66,10 @@ class Generator:
         """
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
         return cls(model, load_tokenizer(model_path), config, slots, max_len)
+
+    def _recorder(self) -> CudaGraphs | None:
+        device = self.model.device
+        return CudaGraphs(device) if device.type == "cuda" and self.config.cuda_graphs else None
 
     def resize(self, slots: int, max_len: int) -> None:
         """Make room for other sizes, and free the room of the old ones. The arguments are those of
@@ -195,7 +199,7 @@ class Generator:
             longest,
             prefill_tokens=self.config.prefill_tokens,
             version=self.version,
-            record=recorder(self.model, self.config.cuda_graphs),
+            record=self._recorder(),
         )
         sampling = SamplingParams(tokens, temperature)
         engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])

@@ -6,15 +6,17 @@ longer to launch them than they take to run. Replayed, they follow each other wi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 
 _WARM_UP = 3  # runs before recording, in which libraries choose their kernels and take workspaces
+_RECORDING = threading.Lock()  # CUDA records one graph at a time in a process
 
 
 class Recorder(Protocol):
@@ -29,23 +31,26 @@ class Recorder(Protocol):
 
 
 class CudaGraphs:
-    """Records steps on the current CUDA device; all of them share one pool of memory, since none
-    runs beside another."""
+    """Records steps on one CUDA device."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Not one stream for both: a workspace that a library took in warming up is not the graph's.
+        self._warm_up, self._capture = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def __call__(self, step: Callable[[], T]) -> Callable[[], T]:
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                step()
-        here.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the GPU meanwhile: a trainer's, in one process.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            outputs = step()
+        with _RECORDING, torch.cuda.device(self._device):
+            here = torch.cuda.current_stream()
+            self._warm_up.wait_stream(here)
+            with torch.cuda.stream(self._warm_up):
+                for _ in range(_WARM_UP):
+                    step()
+            here.wait_stream(self._warm_up)
+            # Other threads of the process may use the GPU meanwhile: a trainer's, say.
+            mode = "thread_local"
+            with torch.cuda.graph(graph, stream=self._capture, capture_error_mode=mode):
+                outputs = step()
 
         def replay() -> T:
             graph.replay()
@@ -54,11 +59,26 @@ class CudaGraphs:
         return replay
 
 
-def recorder(model: PreTrainedModel, wanted: bool) -> Recorder | None:
-    """CUDA graphs where they are `wanted` and possible: on a GPU, and with a forward that looks at
-    no tensor's values, as transformers says of each architecture."""
-    fits: Any = model._can_compile_fullgraph
-    return CudaGraphs() if wanted and model.device.type == "cuda" and fits else None
+class Looks(TorchDispatchMode):
+    """Notes operations that look at tensors' values, or take them to the CPU: a graph would keep
+    what was seen once, and CUDA refuses to record it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tags = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags)
+        if func is torch.ops.aten.index.Tensor:  # by numbers it does not
+            tags = {i for i in args[1] if i is not None and i.dtype == torch.bool}
+        out = func(*args, **kwargs)
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        leaves = given is not None and isinstance(out, torch.Tensor) and out.device != given.device
+        # In inference mode `bool(tensor)` comes here as one operation, which has no tag.
+        if tags or leaves or isinstance(out, bool | int | float):
+            self.seen.append(str(func))
+        return out
 
 
 def bucket(rows: int, slots: int) -> int:

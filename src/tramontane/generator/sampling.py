@@ -7,7 +7,7 @@ numbers whatever runs beside it, in whichever slot, and however often it is inte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,15 +60,16 @@ class Drawing:
     scaled: bool = True  # a temperature that is not 1
     narrow: bool = True  # top-k or top-p
     greedy: bool = True
+    fixed: bool = False  # shapes may not depend on values: what one row needs, all do
 
     @classmethod
-    def of(cls, params: Iterable[SamplingParams]) -> Drawing:
+    def of(cls, params: Sequence[SamplingParams], fixed: bool) -> Drawing:
         """What drawing for all of these takes."""
-        all_of = list(params)
         return cls(
-            any(p.temperature != 1 for p in all_of),
-            any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in all_of),
-            any(p.temperature == 0 for p in all_of),
+            any(p.temperature != 1 for p in params),
+            any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
+            any(p.temperature == 0 for p in params),
+            fixed,
         )
 
 
@@ -103,8 +104,11 @@ def sample(
     probs = torch.softmax(logits, -1)
     tokens = invert(probs, uniform)
     if drawing.narrow:
-        narrow = (top_p < 1) | (top_k > 0)
-        tokens = torch.where(narrow, _narrowed(probs, uniform, top_p, top_k), tokens)
+        narrow = ((top_p < 1) | (top_k > 0)) & ~greedy
+        if drawing.fixed:
+            tokens = torch.where(narrow, _narrowed(probs, uniform, top_p, top_k), tokens)
+        elif len(rows := narrow.nonzero()[:, 0]):
+            tokens[rows] = _narrowed(probs[rows], uniform[rows], top_p[rows], top_k[rows])
     if drawing.greedy:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()

@@ -94,7 +94,11 @@ class SlabStep:
     """
 
     def __init__(self, cache: SlabCache, lengths: torch.Tensor) -> None:
-        self._cache, self._rows = cache, len(lengths)
+        # Not the cache itself: it holds its newest step, and both would wait for a collection.
+        self._slabs, self._where, self._max_len = cache.slabs, cache.layout.where, cache.max_len
+        self._rows = len(lengths)
+        self._query_ends = cache.query_ends[: self._rows + 1]
+        self._key_ends = cache.key_ends[: self._rows + 1]
         self._used = (lengths + 1).int()
         self._at = torch.arange(len(lengths), device=lengths.device) * cache.max_len + lengths
         self._layer = 0
@@ -113,7 +117,8 @@ class SlabStep:
     def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
         """Softmax attention of each row to its slot: [B, Hq, 1, d] → [B, Hq, dv]."""
         keys, values = self._plane(0), self._plane(1)
-        grouped = query.shape[1] != keys.shape[2]
+        if window is not None and window >= self._max_len:
+            window = None
         if takes_ragged(values):
             # It reads what `seqused_k` says is used, and no more. The one query stands at its end:
             # no causal mask, with which the heads that share keys would not be read together.
@@ -121,31 +126,32 @@ class SlabStep:
                 query[:, :, 0],
                 keys.flatten(0, 1),
                 values.flatten(0, 1),
-                self._cache.query_ends[: self._rows + 1],
-                self._cache.key_ends[: self._rows + 1],
+                self._query_ends,
+                self._key_ends,
                 1,
-                self._cache.max_len,
+                self._max_len,
                 scale=scale,
                 window_size=(-1, -1) if window is None else (window - 1, 0),
-                enable_gqa=grouped,
+                enable_gqa=query.shape[1] != keys.shape[2],
                 seqused_k=self._used,
             )
             assert isinstance(out, torch.Tensor)
             return out
-        position = torch.arange(self._cache.max_len, device=query.device)
+        position = torch.arange(self._max_len, device=query.device)
         seen = position < self._used[:, None]
         if window is not None:
             seen = seen & (position >= self._used[:, None] - window)
-        return F.scaled_dot_product_attention(
-            query,
+        # The heads that share keys are rows of one product, so keys are not repeated.
+        out = F.scaled_dot_product_attention(
+            query[:, :, 0].unflatten(1, (keys.shape[2], -1)),
             keys[: self._rows].transpose(1, 2),
             values[: self._rows].transpose(1, 2),
             attn_mask=seen[:, None, None],
             scale=scale,
-            enable_gqa=grouped,
-        )[:, :, 0]
+        )
+        return out.flatten(1, 2)
 
     def _plane(self, which: int) -> torch.Tensor:
         """The layer's keys (0) or values (1): [slots, max_len, heads, d]."""
-        stack, plane = self._cache.layout.where[self._layer, which]
-        return self._cache.slabs[stack][plane]
+        stack, plane = self._where[self._layer, which]
+        return self._slabs[stack][plane]

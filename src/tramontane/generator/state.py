@@ -28,6 +28,11 @@ class State:
         self.versions = zeros(slots, max_len)
         self.logprobs = zeros(slots, max_len, dtype=torch.float32)
 
+    def empty(self, slots: torch.Tensor) -> None:
+        """Make slots [N] what steps of fixed shapes pass over: nothing cached, none to draw."""
+        for column in (self.limit, self.count, self.offset):
+            column.index_fill_(0, slots, 0)
+
     def place(self, slots: list[int], requests: list[Request]) -> None:
         """Write requests into slots."""
         at = torch.tensor(slots, device=self.last.device)
