@@ -13,7 +13,7 @@ PROC = Path("/proc")
 
 class Usage(NamedTuple):
     """What one process holds. `memory` is its proportional share (PSS), which adds up over
-    processes that share pages; `own` the pages that it alone has (USS); `store` its share of
+    processes that share pages; `own` what it alone has, files' pages left out; `store` its share of
     shared memory, where Ray's object store is. In bytes."""
 
     memory: int
@@ -77,7 +77,8 @@ def usage(pid: int) -> Usage | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     kib = {name: int(n) for name, n in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
-    own = kib.get("Private_Clean", 0) + kib.get("Private_Dirty", 0)
+    # Clean pages are a file's: whose own they are changes with who else has it mapped.
+    own = kib.get("Private_Dirty", 0)
     sizes = (kib.get("Pss", 0), own, kib.get("Pss_Shmem", 0))
     return Usage(*(1024 * size for size in sizes), files, threads)
 
