@@ -343,8 +343,8 @@ class SlotEngine:
         for b in gone:
             del self._flights[slots[b]]
             heapq.heappush(self._free, slots[b])
-        freed = torch.tensor([slots[b] for b in gone], dtype=torch.int64, device=self._device)
         if self._recorder is not None:
+            freed = torch.tensor([slots[b] for b in gone], dtype=torch.int64, device=self._device)
             self._state.empty(freed)
         self._moved = True
         return completions
