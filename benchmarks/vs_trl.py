@@ -39,6 +39,11 @@ from threading import Timer
 from types import TracebackType
 from typing import Any, NamedTuple
 
+# How many kernels torch and oneDNN keep: more than by default, for speed; TRL's side has torch's own
+# settings.
+KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
+os.environ |= KERNELS
+
 import torch
 import torch.nn.functional as F
 from measure import VOCAB, Promise, finish, machine, make_llama, spread
@@ -206,6 +211,7 @@ class TrlSide:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env={k: v for k, v in os.environ.items() if k not in KERNELS},
             )
 
     def __enter__(self) -> TrlSide:
