@@ -23,9 +23,12 @@ aim is 6.
 from __future__ import annotations
 
 import argparse
+import os
+
+os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default is for less memory
+
 import io
 import json
-import os
 import random
 import signal
 import subprocess
@@ -38,11 +41,6 @@ from statistics import mean, median
 from threading import Timer
 from types import TracebackType
 from typing import Any, NamedTuple
-
-# How many kernels torch and oneDNN keep: more than by default, for speed; TRL's side has torch's own
-# settings.
-KERNELS = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512"}
-os.environ |= KERNELS
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +55,8 @@ from tramontane.data.prompts import render_prompt
 from tramontane.display import LiveDisplay
 
 HERE = Path(__file__).parent
+# What TRL's process does not inherit: it has torch's own settings.
+KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 TRL_VERSION = "1.16.0"
 GROUP, MAX_TOKENS, THREADS = 16, 128, 2
 COMPLETIONS = {"1.8M": 512, "25M": 128}  # an update
