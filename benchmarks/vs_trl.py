@@ -1,6 +1,6 @@
 """This pipeline against TRL's GRPOTrainer: trained completion tokens a second, end to end.
 
-    python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 1]
+    python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 2]
                                 [--trl-python PATH] [--device cpu|cuda]
                                 [--trl JSON] [--ours JSON]
 
