@@ -23,6 +23,7 @@ from tramontane.types import Batch, Completion, Group, Problem, Request, Samplin
 
 GROUP = 8
 COMPLETIONS = 48  # of a trained batch
+FLOWS = 3  # of each count; the median counts
 
 
 class Alone(NamedTuple):
@@ -37,28 +38,42 @@ class Alone(NamedTuple):
 
 def measure(models: dict[str, Path], config: Config, prompt: int, counts: tuple[int, ...]) -> Alone:
     """Of an engine that has room for the largest of `counts`, by flows of so many sequences."""
-    curves, prefills = {}, []
+    flows, prefills = {}, []
+    # Longer prompts tell what cached tokens cost, apart from what sequences do.
+    prompts = prompt, 3 * prompt
     for lengths in (FIXED, TWICE, FIVEFOLD):
-        flows = []
-        # Longer prompts tell apart what a sequence costs and what its cached tokens do.
-        for asked in (prompt, 2 * prompt):
+        model = str(models[lengths.name])
+        engines = []
+        for asked in prompts:
             longest = asked + lengths.longest
-            model = str(models[lengths.name])
-            generator = Generator.load(model, config.generator, max(counts), longest)
-            seconds = median(prefill_time(generator, 4, asked) for _ in range(5)) / (4 * asked)
-            prefills.append(max(0.0, seconds))
-            flow(generator, lengths, asked, max(counts), 0.0)  # warms up
-            flows += [flow(generator, lengths, asked, n, prefills[-1]) for n in counts]
-        # One plane through all, by relative errors: single ones are too noisy for a curve.
-        found = np.array(flows)
-        weighted = found[:, :3] / found[:, 3:]
-        plane = np.linalg.lstsq(weighted, np.ones(len(flows)), rcond=None)[0]
-        step, sequence, cached = map(float, plane)
-        span = 0, max(counts)
-        seconds_of = [step + n * sequence for n in span]
-        curves[lengths.name] = DecodeCurve(span, seconds_of, [cached, cached])
+            engines.append(Generator.load(model, config.generator, max(counts), longest))
+            seconds = [prefill_time(engines[-1], 4, asked) / (4 * asked) for _ in range(5)]
+            prefills.append(max(0.0, median(seconds)))
+            flow(engines[-1], lengths, asked, max(counts), 0.0)  # warms up
+        found = [
+            [
+                [flow(engine, lengths, asked, n, median(prefills)) for n in counts]
+                for engine, asked in zip(engines, prompts, strict=True)
+            ]
+            for _ in range(FLOWS)
+        ]
+        flows[lengths.name] = np.median(found, axis=0)
+    # A cached token's cost is the median over all: single flows scatter by more than it makes.
+    short, long = np.concatenate(list(flows.values()), axis=1)
+    per_cached = max(0.0, float(np.median((long - short)[:, 2] / (long - short)[:, 1])))
+    curves = {name: decode_curve(each[0], per_cached, max(counts)) for name, each in flows.items()}
     trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
     return Alone(curves, median(prefills), train_curve(trainer, prompt))
+
+
+def decode_curve(flows: np.ndarray, per_cached: float, most: int) -> DecodeCurve:
+    """Lines through what `flow` returned, float array [counts, 3], and on to 0 and `most` live."""
+    live, cached, seconds = flows.T
+    bare = seconds - per_cached * cached
+    slopes = np.diff(bare) / np.diff(live)
+    first, last = bare[0] - slopes[0] * live[0], bare[-1] + slopes[-1] * (most - live[-1])
+    at = [0.0, *live.tolist(), float(most)]
+    return DecodeCurve(at, [float(first), *bare.tolist(), float(last)], [per_cached] * len(at))
 
 
 def flow(
@@ -67,8 +82,8 @@ def flow(
     """Groups through a generator by polls, as many at once as `n_async` has room for, to the end.
 
     Returns:
-        Decode steps, sequences and cached tokens of all of them together, and their CPU seconds:
-        all that polls take, less prefill (`prefill` seconds a token of a prompt).
+        Sequences, cached tokens and CPU seconds of a decode step, in the mean: all that polls take,
+        less prefill (`prefill` seconds a token of a prompt).
     """
     size, sampling = GROUP, SamplingParams(lengths.longest)
     groups = [
@@ -87,7 +102,8 @@ def flow(
         for n in (len(c.token_ids) for c in ended):
             sequences += n
             cached += n * prompt + n * (n - 1) / 2
-    return [steps + generator.stats()["decode_steps"], sequences, cached, seconds]
+    steps += generator.stats()["decode_steps"]
+    return [sequences / steps, cached / steps, seconds / steps]
 
 
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
@@ -200,7 +216,10 @@ def calibrate(
         costs = replace(costs, poll=max(0.0, costs.poll + idle / polls))
     figures = {
         "decode_ms_a_step": {
-            name: [round(1000 * each, 2) for each in curve.seconds]
+            name: {
+                round(n, 1): round(1000 * s, 2)
+                for n, s in zip(curve.live, curve.seconds, strict=True)
+            }
             for name, curve in alone.decode.items()
         },
         "decode_ns_per_cached_token": {

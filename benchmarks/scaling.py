@@ -37,7 +37,7 @@ from tramontane.planning.simulate import Outcome, simulate
 
 # Sequences in flight to measure the engine with: below 48 slots, it lays out keys and values
 # otherwise.
-FEW, MANY = (8, 24, 40), (8, 24, 56, 96, 160)
+FEW, MANY = (8, 16, 24, 40), (8, 24, 56, 96, 160)
 # Updates left out: one whose bound on staleness is 8 takes some more than 8 to be filled.
 SKIP = 12
 # Processes: threads of one slow each other down, the more the fewer sequences there are.
@@ -89,6 +89,10 @@ def middle(found: list[dict[str, float]]) -> dict[str, float]:
     return {key: median(each[key] for each in found) for key in found[0]}
 
 
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    return {key: round(value, 4) for key, value in figures.items()}
+
+
 def config_of(folder: Path, lengths: Lengths, sizes: Sizes) -> Config:
     return Config.model_validate(settings(folder, folder, lengths, pipeline=sizes))
 
@@ -120,8 +124,8 @@ def check(lengths: Lengths, sizes: Sizes, seen: list[Any], told: Outcome) -> dic
         "predicted": round(told.seconds_per_update, 3),
         "error": round(error, 3),
         "tokens_per_second_error": round(rate_error, 3),
-        "measured": {key: round(value, 3) for key, value in each.items()},
-        "simulated": {k: round(v, 3) for k, v in vars(told).items()},
+        "measured": rounded(each),
+        "simulated": rounded(vars(told)),
     }
 
 
@@ -172,7 +176,13 @@ def main() -> None:
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)
     finish(
         __file__,
-        {"machine": machine(), **vars(args), "calibration": figures, "rows": rows},
+        {
+            "machine": machine(),
+            **vars(args),
+            "calibration": figures,
+            "calibration_runs": {name: rounded(middle(seen[name])) for name in CALIBRATION},
+            "rows": rows,
+        },
         [
             Promise(
                 "error of the prediction under 15 % in every setting", f"{worst:.1%}", worst < 0.15
