@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.processes import alive, starting, workers
+from chaos.processes import starting, workers
 
 HANG = 0.15  # of the blows to generators and verifiers: stopped, for the heartbeat to find
 
@@ -28,8 +28,7 @@ class Killer:
     def strike(self, names: Sequence[str], hang: float = HANG) -> dict[str, Any] | None:
         """Kill, or stop, one of these workers that lives; nothing where none does."""
         processes = workers(self.folder)
-        there = [n for n in names if n in processes and alive(processes[n])]
-        there = [n for n in there if not self._struck(processes[n])]
+        there = [n for n in names if n in processes and not self._struck(processes[n])]
         # One may be hit once while it starts, but a generator that never comes to work ends a run.
         young = starting(self.folder)
         there = [n for n in there if n not in young or not self._hit_young(n)]

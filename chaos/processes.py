@@ -24,8 +24,9 @@ class Usage(NamedTuple):
 
 
 def workers(folder: Path) -> dict[str, int]:
-    """Each worker's newest process, by what the run wrote down."""
-    return {row["worker"]: row["process"] for row in _log(folder) if "process" in row}
+    """Each worker's newest process, by what the run wrote down, where it lives."""
+    rows = {row["worker"]: row for row in _log(folder) if "process" in row}
+    return {name: row["process"] for name, row in rows.items() if _is(row["process"], row["time"])}
 
 
 def starting(folder: Path) -> set[str]:
@@ -81,6 +82,21 @@ def usage(pid: int) -> Usage | None:
     own = kib.get("Private_Dirty", 0)
     sizes = (kib.get("Pss", 0), own, kib.get("Pss_Shmem", 0))
     return Usage(*(1024 * size for size in sizes), files, threads)
+
+
+def _is(pid: int, known: float) -> bool:
+    """Whether the process of this number is the one that was known by then (seconds since 1970) and
+    not a stranger that was given it anew: where many processes begin and end, that takes seconds."""
+    if not alive(pid):
+        return False
+    try:
+        ticks = int(_stat(pid)[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    booted = re.search(r"^btime (\d+)", (PROC / "stat").read_text(), re.MULTILINE)
+    assert booted is not None
+    # `btime` is in whole seconds.
+    return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK") <= known + 1
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:
