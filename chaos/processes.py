@@ -85,8 +85,8 @@ def usage(pid: int) -> Usage | None:
 
 
 def _is(pid: int, known: float) -> bool:
-    """Whether the process of this number is the one that was known by then (seconds since 1970) and
-    not a stranger that was given it anew: where many processes begin and end, that takes seconds."""
+    """Whether the process of this number is the one that was known by then (seconds since 1970),
+    not a stranger that was given it anew: where many begin and end, that takes seconds."""
     if not alive(pid):
         return False
     try:
