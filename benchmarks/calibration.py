@@ -23,7 +23,7 @@ from tramontane.types import Batch, Completion, Group, Problem, Request, Samplin
 
 GROUP = 8
 COMPLETIONS = 48  # of a trained batch
-FLOWS = 3  # of each count; the median counts
+FLOWS = 2  # of each count, whose median counts
 
 
 class Alone(NamedTuple):
