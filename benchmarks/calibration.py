@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -23,87 +24,121 @@ from tramontane.types import Batch, Completion, Group, Problem, Request, Samplin
 
 GROUP = 8
 COMPLETIONS = 48  # of a trained batch
-FLOWS = 2  # of each count, whose median counts
+REPEATS = 2  # of each flow and drain
+SEEDS = itertools.count(1)
+BINS = 8  # points of a curve of drains, at most
 
 
 class Alone(NamedTuple):
-    """What the engine and the trainer cost by themselves, in CPU time: a decode step by the name of
-    the lengths (how long completions may get decides how the engine lays out keys and values), the
-    seconds of a prompt's token, and an update."""
+    """What the engine and the trainer cost by themselves, in CPU time.
 
-    decode: dict[str, DecodeCurve]
+    `mixed` and `alike` are decode steps by the name of the lengths, what is cached with these
+    included: of sequences that come and go, and of ones that began together, which cost up to a
+    third less. `prefill`: the seconds of a prompt's token. `train`: an update.
+    """
+
+    mixed: dict[str, DecodeCurve]
+    alike: dict[str, DecodeCurve]
     prefill: float
     train: TrainCurve
 
 
 def measure(models: dict[str, Path], config: Config, prompt: int, counts: tuple[int, ...]) -> Alone:
-    """Of an engine that has room for the largest of `counts`, by flows of so many sequences."""
-    flows, prefills = {}, []
-    # Longer prompts tell what cached tokens cost, apart from what sequences do.
-    prompts = prompt, 3 * prompt
+    """Of an engine that has room for the largest of `counts`, by so many sequences at a time."""
+    mixed, alike, prefills = {}, {}, []
     for lengths in (FIXED, TWICE, FIVEFOLD):
-        model = str(models[lengths.name])
-        engines = []
-        for asked in prompts:
-            longest = asked + lengths.longest
-            engines.append(Generator.load(model, config.generator, max(counts), longest))
-            seconds = [prefill_time(engines[-1], 4, asked) / (4 * asked) for _ in range(5)]
-            prefills.append(max(0.0, median(seconds)))
-            flow(engines[-1], lengths, asked, max(counts), 0.0)  # warms up
-        found = [
-            [
-                [flow(engine, lengths, asked, n, median(prefills)) for n in counts]
-                for engine, asked in zip(engines, prompts, strict=True)
-            ]
-            for _ in range(FLOWS)
-        ]
-        flows[lengths.name] = np.median(found, axis=0)
-    # A cached token's cost is the median over all: single flows scatter by more than it makes.
-    short, long = np.concatenate(list(flows.values()), axis=1)
-    per_cached = max(0.0, float(np.median((long - short)[:, 2] / (long - short)[:, 1])))
-    curves = {name: decode_curve(each[0], per_cached, max(counts)) for name, each in flows.items()}
-    trainer = Trainer.load(str(model), config.trainer, config.pipeline, 1.0, 1000, 0)
-    return Alone(curves, median(prefills), train_curve(trainer, prompt))
+        model, longest = str(models[lengths.name]), prompt + lengths.longest
+        generator = Generator.load(model, config.generator, max(counts), longest)
+        seconds = [prefill_time(generator, 4, prompt) / (4 * prompt) for _ in range(5)]
+        prefills.append(max(0.0, median(seconds)))
+        prefill = median(prefills)
+        flow(generator, lengths, prompt, max(counts), 0.0)  # warms up
+        flows, polls = [], []
+        for _ in range(REPEATS):
+            flows.append([flow(generator, lengths, prompt, n, prefill) for n in counts])
+            polls += [row for n in counts for row in drain(generator, lengths, prompt, n, prefill)]
+        mixed[lengths.name] = curve(np.median(flows, axis=0), max(counts))
+        alike[lengths.name] = curve(binned(np.array(polls)), max(counts))
+    trainer = Trainer.load(model, config.trainer, config.pipeline, 1.0, 1000, 0)
+    return Alone(mixed, alike, median(prefills), train_curve(trainer, prompt))
 
 
-def decode_curve(flows: np.ndarray, per_cached: float, most: int) -> DecodeCurve:
-    """Lines through what `flow` returned, float array [counts, 3], and on to 0 and `most` live."""
-    live, cached, seconds = flows.T
-    bare = seconds - per_cached * cached
-    slopes = np.diff(bare) / np.diff(live)
-    first, last = bare[0] - slopes[0] * live[0], bare[-1] + slopes[-1] * (most - live[-1])
+def curve(points: np.ndarray, most: int) -> DecodeCurve:
+    """Lines through measured steps, float array [points, 2] of sequences live and seconds, and on
+    to 0 and `most` live."""
+    live, seconds = points.T
+    slopes = np.diff(seconds) / np.diff(live)
+    first, last = seconds[0] - slopes[0] * live[0], seconds[-1] + slopes[-1] * (most - live[-1])
     at = [0.0, *live.tolist(), float(most)]
-    return DecodeCurve(at, [float(first), *bare.tolist(), float(last)], [per_cached] * len(at))
+    return DecodeCurve(at, [float(first), *seconds.tolist(), float(last)], [0.0] * len(at))
+
+
+def binned(polls: np.ndarray) -> np.ndarray:
+    """Polls of steps, sequences live in the mean and seconds, as points of about as many steps
+    each: float array [points, 2] of sequences live and seconds of a step."""
+    polls = polls[np.argsort(polls[:, 1])]
+    steps = np.cumsum(polls[:, 0])
+    points = []
+    for part in np.split(polls, np.searchsorted(steps, steps[-1] * np.arange(1, BINS) / BINS)):
+        if len(part):
+            live = float(np.average(part[:, 1], weights=part[:, 0]))
+            seconds = float(part[:, 2].sum() / part[:, 0].sum())
+            if not points or live > points[-1][0] + 1:
+                points.append((live, seconds))
+    return np.array(points)
 
 
 def flow(
     generator: Generator, lengths: Lengths, prompt: int, n_async: int, prefill: float
-) -> list[float]:
+) -> tuple[float, float]:
     """Groups through a generator by polls, as many at once as `n_async` has room for, to the end.
 
     Returns:
-        Sequences, cached tokens and CPU seconds of a decode step, in the mean: all that polls take,
-        less prefill (`prefill` seconds a token of a prompt).
+        Sequences live in the mean, and the CPU seconds of a decode step: all that polls take, less
+        prefill (`prefill` seconds a token of a prompt).
     """
-    size, sampling = GROUP, SamplingParams(lengths.longest)
-    groups = [
-        [Request(g, i, [5 + g % 100] * prompt, 1000 * g + i, sampling) for i in range(size)]
-        for g in range(max(16, 4 * n_async // size))
-    ]
+    groups = make_groups(lengths, prompt, max(16, 4 * n_async // GROUP))
     seconds = -prefill * prompt * len(groups)
-    steps, sequences, cached, unfinished = -generator.stats()["decode_steps"], 0, 0.0, 0
+    before, unfinished = generator.stats(), 0
     while groups or unfinished:
-        n = min(len(groups), (n_async - unfinished) // size)
+        n = min(len(groups), (n_async - unfinished) // GROUP)
         new, groups = [r for group in groups[:n] for r in group], groups[n:]
         began = time.process_time()
         ended = generator.poll(new).completions
         seconds += time.process_time() - began
         unfinished += len(new) - len(ended)
-        for n in (len(c.token_ids) for c in ended):
-            sequences += n
-            cached += n * prompt + n * (n - 1) / 2
-    steps += generator.stats()["decode_steps"]
-    return [sequences / steps, cached / steps, seconds / steps]
+    after = generator.stats()
+    steps, tokens = (after[k] - before[k] for k in ("decode_steps", "generated_tokens"))
+    return tokens / steps, seconds / steps
+
+
+def drain(
+    generator: Generator, lengths: Lengths, prompt: int, n_async: int, prefill: float
+) -> list[tuple[float, float, float]]:
+    """`n_async` sequences that begin together, to the end of the last: of each poll its decode
+    steps, sequences live in the mean, and CPU seconds, less prefill as in `flow`."""
+    groups = make_groups(lengths, prompt, n_async // GROUP)
+    new = [r for group in groups for r in group]
+    spent, unfinished, polls = prefill * prompt * len(groups), len(new), []
+    while unfinished:
+        before = generator.stats()
+        began = time.process_time()
+        unfinished -= len(generator.poll(new).completions)
+        seconds = time.process_time() - began - spent
+        after = generator.stats()
+        steps, tokens = (after[k] - before[k] for k in ("decode_steps", "generated_tokens"))
+        polls.append((steps, tokens / steps, seconds))
+        new, spent = [], 0.0
+    return polls
+
+
+def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Request]]:
+    """Requests with seeds that none had before."""
+    sampling = SamplingParams(lengths.longest)
+    return [
+        [Request(g, i, [5 + g % 100] * prompt, next(SEEDS), sampling) for i in range(GROUP)]
+        for g in range(count)
+    ]
 
 
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
@@ -168,14 +203,16 @@ def calibrate(
     beside: dict[str, Any],
     configs: tuple[Config, Config],
     predict: Callable[[Config, Costs], Outcome],
-) -> tuple[dict[str, Costs], dict[str, Any]]:
-    """Costs in the pipeline, by the name of the lengths, and what they came from.
+) -> tuple[dict[tuple[str, bool], Costs], dict[str, Any]]:
+    """Costs in the pipeline, by the name of the lengths and whether it is synchronous (each batch
+    then begins together), and what they came from.
 
     Args:
         alone: of the workers by themselves.
         publish: seconds for giving out weights.
-        in_turn: figures of a synchronous run, of lengths `TWICE`: how much longer work takes in the
-            pipeline, and how long a batch is on its way.
+        in_turn: figures of a synchronous run, of lengths `TWICE`: what each poll takes beside its
+            steps, how much longer an update does in the pipeline, and how long a batch is on its
+            way.
         beside: of an asynchronous one: how much longer work takes while the other works, and how
             long a generator then stands still between two polls.
         configs: of these two runs.
@@ -183,24 +220,29 @@ def calibrate(
     """
     sizes = configs[0].pipeline
     update = in_turn["seconds_per_update"]
-    decode, prefill, train = alone.decode[TWICE.name], alone.prefill, alone.train
     costs = Costs(
-        decode,
-        Line(0.0, prefill),
-        train,
+        alone.alike[TWICE.name],
+        Line(0.0, alone.prefill),
+        alone.train,
         publish=publish,
         receive=in_turn["pause_ms"] / 1000,
         verify=update * (1 - in_turn["verifier_idle"]) / sizes.n_batch,
     )
-    generating, training = _longer(in_turn, predict(configs[0], costs))
+    told = predict(configs[0], costs)
+    generating = (1 - in_turn["generator_idle"]) * update
+    generating -= (1 - told.generator_idle) * told.seconds_per_update
+    training = _longer(in_turn, told)[1]
     costs = replace(
         costs,
-        decode=decode.times(generating),
-        prefill=Line(0.0, prefill * generating),
-        train=train.times(training),
+        call=max(0.0, generating / _polls(told, configs[0])),
+        train=alone.train.times(training),
     )
     told = predict(configs[0], costs)
-    costs = replace(costs, latency=max(0.0, update - told.seconds_per_update))
+    costs = replace(
+        costs,
+        decode=alone.mixed[TWICE.name],
+        latency=max(0.0, update - told.seconds_per_update),
+    )
     slower = (1.0, 1.0)
     for _ in range(5):
         costs = replace(
@@ -210,25 +252,15 @@ def calibrate(
         more = _longer(beside, told)
         slower = (slower[0] * more[0], slower[1] * more[1])
         idle = (beside["generator_idle"] - told.generator_idle) * beside["seconds_per_update"]
-        live = told.utilisation * configs[1].pipeline.n_async
-        tokens = told.tokens_per_second * told.seconds_per_update
-        polls = tokens / (live * configs[1].generator.steps_per_call)
-        costs = replace(costs, poll=max(0.0, costs.poll + idle / polls))
+        costs = replace(costs, poll=max(0.0, costs.poll + idle / _polls(told, configs[1])))
     figures = {
-        "decode_ms_a_step": {
-            name: {
-                round(n, 1): round(1000 * s, 2)
-                for n, s in zip(curve.live, curve.seconds, strict=True)
-            }
-            for name, curve in alone.decode.items()
-        },
-        "decode_ns_per_cached_token": {
-            name: round(1e9 * curve.per_cached[0]) for name, curve in alone.decode.items()
-        },
-        "prefill_us_per_token": round(1e6 * prefill, 1),
-        "train_us_per_token": round(1e6 * train.each, 1),
-        "train_ns_per_pair": round(1e9 * train.pair, 1),
-        "in_the_pipeline": [round(generating, 3), round(training, 3)],
+        "decode_ms_a_step": points(alone.mixed),
+        "decode_ms_a_step_alike": points(alone.alike),
+        "prefill_us_per_token": round(1e6 * alone.prefill, 1),
+        "train_us_per_token": round(1e6 * alone.train.each, 1),
+        "train_ns_per_pair": round(1e9 * alone.train.pair, 1),
+        "training_in_the_pipeline": round(training, 3),
+        "call_ms": round(1000 * costs.call, 2),
         "beside_each_other": [round(b, 3) for b in slower],
         "verify_ms": round(1000 * costs.verify, 3),
         "latency_ms": round(1000 * costs.latency, 1),
@@ -236,9 +268,28 @@ def calibrate(
         "pause_ms": round(1000 * costs.receive, 2),
     }
     by_lengths = {
-        name: replace(costs, decode=curve.times(generating)) for name, curve in alone.decode.items()
+        (name, together): replace(costs, decode=steps)
+        for together, curves in ((False, alone.mixed), (True, alone.alike))
+        for name, steps in curves.items()
     }
     return by_lengths, figures
+
+
+def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
+    """Milliseconds of a decode step by sequences live, by the name of the lengths."""
+    return {
+        name: {
+            round(n, 1): round(1000 * s, 2) for n, s in zip(each.live, each.seconds, strict=True)
+        }
+        for name, each in curves.items()
+    }
+
+
+def _polls(told: Outcome, config: Config) -> float:
+    """A generator's polls for an update."""
+    live = told.utilisation * config.pipeline.n_async
+    steps = told.tokens_per_second * told.seconds_per_update / live
+    return steps / config.generator.steps_per_call
 
 
 def _longer(seen: dict[str, Any], told: Outcome) -> tuple[float, float]:

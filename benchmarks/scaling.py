@@ -3,13 +3,13 @@
     python benchmarks/scaling.py [--repeats 2] [--updates 50]
 
 Calibration, for few slots and for many (`calibration.py`): the engine and the trainer alone, in CPU
-time: a decode step, from groups that come and go (one in which nobody does costs up to a third
-less), and an update; and two runs of the pipeline on Ray, one synchronous, whose records say how
-much longer both take there and beside each other (texts, verdicts, records and the controller have
-no cores of their own), and what they wait for. A run that goes far ahead of its trainer tells, by
-the trainer's idle time, what giving out weights takes (an upper bound, where batches come late
-after all). The others are the check: synchronous and asynchronous, with another n_async, n_batch,
-group size, bound on staleness and spread of lengths than the calibration's.
+time: a decode step, of groups that come and go and of ones that begin together, and an update; and
+two runs of the pipeline on Ray, one synchronous, whose records say how much longer both take there
+and beside each other (texts, verdicts, records and the controller have no cores of their own), and
+what they wait for. A run that goes far ahead of its trainer tells, by the trainer's idle time, what
+giving out weights takes (an upper bound, where batches come late after all). The others are the
+check: synchronous and asynchronous, with another n_async, n_batch, group size, bound on staleness
+and spread of lengths than the calibration's.
 
 All runs take turns, `--repeats` times, since the machine has better and worse minutes; medians
 count. Models and lengths are those of `workload.py`. Prints a table, and writes scaling.json beside
@@ -150,7 +150,7 @@ def main() -> None:
         seen = runs(folder, models, args)
     saturated = middle(seen["saturated"])
     publish = saturated["trainer_idle"] * saturated["seconds_per_update"]
-    costs: dict[str, dict[str, Costs]] = {}
+    costs: dict[str, dict[tuple[str, bool], Costs]] = {}
     figures: dict[str, Any] = {"publish_ms": round(1000 * publish, 1)}
     print(f"publish: {1000 * publish:.1f} ms")
     for name in alone:
@@ -170,7 +170,8 @@ def main() -> None:
     )
     rows = []
     for name, (lengths, sizes) in CHECKS.items():
-        own = costs["few" if sizes["n_async"] <= FEW[-1] else "many"][lengths.name]
+        slots = "few" if sizes["n_async"] <= FEW[-1] else "many"
+        own = costs[slots][lengths.name, not sizes["max_staleness"]]
         told = predict(configs[name], own, lengths, prompt)
         rows.append(check(lengths, sizes, seen[name], told))
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)

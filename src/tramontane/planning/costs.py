@@ -29,6 +29,7 @@ class Costs:
         verify: one completion, on one verifier.
         latency: from a group's last token until its verdicts count, beside `verify`: calls, queues.
         record: writing an update down, beside the next one.
+        call: each poll of a generator that decodes, beside its steps: messages.
         poll: from one poll of a generator to the next while the trainer works, in which it stands
             still: calls, which wait for a core.
         generator_beside_trainer, trainer_beside_generator: how much longer each takes while the
@@ -43,6 +44,7 @@ class Costs:
     verify: float = 0.0
     latency: float = 0.0
     record: float = 0.0
+    call: float = 0.0
     poll: float = 0.0
     generator_beside_trainer: float = 1.0
     trainer_beside_generator: float = 1.0

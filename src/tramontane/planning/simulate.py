@@ -274,7 +274,7 @@ class _Generator:
             live = len(order) - gone[gone < len(order)]
             after = np.append(np.cumsum(self._cached[order][::-1])[::-1], 0.0)
             cached = after[gone[: len(live)]] + steps[: len(live)] * live
-            seconds += float(costs.decode(live, cached).sum())
+            seconds += costs.call + float(costs.decode(live, cached).sum())
             self.steps += len(live)
             self.live_steps += int(live.sum())
         beside = simulation.training.at_work
