@@ -33,8 +33,8 @@ class Alone(NamedTuple):
     """What the engine and the trainer cost by themselves, in CPU time.
 
     `mixed` and `alike` are decode steps by the name of the lengths, what is cached with these
-    included: of sequences that come and go, and of ones that began together, which cost up to a
-    third less. `prefill`: the seconds of a prompt's token. `train`: an update.
+    included: of sequences that come and go, and of ones that began together, which cost less where
+    many of spread lengths are live. `prefill`: the seconds of a prompt's token. `train`: an update.
     """
 
     mixed: dict[str, DecodeCurve]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROC = Path("/proc")
+ENDED = ("Z", "X")  # a zombie only waits to be asked how it ended
 
 
 class Usage(NamedTuple):
@@ -60,7 +61,7 @@ def marked(mark: str) -> list[int]:
 def alive(pid: int) -> bool:
     """Whether it runs (a zombie, which only waits to be asked how it ended, does not)."""
     try:
-        return _stat(pid)[0] not in ("Z", "X")
+        return _stat(pid)[0] not in ENDED
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -87,16 +88,16 @@ def usage(pid: int) -> Usage | None:
 def _is(pid: int, known: float) -> bool:
     """Whether the process of this number is the one that was known by then (seconds since 1970),
     not a stranger that was given it anew: where many begin and end, that takes seconds."""
-    if not alive(pid):
-        return False
     try:
-        ticks = int(_stat(pid)[19])
+        stat = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
+        return False
+    if stat[0] in ENDED:
         return False
     booted = re.search(r"^btime (\d+)", (PROC / "stat").read_text(), re.MULTILINE)
     assert booted is not None
     # `btime` is in whole seconds.
-    return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK") <= known + 1
+    return int(booted[1]) + int(stat[19]) / os.sysconf("SC_CLK_TCK") <= known + 1
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:

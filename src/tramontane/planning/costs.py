@@ -63,11 +63,6 @@ class DecodeCurve:
         each = np.interp(live, self.live, self.per_cached)
         return np.interp(live, self.live, self.seconds) + each * cached
 
-    def times(self, factor: float) -> DecodeCurve:
-        """The same, so many times as long."""
-        scaled = [s * factor for s in self.seconds], [s * factor for s in self.per_cached]
-        return DecodeCurve(self.live, *scaled)
-
 
 @dataclass(frozen=True)
 class TrainCurve:
