@@ -39,8 +39,8 @@ from tramontane.config import PlaygroundConfig
 from tramontane.data import playground
 from tramontane.data.prompts import encode_prompt
 from tramontane.generator import SlotEngine
-from tramontane.models import load_model, load_tokenizer
-from tramontane.packing import pack
+from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.packing import pack
 from tramontane.trainer.collate import collate, padding_fraction
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.precision import to_bfloat16

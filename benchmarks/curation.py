@@ -18,8 +18,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tramontane.data.curate.config import CurateConfig
-from tramontane.data.curate.pipeline import curate
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.pipeline import curate
 
 HERE = Path(__file__).parent
 RECENT = 50_000  # rows that a planted row may repeat: what limits the memory of this script

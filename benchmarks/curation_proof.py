@@ -41,11 +41,11 @@ from measure import finish, machine
 
 import tramontane
 from tramontane.config import Config, load_config
-from tramontane.data.curate.config import CurateConfig
-from tramontane.data.curate.pipeline import curate
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.pipeline import curate
 from tramontane.data.playground.faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
 from tramontane.evaluation.metrics import student_quantile
-from tramontane.run import RunFolder
+from tramontane.run.folder import RunFolder
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "configs/quickstart.yaml"

@@ -17,11 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tramontane.data.curate.config import FilterConfig
-from tramontane.data.curate.format_filter import FormatFilter
-from tramontane.data.curate.load import read_problems
-from tramontane.data.curate.rows import Row
-from tramontane.verifier.math import judge_answer
+from tramontane.curation.config import FilterConfig
+from tramontane.curation.format_filter import FormatFilter
+from tramontane.curation.load import read_problems
+from tramontane.curation.rows import Row
+from tramontane.verifier.math.grade import judge_answer
 
 HERE = Path(__file__).parent
 CASES = "filter_cases.jsonl.gz"

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import code, sandbox
+from tramontane.verifier import code
+from tramontane.verifier.code import sandbox
 
 CASES = [{"input": f"{n} 1\n", "output": f"{n + 1}\n"} for n in range(20)]
 SUM = Problem("sum", "code", "Add.", tests={"type": "stdio", "cases": CASES})

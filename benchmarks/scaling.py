@@ -31,7 +31,7 @@ from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths, make_model, run, se
 
 from tramontane.config import Config
 from tramontane.data.prompts import encode_prompt
-from tramontane.models import load_tokenizer
+from tramontane.models.loading import load_tokenizer
 from tramontane.planning.costs import Costs, geometric
 from tramontane.planning.simulate import Outcome, simulate
 

@@ -52,7 +52,7 @@ from transformers import PreTrainedTokenizerFast
 from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.data.prompts import render_prompt
-from tramontane.display import LiveDisplay
+from tramontane.run.display import LiveDisplay
 
 HERE = Path(__file__).parent
 # What TRL's process does not inherit: it has torch's own settings.

@@ -30,11 +30,11 @@ from transformers.utils import logging
 
 from tramontane.config import Config
 from tramontane.generator import Generator
-from tramontane.models import load_tokenizer
+from tramontane.models.loading import load_tokenizer
+from tramontane.models.weights import BUCKET_BYTES
 from tramontane.placement import Handle, place
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
-from tramontane.weights import BUCKET_BYTES
 
 GROUP, PROMPT, CONTEXT = 16, 100, 1024
 SLACK = 8 << 20  # bytes; Python's own, and what the C library keeps of what it was given back

@@ -19,9 +19,9 @@ from measure import SIZES
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from tramontane.config import Config
-from tramontane.models import load_tokenizer
-from tramontane.run import RunFolder
-from tramontane.training import train
+from tramontane.models.loading import load_tokenizer
+from tramontane.run.folder import RunFolder
+from tramontane.run.session import train
 
 VOCAB = 2048
 

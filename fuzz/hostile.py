@@ -24,8 +24,8 @@ from pathlib import Path
 from fuzz.programs import KEY, Program, generate
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import sandbox
-from tramontane.verifier.code import judge
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import judge
 
 CONFIG = VerifierConfig(code_timeout_s=1.0)
 CASES = [{"input": f"{n}\n", "output": f"{n}\n"} for n in (7, 8)]

@@ -25,15 +25,16 @@ from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
 from tramontane.config import PlaygroundConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
+from tramontane.evaluation.score import parse_row
 from tramontane.types import Problem
-from tramontane.verifier import language, sandbox
-from tramontane.verifier.code import draw_tests, same_output, time_limit
+from tramontane.verifier import language
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import draw_tests, same_output, time_limit
+from tramontane.verifier.code.inside import runner, wire
 from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
-from tramontane.verifier.inside import runner, wire
-from tramontane.verifier.math import judge_answer
-from tramontane.verifier.normalize import normalize, split_unit, to_number, vote
+from tramontane.verifier.math.grade import judge_answer
+from tramontane.verifier.math.normalize import normalize, split_unit, to_number, vote
 from tramontane.verifier.reward import grade
-from tramontane.verifier.score import parse_row
 
 PARSE_SECONDS = 1.0  # of processor time, for a response as long as responses get
 RESPONSE_LENGTH = 100_000

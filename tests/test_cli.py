@@ -15,7 +15,7 @@ from tests.runs import SMALL, small_config
 from tramontane import InputError
 from tramontane.cli import app
 from tramontane.config import DataConfig
-from tramontane.run import RunFolder
+from tramontane.run.folder import RunFolder
 
 runner = CliRunner()
 

@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 
 from tramontane import doctor
 from tramontane.cli import app
-from tramontane.verifier import sandbox
+from tramontane.verifier.code import sandbox
 
 
 def test_it_reports_all():

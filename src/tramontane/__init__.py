@@ -5,6 +5,9 @@ call here: `train`, `sft`, `evaluate`, `generate`, `score`, `audit`,
 `curate`, `plan`.
 """
 
+# These rooms share their names with commands: imported first, so that the names are the commands'.
+import tramontane.audit
+import tramontane.sft
 from tramontane.api import audit, curate, evaluate, generate, plan, score, sft, train
 from tramontane.errors import InputError
 

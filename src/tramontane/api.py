@@ -20,11 +20,11 @@ from tramontane.errors import InputError
 
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
+    from tramontane.audit.audit import Audit
     from tramontane.evaluation import EvaluationResult
+    from tramontane.evaluation.score import ScoreSummary
     from tramontane.planning.plan import Plan
-    from tramontane.run import RunFolder
-    from tramontane.verifier.audit import Audit
-    from tramontane.verifier.score import ScoreSummary
+    from tramontane.run.folder import RunFolder
 
 
 def train(
@@ -45,8 +45,8 @@ def train(
     Raises:
         InputError: before any work is done.
     """
-    from tramontane.display import LiveDisplay
-    from tramontane.training import train as run
+    from tramontane.run.display import LiveDisplay
+    from tramontane.run.session import train as run
 
     folder, settings = _open(config, overrides, resume)
     screen = screen or LiveDisplay()
@@ -67,7 +67,7 @@ def dry_run(
     Raises:
         InputError: as `train`.
     """
-    from tramontane.training import prepare, resolved
+    from tramontane.run.session import prepare, resolved
 
     return resolved(prepare(_open(config, overrides, resume)[1]))
 
@@ -84,7 +84,7 @@ def _open(
             f"a resumed run keeps its config: give --resume {resume} alone, without a config or "
             f"key=value; to change anything, start a new run"
         )
-    from tramontane.training import open_run
+    from tramontane.run.session import open_run
 
     return open_run(resume)
 
@@ -113,13 +113,13 @@ def sft(
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
     """Supervised fine-tuning; returns the folder of the result. See `trainer.sft`."""
-    from tramontane import models
-    from tramontane.trainer.sft import SFTConfig
-    from tramontane.trainer.sft import sft as run
+    from tramontane.models import loading
+    from tramontane.sft.sft import SFTConfig
+    from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):
         config = _load_section(SFTConfig, config, overrides)
-    models.check_device(config.device)
+    loading.check_device(config.device)
     return run(config, resume, on_log)
 
 
@@ -161,11 +161,11 @@ def evaluate(
     Raises:
         InputError: no such model or data, a prompt that does not fit, or a size below 1.
     """
-    from tramontane import models
     from tramontane.data.load import load_problems
     from tramontane.data.prompts import check_prompt_length
     from tramontane.evaluation import evaluate as run
     from tramontane.generator import Generator
+    from tramontane.models import loading
     from tramontane.types import SamplingParams
     from tramontane.verifier import VerifierPool
 
@@ -175,11 +175,11 @@ def evaluate(
     if write_to is not None and Path(write_to).is_dir():
         raise InputError(f"{write_to}: a folder; name a file")
     generator = generator or GeneratorConfig()
-    models.check_device(generator.device)
+    loading.check_device(generator.device)
     config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
     source = config.eval or config.train
     endless = source.startswith(("playground:", "reasoning_gym:"))
-    tokenizer = models.load_tokenizer(model)
+    tokenizer = loading.load_tokenizer(model)
     found = load_problems(
         source,
         fields=config.fields,
@@ -194,7 +194,7 @@ def evaluate(
         found,
         system_prompt=config.system_prompt,
         limit=config.max_prompt_tokens,
-        context=models.context_length(models.load_config(model)),
+        context=loading.context_length(loading.load_config(model)),
         max_tokens=max_tokens,
     )
     worker = Generator.load(
@@ -236,15 +236,15 @@ def generate(
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
-    from tramontane import models
     from tramontane.data.prompts import encode_prompt
     from tramontane.generator import Generator
+    from tramontane.models import loading
     from tramontane.types import Completion, Request, SamplingParams
 
     config = config or GeneratorConfig()
     _check_sizes(n=n, max_tokens=max_tokens)
-    models.check_device(config.device)
-    ids = encode_prompt(models.load_tokenizer(model), prompt, system_prompt)
+    loading.check_device(config.device)
+    ids = encode_prompt(loading.load_tokenizer(model), prompt, system_prompt)
     worker = Generator.load(model, config, n, len(ids) + max_tokens)
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
     worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
@@ -275,7 +275,7 @@ def score(
     Raises:
         InputError: before anything is graded.
     """
-    from tramontane.verifier.score import score_file
+    from tramontane.evaluation.score import score_file
 
     keys = ("verifier.*", "pipeline.l_max", "pipeline.l_cache")
     settings = config if isinstance(config, Config) else grading(config, overrides, keys)
@@ -317,7 +317,7 @@ def audit(
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Find what looks like reward hacking or verifier error; see `verifier.audit`."""
-    from tramontane.verifier.audit import audit as run
+    from tramontane.audit.audit import audit as run
 
     return run(path, out, rows=rows, sample=sample, config=config, progress=progress)
 
@@ -347,8 +347,8 @@ def curate(
         InputError: before any work is done, but for an evaluation set that cannot be read.
     """
     from tramontane.config import parse_settings
-    from tramontane.data.curate.config import CurateConfig
-    from tramontane.data.curate.pipeline import curate as run
+    from tramontane.curation.config import CurateConfig
+    from tramontane.curation.pipeline import curate as run
 
     if against and not stages and config is None:
         stages = ("deduplicate", "decontaminate", "filter")

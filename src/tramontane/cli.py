@@ -75,7 +75,7 @@ def sft(
 ) -> None:
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
-    from tramontane.trainer.sft import SFTConfig, SFTMetrics
+    from tramontane.sft.sft import SFTConfig, SFTMetrics
 
     settings = load_section(SFTConfig, config, overrides)
     with _progress() as progress:

@@ -65,7 +65,7 @@ _MEND = {
 
 
 def _sandbox() -> list[Finding]:
-    from tramontane.verifier import sandbox
+    from tramontane.verifier.code import sandbox
 
     with warnings.catch_warnings():  # said below, at length
         warnings.simplefilter("ignore", RuntimeWarning)

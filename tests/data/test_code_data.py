@@ -9,7 +9,7 @@ from tramontane.config import VerifierConfig
 from tramontane.data.code import Solution, parse_solutions, parse_tests
 from tramontane.data.load import parse_problem
 from tramontane.types import Problem
-from tramontane.verifier.code import judge
+from tramontane.verifier.code.grade import judge
 
 CASES = [{"input": "1\n2\n", "output": "3\n"}, {"input": "4\n5\n", "output": "9\n"}]
 INPUTS, OUTPUTS = ([case[name] for case in CASES] for name in ("input", "output"))

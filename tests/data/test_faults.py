@@ -7,8 +7,8 @@ from itertools import islice
 
 import pytest
 
-from tramontane.data.curate.config import CurateConfig
-from tramontane.data.curate.pipeline import curate
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.pipeline import curate
 from tramontane.data.playground.faults import (
     PROGRAMS,
     RAW,

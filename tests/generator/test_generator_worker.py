@@ -4,17 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slot_models import (
-    EOS,
-    VOCAB,
-    chosen,
-    finish,
-    make_model,
-    make_requests,
-    make_tokenizer,
-    reference_logprobs,
-    twin,
-)
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -30,11 +19,22 @@ from transformers import (
     Lfm2ForCausalLM,
 )
 
+from tests.generator.slot_models import (
+    EOS,
+    VOCAB,
+    chosen,
+    finish,
+    make_model,
+    make_requests,
+    make_tokenizer,
+    reference_logprobs,
+    twin,
+)
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator, SlotEngine
 from tramontane.generator.cache import positions
-from tramontane.models import load_model
+from tramontane.models.loading import load_model
 from tramontane.types import Request, SamplingParams
 
 

@@ -17,7 +17,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slot_models import (
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.generator.slot_models import (
     EOS,
     FAMILIES,
     chosen,
@@ -28,8 +30,6 @@ from slot_models import (
     reference_logprobs,
     twin,
 )
-from torch.fx.experimental.proxy_tensor import make_fx
-
 from tramontane.config import GeneratorConfig
 from tramontane.generator import Generator, slab
 from tramontane.generator.cache import SlotCache

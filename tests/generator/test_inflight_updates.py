@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from slot_models import (
+from transformers import DynamicCache, PreTrainedModel
+
+from tests.generator.slot_models import (
     EOS,
     FAMILIES,
     chosen,
@@ -16,8 +18,6 @@ from slot_models import (
     reference_logprobs,
     twin,
 )
-from transformers import DynamicCache, PreTrainedModel
-
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator, cache

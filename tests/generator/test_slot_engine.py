@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from slot_models import (
+
+from tests.generator.slot_models import (
     EOS,
     FAMILIES,
     VOCAB,
@@ -19,7 +20,6 @@ from slot_models import (
     reference_logprobs,
     twin,
 )
-
 from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine

@@ -187,7 +187,7 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
 
 
 def _seed(group: int, index: int) -> int:
-    from tramontane.ledger import _seed as seed
+    from tramontane.controller.ledger import _seed as seed
 
     return seed(0, group, index)
 

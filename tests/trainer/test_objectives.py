@@ -1,18 +1,18 @@
 """Objectives are added by a file; those in `more_objectives/` and in the docs stand for others."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from rollouts import batch, trainer, with_own_logprobs
 
+from tests.paths import ROOT
+from tests.trainer.rollouts import batch, trainer, with_own_logprobs
 from tramontane.config import ObjectiveConfig
 from tramontane.errors import InputError
 from tramontane.trainer import objectives
 from tramontane.trainer.objectives import Tokens, load_objective
 
-DOCS = Path(__file__).parents[2] / "docs" / "objectives.md"
+DOCS = ROOT / "docs" / "objectives.md"
 
 
 @pytest.fixture

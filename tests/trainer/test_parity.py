@@ -3,8 +3,8 @@ import random
 
 import pytest
 import torch
-from rollouts import batch, completion, model, trainer, with_own_logprobs
 
+from tests.trainer.rollouts import batch, completion, model, trainer, with_own_logprobs
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.trainer.parity import (
     ParityError,

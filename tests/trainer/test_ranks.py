@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from rollouts import batch, equal, trainer
 
-from tramontane.weights import CopiedWeights
+from tests.trainer.rollouts import batch, equal, trainer
+from tramontane.models.weights import CopiedWeights
 
 SETTINGS = {
     "plain": {"n_minibatch": 8},

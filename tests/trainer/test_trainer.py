@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 import torch
-from rollouts import batch, equal, group, model, trainer, with_own_logprobs
 from transformers import AutoModelForCausalLM
 
+from tests.trainer.rollouts import batch, equal, group, model, trainer, with_own_logprobs
 from tramontane.errors import InputError
 from tramontane.trainer import compiling
 from tramontane.trainer.trainer import Trainer

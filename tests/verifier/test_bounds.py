@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import VerifierPool, caps, math, symbolic, values
+from tramontane.verifier import VerifierPool, math
 from tramontane.verifier.format import check_format
-from tramontane.verifier.normalize import normalize, split_unit, to_number
-from tramontane.verifier.structure import split, structure
+from tramontane.verifier.math import caps, symbolic, values
+from tramontane.verifier.math.normalize import normalize, split_unit, to_number
+from tramontane.verifier.math.structure import split, structure
 
 SECONDS = 5.0
 MEGABYTES = 512

@@ -9,7 +9,7 @@ from tests.runs import NoScreen, small_config
 from tramontane import api
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
-from tramontane.run import RunFolder
+from tramontane.run.folder import RunFolder
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool
 

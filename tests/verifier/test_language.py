@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import DATA
 from tramontane.config import LANGUAGES
 from tramontane.verifier.language import (
     THRESHOLD,
@@ -22,8 +23,6 @@ from tramontane.verifier.language import (
     on_target_share,
     strip,
 )
-
-DATA = Path(__file__).parents[2].parent / "shared/data"
 
 SHORT = {
     "en": ["So the answer is .", "First I add 3 and 4 to get 7.", "What is 3 + 4?"],

@@ -72,7 +72,7 @@ def test_an_exception_is_unscorable_not_zero(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr("tramontane.verifier.math.judge", broken)
+    monkeypatch.setattr("tramontane.verifier.math.grade.judge", broken)
     verdict = score(GOOD)
     assert verdict.verdict == "unscorable"
     assert verdict.reason == "ZeroDivisionError: inside"

@@ -26,7 +26,7 @@ from tramontane.evaluation.metrics import (
 )
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.format import CLOSE, OPEN
-from tramontane.verifier.normalize import vote
+from tramontane.verifier.math.normalize import vote
 
 Row = dict[str, Any]
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
-from tramontane.attention import packed_attention, refuse_unsupported
 from tramontane.errors import InputError
 from tramontane.generator.cache import Part, Step
 from tramontane.generator.lanes import Lane
 from tramontane.generator.slab import SlabStep
+from tramontane.models.attention import packed_attention, refuse_unsupported
 
 # Below this, a weight is no longer exact to float32's digits.
 _UNDERFLOW = 1e-35

@@ -25,8 +25,8 @@ from tramontane.generator.lanes import Layout, PackedCache, Prefix
 from tramontane.generator.sampling import Drawing, sample, uniforms
 from tramontane.generator.slab import SlabCache
 from tramontane.generator.state import State
-from tramontane.models import context_length
-from tramontane.packing import pack
+from tramontane.models.loading import context_length
+from tramontane.models.packing import pack
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]

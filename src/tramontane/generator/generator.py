@@ -15,10 +15,10 @@ from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import CudaGraphs
-from tramontane.models import load_model, load_tokenizer
-from tramontane.packing import pack
+from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.packing import pack
+from tramontane.models.weights import LocalWeights, Weights
 from tramontane.types import Completion, Progress, Request, SamplingParams
-from tramontane.weights import LocalWeights, Weights
 
 
 class Generator:

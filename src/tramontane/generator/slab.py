@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers.cache_utils import Cache
 
-from tramontane.attention import takes_ragged
 from tramontane.generator.lanes import Layout, Prefix
+from tramontane.models.attention import takes_ragged
 
 
 class SlabCache(Cache):

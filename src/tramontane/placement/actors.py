@@ -26,11 +26,11 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
-from tramontane.orphans import die_with_parent
+from tramontane.models.weights import Bucket, Weights
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
+from tramontane.placement.orphans import die_with_parent
 from tramontane.placement.place import backend as collectives
 from tramontane.placement.ranks import COLLECTIVE_SECONDS
-from tramontane.weights import Bucket, Weights
 
 Joins = tuple[str, str, int, int, float]  # backend, address, rank, ranks, seconds to wait
 CONNECT_SECONDS = 10.0

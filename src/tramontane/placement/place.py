@@ -10,10 +10,10 @@ import torch
 
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.handle import Handle
 from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
-from tramontane.weights import CopiedWeights, LocalWeights, Weights
 
 
 class Placement(Protocol):

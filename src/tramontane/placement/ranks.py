@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from tramontane.errors import InputError
-from tramontane.orphans import die_with_parent
+from tramontane.placement.orphans import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
 END_SECONDS = 10.0

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import Config
-from tramontane.generator.pool import AHEAD
-from tramontane.groups import OpenGroup
-from tramontane.ledger import Ledger
+from tramontane.controller.generators import AHEAD
+from tramontane.controller.groups import OpenGroup
+from tramontane.controller.ledger import Ledger
 from tramontane.planning.costs import Costs, Lengths
 from tramontane.types import Batch, Completion, Problem, Request, Verdict
 

@@ -9,8 +9,8 @@ import shutil
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from tramontane.attention import PACKED, packed_attention
 from tramontane.errors import InputError
+from tramontane.models.attention import PACKED, packed_attention
 
 
 def check(device: str) -> None:

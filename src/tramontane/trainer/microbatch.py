@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tramontane.config import TrainerConfig
-from tramontane.packing import Packed, pack
+from tramontane.models.packing import Packed, pack
 from tramontane.trainer import sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import collate_shared, padding_fraction, shares

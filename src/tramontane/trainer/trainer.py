@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tramontane import memory
 from tramontane.config import PipelineConfig, TrainerConfig
 from tramontane.errors import InputError
-from tramontane.models import load_model
-from tramontane.packing import pack
+from tramontane.models import memory
+from tramontane.models.loading import load_model
+from tramontane.models.packing import pack
+from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights, Weights
 from tramontane.trainer import precision, sharding, state
 from tramontane.trainer.averages import Averages
 from tramontane.trainer.collate import collate_shared
@@ -30,7 +31,6 @@ from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Batch, Completion, Stage
-from tramontane.weights import BUCKET_BYTES, Bucket, CopiedWeights, Weights
 
 
 class Trainer:

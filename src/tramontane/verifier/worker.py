@@ -14,7 +14,7 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
-from tramontane.orphans import die_with_parent
+from tramontane.placement.orphans import die_with_parent
 from tramontane.verifier import code, custom, language, math
 from tramontane.verifier.reward import grade
 

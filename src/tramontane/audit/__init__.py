@@ -1,0 +1,1 @@
+"""Recorded rollouts that look like reward hacking or verifier error."""

@@ -1,0 +1,120 @@
+"""Recorded rollouts as rows of one shape: of a run, of an evaluation, or what `score` wrote."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tramontane.errors import InputError
+from tramontane.evaluation.score import parse_object, parse_row, row_lines
+
+Row = dict[str, Any]
+VERDICTS = ("right", "wrong", "unscorable", "malformed")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion and its verdict; `tests` where they were recorded."""
+
+    file: str
+    line: int
+    problem_id: str
+    domain: str
+    text: str
+    verdict: str
+    reason: str
+    reference: str | None
+    group: Any
+    index: int | None
+    tests: Row | None
+
+
+def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
+    """The rollouts of a run folder or a file; what is none goes to `broken`, as `file:line: why`.
+
+    Args:
+        path: a run folder, or a JSONL file (also gzip).
+        rows: what `score` read, where `path` is what it wrote.
+        broken: gets a line a broken row.
+
+    Raises:
+        InputError: no such file, or one that is cut off or damaged.
+    """
+    scored = _Scored(rows) if rows is not None else None
+    for file in _files(path):
+        for number, line in row_lines(file):
+            try:
+                yield _rollout(parse_object(line), str(file), number, scored)
+            except InputError as error:
+                broken.append(f"{file}:{number}: {error}")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise InputError(f"{path}: no such file or run folder")
+    files = sorted((path / "rollouts").glob("update_*.jsonl"))
+    if not files:
+        raise InputError(f"{path}: no rollouts/update_*.jsonl in it; give a run folder or a file")
+    return files
+
+
+def _rollout(row: Row, file: str, line: int, scored: _Scored | None) -> Rollout:
+    if scored is not None:
+        row = row | scored.find(str(row.get("id")))
+    text = row.get("text", row.get("response"))
+    # `answer` is the label, but in an evaluation, which says `reference`.
+    reference = row["reference"] if "reference" in row else row.get("answer")
+    if isinstance(reference, int | float):
+        reference = str(reference)
+    problem_id = str(row.get("problem_id", row.get("id")))
+    group = row.get("group", problem_id)
+    if not isinstance(text, str):
+        raise InputError(
+            "text is missing: not a rollout; for what `tramontane score` wrote, give what it read "
+            "with --rows"
+        )
+    if row.get("verdict") not in VERDICTS:
+        raise InputError(f"verdict must be one of {', '.join(VERDICTS)}")
+    if not isinstance(reference, str | None) or not isinstance(group, str | int):
+        name = "group" if isinstance(reference, str | None) else "the reference answer"
+        raise InputError(f"{name} is of the wrong type")
+    return Rollout(
+        file,
+        line,
+        problem_id,
+        row.get("domain") or ("code" if reference is None else "math"),
+        text,
+        row["verdict"],
+        str(row.get("reason") or ""),
+        reference,
+        group,
+        row.get("index"),
+        row["tests"] if isinstance(row.get("tests"), dict) else None,
+    )
+
+
+class _Scored:
+    """What `score` read, by id; of rows with one id, in their order."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise InputError(f"{path}: no such file")
+        self.rows: defaultdict[str, deque[Row]] = defaultdict(deque)
+        for _, line in row_lines(self.path):
+            try:
+                problem, response, _ = parse_row(line)
+            except InputError:  # `score` has said so, and written nothing for it
+                continue
+            row = {"domain": problem.domain, "reference": problem.answer, "text": response}
+            self.rows[problem.id].append(row | {"tests": problem.tests})
+
+    def find(self, row_id: str) -> Row:
+        if not self.rows[row_id]:
+            raise InputError(f"id {row_id!r} is not in {self.path} (so often)")
+        return self.rows[row_id].popleft()

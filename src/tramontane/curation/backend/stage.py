@@ -1,0 +1,47 @@
+"""What stages that ask a model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tramontane.curation.backend import Answer, Prompt, check_model, open_backend
+from tramontane.curation.rows import Row, Stage
+from tramontane.verifier.format import CLOSE
+
+
+class ModelStage(Stage):
+    """A stage that asks `config.model`, where there is one.
+
+    A chunk's answers are worth more than the chunk, so they are recorded one by one, and what was
+    asked for a chunk that was not finished is not asked again.
+    """
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.backend = open_backend(config.model) if config.model else None
+
+    @classmethod
+    def check(cls, config: Any) -> dict[str, Any]:
+        return check_model(config.model) if config.model else {}
+
+    def ask(
+        self, rows: Sequence[Row], prompts: Sequence[Prompt], n: int, what: str = "answers"
+    ) -> Iterator[tuple[int, list[Answer]]]:
+        """`Backend.answers` to questions about a chunk's rows; `what` names the occasion."""
+        assert self.backend is not None
+        return self.backend.answers(prompts, n, self.record(rows, what))
+
+    def record(self, rows: Sequence[Row], what: str) -> Path:
+        """A file for something about a chunk; those of other chunks, which are done, go."""
+        chunk = f"asked-{rows[0].number:09d}"
+        for path in self.folder.glob("asked-*"):
+            if not path.name.startswith(chunk):
+                path.unlink()
+        return self.folder / f"{chunk}-{what}.jsonl"
+
+
+def conclusion(text: str) -> str:
+    """An answer without its thoughts."""
+    return text.rpartition(CLOSE)[2].strip()

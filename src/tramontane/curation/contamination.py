@@ -1,0 +1,83 @@
+"""Stage 1: problems that are in an evaluation set, or are close to one there.
+
+A row is `contaminated` when it is an exact or near duplicate of an evaluation problem (as
+`duplicates`, the answers aside), or when it holds a good part of one: by the share of the
+evaluation problem's word 13-grams that are in the row. The share, and not a single 13-gram, since
+competition problems end alike ("where m and n are relatively prime positive integers").
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tramontane.curation.config import DecontaminateConfig
+from tramontane.curation.load import check_inputs, read_problems
+from tramontane.curation.rows import Row, Stage
+from tramontane.curation.similarity import SimilarityIndex, numbers, similarity, spelling
+from tramontane.errors import InputError
+
+
+class Decontaminate(Stage):
+    """Drops what evaluation sets hold; these are kept in memory whole.
+
+    Raises:
+        InputError: an evaluation set has a row that cannot be read.
+    """
+
+    name = "decontaminate"
+
+    @classmethod
+    def check(cls, config: DecontaminateConfig) -> dict[str, Any]:
+        return check_inputs(config.against, config.fields)
+
+    def __init__(self, config: DecontaminateConfig, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.index = SimilarityIndex(config.threshold, config.same_numbers)
+        self.ids: list[str] = []
+        self.spelt: list[str] = []
+        self.grams: dict[str, list[int]] = defaultdict(list)  # n-gram → problems
+        self.sizes: list[int] = []
+        for row in read_problems(config.against, config.fields, config.split):
+            if row.problem is None:
+                raise InputError(f"{row.where}: {row.detail}; mend this evaluation set first")
+            self.ids.append(row.problem.id)
+            self.spelt.append(spelling(row.problem.problem))
+            grams = self._grams(row.problem.problem)
+            self.sizes.append(len(grams))
+            for gram in grams:
+                self.grams[gram].append(len(self.ids) - 1)
+        self.index.add(np.array([self.index.keys(s) for s in self.spelt]), range(len(self.ids)))
+
+    def decide(self, rows: Sequence[Row]) -> list[Row]:
+        spelt = [spelling(row.task.problem) for row in rows]
+        near = self.index.find(np.array([self.index.keys(s) for s in spelt]))
+        return [self._standing(*each) for each in zip(rows, spelt, near, strict=True)]
+
+    def _standing(self, row: Row, spelt: str, near: Sequence[int]) -> Row:
+        for item in near:
+            likeness = 1.0 if self.spelt[item] == spelt else similarity(self.spelt[item], spelt)
+            same = not self.config.same_numbers or numbers(self.spelt[item]) == numbers(spelt)
+            if likeness >= self.config.threshold and same:
+                detail = f"{self.ids[item]}, similarity {likeness:.2f}"
+                return row.drop(self.name, "contaminated", detail)
+        shared = Counter(
+            i for gram in self._grams(row.task.problem) for i in self.grams.get(gram, ())
+        )
+        for item in sorted(shared):
+            share = shared[item] / self.sizes[item]
+            if share >= self.config.overlap:
+                detail = f"{self.ids[item]}, {share:.0%} of its {self.config.ngram}-grams"
+                return row.drop(self.name, "contaminated", detail)
+        return row
+
+    def _grams(self, text: str) -> set[str]:
+        """The n-grams of words and numbers; none of a shorter text."""
+        words = re.findall(r"\w+", spelling(text))
+        n = self.config.ngram
+        return {" ".join(words[i : i + n]) for i in range(len(words) - n + 1)}

@@ -1,0 +1,70 @@
+"""Reference answers before the maths verifier, in its pool: a hostile one can hang nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tramontane.config import RewardConfig, VerifierConfig
+from tramontane.types import Problem, Verdict
+from tramontane.verifier.math.normalize import vote
+from tramontane.verifier.pool import VerifierPool
+
+_PLAIN = re.compile(r"[+-]?\d{1,30}(?:\.\d{1,30})?")
+# An answer that no rule decides on and no parser takes: so the reference must be parsed, and that
+# is all that it costs.
+_PROBE = r"\frac{}{}"
+
+
+class ReferenceJudge:
+    """Asks the verifier about references; the pool starts with the first question that needs it."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        reward = RewardConfig(length=0, language=0)
+        self._config = config.model_copy(update={"reward": reward})
+        self._pool: VerifierPool | None = None
+
+    @property
+    def pool(self) -> VerifierPool:
+        """Its verdicts are about the answer alone: length and language count nothing."""
+        if self._pool is None:
+            self._pool = VerifierPool(self._config, 1, 0)
+        return self._pool
+
+    def same(self, a: str | None, b: str | None) -> bool:
+        """Whether two references are the same answer; what cannot be judged is not."""
+        if a is None or b is None or a == b:
+            return a == b
+        if _PLAIN.fullmatch(a) and _PLAIN.fullmatch(b):
+            return vote(a) == vote(b)
+        return self._verdicts([(a, b)])[0].verdict == "right"
+
+    def faults(self, references: Sequence[str]) -> list[str]:
+        """For each reference, why no answer could be judged against it; empty where one can."""
+        hard = [i for i, text in enumerate(references) if not _PLAIN.fullmatch(text)]
+        faults = [""] * len(references)
+        if not hard:
+            return faults
+        pairs = [(references[i], p) for i in hard for p in (references[i], _PROBE)]
+        verdicts = self._verdicts(pairs)
+        for place, i in enumerate(hard):
+            itself, other = verdicts[2 * place : 2 * place + 2]
+            if itself.verdict != "right":
+                faults[i] = f"not right for itself ({itself.reason})"
+            elif other.verdict == "unscorable":
+                faults[i] = other.reason
+        return faults
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def _verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Of (reference, answer) each."""
+        futures = [
+            self.pool.score(
+                Problem("", "math", "", reference), [(f"<think>-</think>\\boxed{{{answer}}}", 0)]
+            )
+            for reference, answer in pairs
+        ]
+        return [future.result()[0] for future in futures]

@@ -1,0 +1,113 @@
+"""The rows of all inputs as problems; a row that cannot be read is one decision, not the end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tramontane.curation.rows import Row
+from tramontane.data.files import ENDINGS, JSON_ENDINGS, SCHEMES, read_rows, require_file
+from tramontane.data.load import check_fields, parse_problem
+from tramontane.errors import InputError
+
+STAGE = "load"
+
+
+def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, Any]:
+    """Refuse what can be seen to be wrong before any work; returns a fingerprint of the files.
+
+    Raises:
+        InputError: nothing to read, no such file, a source without an end, an unknown field.
+    """
+    check_fields(fields)
+    if not inputs:
+        raise InputError("curate: no inputs; name files or datasets")
+    prints: dict[str, Any] = {}
+    for source in inputs:
+        if source.startswith(SCHEMES):
+            raise InputError(f"data {source!r} has no end; write its problems to a file first")
+        path = Path(source).expanduser()
+        if source.endswith(ENDINGS):
+            require_file(path)
+            prints[source] = [path.stat().st_size, path.stat().st_mtime_ns]
+    return prints
+
+
+def read_problems(
+    inputs: tuple[str, ...], fields: dict[str, str], split: str, skip: int = 0
+) -> Iterator[Row]:
+    """Every row of every input, in order, from row `skip` on.
+
+    A row that is no problem (not JSON, not UTF-8, no statement, tests of no known form) is dropped
+    as `malformed`, and so is the place where a file breaks off. Rows without an answer pass: what
+    they lack is for later stages to say.
+
+    Raises:
+        InputError: a dataset cannot be loaded.
+    """
+    raw = enumerate(item for source in inputs for item in _raw_rows(source, split))
+    for number, (source, where, content) in islice(raw, skip, None):
+        row = Row(number, where, None)
+        try:
+            parsed = _parse(content, where)
+            stem = Path(source).name.partition(".")[0] if source.endswith(ENDINGS) else source
+            name = f"{stem}-{re.findall(r'[0-9]+', where)[-1]}"
+            problem = parse_problem(parsed, where, fields, name, stem, gradable=False)
+            row = Row(number, where, problem)
+            row.dump().encode()  # half a surrogate pair cannot be written
+        except InputError as error:
+            row = row.drop(STAGE, "malformed", str(error).removeprefix(f"{where}: "))
+        except UnicodeEncodeError:
+            row = Row(number, where, None).drop(STAGE, "malformed", "text that is not Unicode")
+        yield row
+
+
+def _parse(content: Any, where: str) -> dict[str, Any]:
+    if isinstance(content, InputError):
+        raise content
+    if isinstance(content, bytes):
+        try:
+            content = json.loads(content.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: not UTF-8 ({error.reason})") from None
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: not JSON ({error})") from None
+        if not isinstance(content, dict):
+            raise InputError(f"{where}: a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
+    """(source, where, the line or row, or what is wrong with the file from here on)."""
+    if source.endswith(JSON_ENDINGS):
+        yield from _raw_lines(source)
+        return
+    where = source
+    try:
+        for where, row in read_rows(source, split):
+            yield source, where, row
+    except InputError as error:
+        if not source.endswith(ENDINGS):
+            raise  # a dataset that cannot be had now may be had later
+        yield source, where, InputError(f"{where}: {error}")
+
+
+def _raw_lines(source: str) -> Iterator[tuple[str, str, Any]]:
+    path, number = Path(source).expanduser(), 0
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield source, f"{source}:{number}", line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        what = InputError(f"the file is cut off or damaged from here on ({error}); fetch it again")
+        yield source, f"{source}:{number + 1}", what

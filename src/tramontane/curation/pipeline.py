@@ -1,0 +1,221 @@
+"""The stages of a curation over its rows, chunk by chunk; what was done is never done again.
+
+OUT/config.yaml      the curation, as it was asked for
+OUT/inputs.json      sizes and times of the files it read
+OUT/work/N-STAGE/    a file for each chunk of rows: every row's standing after that stage
+OUT/kept.jsonl decisions.jsonl report.md report.html summary.json      at the end, instead of work/
+
+Each stage goes through the chunks of the stage before. A chunk is written beside its place and
+renamed: it is there whole or not at all, so a curation that was killed goes on with the first
+chunk that is missing, and what it writes does not depend on where it was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tramontane.config import load_section
+from tramontane.curation.code import Code
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.contamination import Decontaminate
+from tramontane.curation.difficulty import Difficulty
+from tramontane.curation.duplicates import Deduplicate
+from tramontane.curation.format_filter import FormatFilter
+from tramontane.curation.load import STAGE, check_inputs, read_problems
+from tramontane.curation.regrade import Regrade
+from tramontane.curation.report import Tally, write_report
+from tramontane.curation.review import Review
+from tramontane.curation.rows import Row, Stage
+from tramontane.curation.translate import Translate
+from tramontane.errors import InputError
+
+STAGES: dict[str, type[Stage]] = {
+    stage.name: stage
+    for stage in (
+        Deduplicate,
+        Decontaminate,
+        FormatFilter,
+        Review,
+        Difficulty,
+        Regrade,
+        Translate,
+        Code,
+    )
+}
+Progress = Callable[[str, int], None]
+
+
+def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
+    """Run or continue a curation; returns its summary, as in `summary.json`, with `out`.
+
+    Args:
+        config: what to do; `out` must be given.
+        progress: called with (stage, chunks that it has done).
+
+    Raises:
+        InputError: no inputs or output folder, a folder that holds something else or another
+            curation, inputs that changed since it began, an evaluation set that cannot be read.
+    """
+    out = _open(config)
+    done = out / "summary.json"
+    if not done.is_file():
+        folders = [out / "work" / f"{n}-{name}" for n, name in enumerate((STAGE, *config.stages))]
+        report = progress or (lambda stage, rows: None)
+        _load(config, folders[0], report)
+        for name, before, folder in zip(config.stages, folders, folders[1:], strict=False):
+            _run(name, config, before, folder, report)
+        _finish(config, out, folders)
+    shutil.rmtree(out / "work", ignore_errors=True)
+    summary = json.loads(done.read_text(encoding="utf-8"))
+    return {**summary, "out": str(out)}
+
+
+def _open(config: CurateConfig) -> Path:
+    """The folder of the result, which holds this very curation or nothing yet."""
+    if config.out is None:
+        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
+    out = Path(config.out)
+    prints = check_inputs(config.inputs, config.fields)
+    for name in config.stages:
+        prints |= STAGES[name].check(getattr(config, name))
+    asked = config.model_dump(mode="json", exclude={"out"})
+    if (out / "config.yaml").is_file():
+        held = load_section(CurateConfig, out / "config.yaml").model_dump(
+            mode="json", exclude={"out"}
+        )
+        if differing := [key for key in asked if asked[key] != held[key]]:
+            raise InputError(
+                f"{out}: holds a curation with other {', '.join(differing)}; to go on with that "
+                f"one, give the same settings; else name another folder, or remove this one"
+            )
+        if json.loads((out / "inputs.json").read_text(encoding="utf-8")) != prints:
+            raise InputError(
+                f"{out}: an input has changed since this curation began; remove the folder to "
+                f"begin again, or name another"
+            )
+        return out
+    if out.is_file() or (out.is_dir() and any(p.name != "inputs.json" for p in out.iterdir())):
+        raise InputError(f"{out}: not an empty folder, and no curation; name another")
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
+    text = yaml.safe_dump(asked | {"out": str(out)}, sort_keys=False, allow_unicode=True)
+    _write(out / "config.yaml", text)
+    return out
+
+
+def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
+    """Inputs → chunks. The end of the inputs is marked, since no stage stands before to tell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "end").is_file():
+        return
+    chunk = _finished(folder)
+    rows = read_problems(config.inputs, config.fields, config.split, chunk * config.chunk_rows)
+    while batch := list(islice(rows, config.chunk_rows)):
+        _write_rows(folder, chunk, batch)
+        chunk += 1
+        progress(STAGE, chunk)
+    _write(folder / "end", "")
+
+
+def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: Progress) -> None:
+    """One stage over the chunks of the stage before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first, count = _finished(folder), _finished(before)
+    if first == count:
+        return
+    with closing(STAGES[name](getattr(config, name), folder)) as stage:
+        stage.restore(first)
+        for chunk in range(first, count):
+            rows = [row for row in _rows(before, chunk) if row.decision != "dropped"]
+            if rows:
+                rows = stage.decide(rows)
+                stage.save(chunk)
+            _write_rows(folder, chunk, rows)
+            progress(name, chunk + 1)
+
+
+def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
+    """The result from every row's last standing, in the order of the input."""
+    tally = Tally((STAGE, *config.stages))
+    kept_file, decisions_file = out / "kept.jsonl.partial", out / "decisions.jsonl.partial"
+    with (
+        kept_file.open("w", encoding="utf-8") as kept,
+        decisions_file.open("w", encoding="utf-8") as decisions,
+    ):
+        for row in _final_rows(folders):
+            tally.add(row)
+            if row.decision != "dropped":
+                kept.write(json.dumps(_flat(row), ensure_ascii=False) + "\n")
+            decisions.write(json.dumps(_decision(row), ensure_ascii=False) + "\n")
+    kept_file.replace(out / "kept.jsonl")
+    decisions_file.replace(out / "decisions.jsonl")
+    summary = tally.summary()
+    for name, text in write_report(tally, config).items():
+        _write(out / name, text)
+    _write(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+
+
+def _final_rows(folders: list[Path]) -> Iterator[Row]:
+    *earlier, last = folders
+    for chunk in range(_finished(last)):
+        rows = [r for f in earlier for r in _rows(f, chunk) if r.decision == "dropped"]
+        yield from sorted([*rows, *_rows(last, chunk)], key=lambda row: (row.number, row.copied_by))
+
+
+def _decision(row: Row) -> dict[str, Any]:
+    return {
+        "id": row.problem.id if row.problem else None,
+        "source": row.where,
+        "stage": row.stage,
+        "decision": row.decision,
+        "reason": row.reason,
+        "detail": row.detail,
+    }
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A kept problem as one flat object, which `data.train` and a further curation can read."""
+    problem = row.task
+    fields = {
+        name: value
+        for name, value in vars(problem).items()
+        if name != "metadata" and value is not None
+    }
+    # A field's name may stand in the metadata with a value that the field could not hold.
+    rest = {f"source_{k}" if k in fields else k: v for k, v in problem.metadata.items()}
+    return fields | rest
+
+
+# ------------------------------------------------------------------------------------- chunks
+
+
+def _part(folder: Path, chunk: int) -> Path:
+    return folder / f"part-{chunk:06d}.jsonl"
+
+
+def _finished(folder: Path) -> int:
+    """How many chunks are there; they are written one after the other."""
+    return sum(1 for _ in folder.glob("part-*.jsonl"))
+
+
+def _rows(folder: Path, chunk: int) -> Iterator[Row]:
+    with _part(folder, chunk).open(encoding="utf-8") as lines:
+        yield from map(Row.parse, lines)
+
+
+def _write_rows(folder: Path, chunk: int, rows: Iterable[Row]) -> None:
+    _write(_part(folder, chunk), "".join(row.dump() for row in rows))
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

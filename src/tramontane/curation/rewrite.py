@@ -1,0 +1,197 @@
+r"""Multiple choice: found in a statement, taken apart, and put as an open question.
+
+What is 2 + 3?\n(A) 4\n(B) 5\n(C) 6        answer B
+→ What is 2 + 3?                            answer 5
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tramontane.types import Problem
+from tramontane.verifier.math.normalize import vote
+
+LETTERS = "ABCDEFGHIJ"
+_LATEX = r"\$?\{?(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|bf|rm)\s*\{?\s*)+"
+# A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }"; at a line's start or
+# behind a space, so that "f(A)" is none.
+_LABEL = re.compile(
+    rf"(?:(?<=[\s$~}}\[;,.?:])|(?<=quad)|^)(?P<latex>{_LATEX})?(?:"
+    r"\((?P<round>[A-Ja-j])\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?:\s*\)|[.:](?!\d)))[.:)]?"
+    r"(?(latex)(?:\s|\\[ ,;]|[~}$])*|\s*)",
+    re.MULTILINE,
+)
+_SPACE = r"(?:\\\\|\\q?quad|\\hspace\{[^}]*\}|\\indent|\\(?=\s|$)|~|\\[,;]|[\s;,])+"
+_BEFORE, _AFTER = re.compile("^" + _SPACE), re.compile(_SPACE + "$")
+_FIGURE = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+_LETTER_ALONE = re.compile(r"[\W_]*(?:\\(?:text(?:bf|rm)?|math(?:rm|bf))\W*)?([A-Ja-j])\W*")
+_LETTER_AND_TEXT = re.compile(r"\s*\(?([A-J])\s*[).:]\s*(\S.*)", re.DOTALL)
+_LETTERS = re.compile(r"\W*(?:\\text\s*\{)?\W*[A-J](?:\W+(?:and\W+)?[A-J])+\W*")
+_INSTRUCTION = re.compile(
+    r"\s*\(?\b(?:enter|type|write|express|choose|select|give|indicate|list|answer)\b[^.\n]*"
+    r"\b(?:letters?|options?|choices?|[A-C]\$?,\s*\$?[B-D])\b.*$",
+    re.IGNORECASE | re.DOTALL,
+)
+# A question about the options themselves, in the seven languages of the paper.
+_ABOUT_OPTIONS = re.compile(
+    r"\bwhich\s+(?:one\s+|ones\s+|two\s+)?of\b"
+    r"|\bwhich\s+(?:is|are|equation|expression|statement|graph|pair|set|option|function|inequalit)"
+    r"|\b(?:which|what|one|each|any|all|none|is|are|by|to|equals?|except)\b.{0,200}\bfollowing\b"
+    r"|\bfollowing\b.{0,200}\b(?:which|is|are|can|could|must)\b"
+    r"|\b(?:correct|right|best|true|false)\s+(?:answer|option|choice|statement|alternative)"
+    r"|\b(?:must|is|are|be)\s+(?:always\s+|necessarily\s+)?(?:true|false|correct|incorrect)\b"
+    r"|\b(?:a|one)\s+possible\b|\bexcept\s*:?$"
+    r"|\b(?:can|could|might|may)\s+(?:also\s+)?be\s+(?:the\s+|an?\s+)?"
+    r"(?:value|equal|number|root|zero|factor|divisor|length|expressed|written)"
+    r"|\b(?:lequel|laquelle|lesquel(?:le)?s)\b|suivante?s?\b|\bsiguientes?\b|\bseguenti?\b"
+    r"|\bfolgenden?\b|以下|下列|следующ",
+    re.IGNORECASE | re.DOTALL,
+)
+# Rounded to the options: without them nobody knows how far.
+_ROUNDED = re.compile(
+    r"\bapproximat|\bclosest\b|\bnearest\s+to\b|\broughly\b|\bestimate\b|\babout\s+(?:how|what)\b"
+    r"|\benviron\b|\baproximad|\bungefähr\b|\bcirca\b|大约|约为|примерно",
+    re.IGNORECASE,
+)
+_NO_VALUE = re.compile(
+    r"\b(?:none|neither|all|both)\b|\bcan(?:\s?not|'t)\b|\bnot\s+(?:enough|sufficient)\b|\bonly\b"
+    r"|\binsufficient\b|\bindeterminate\b|\bI{1,3}\b|^[A-J]\s*(?:and|&|,)|^\W*$|^N\.?\s?O\.?\s?T",
+    re.IGNORECASE,
+)
+_REQUEST = re.compile(
+    r"(?:^|[.,;:\n]\s*|\b(?:then|and|to)\s+)"
+    r"(?:find|compute|calculate|evaluate|determine|simplify|solve|what|how)\b",
+    re.IGNORECASE,
+)
+MAX_WORDS = 4
+MAX_OPTION = 300  # characters
+MAX_LABELS = 60  # looked at, from the end
+BLANK = "____"
+
+
+class Choices(NamedTuple):
+    """A statement taken apart: the question, and the options by their letter."""
+
+    stem: str
+    options: dict[str, str]
+
+
+class NotOpen(Exception):
+    """Without its options this is no question; the message says why."""
+
+
+def find_choices(statement: str) -> Choices | None:
+    """The options of a statement, at its end: three or more with letters in order from A on."""
+    # Code of figures is full of labels; blanked, everything keeps its place.
+    visible = _FIGURE.sub(lambda m: " " * len(m[0]), statement)
+    labels = list(_LABEL.finditer(visible))[-MAX_LABELS:]
+    for start in reversed(range(len(labels))):
+        run: list[re.Match[str]] = []
+        for label in labels[start:]:
+            expected = LETTERS[len(run) : len(run) + 1]
+            if _letter(label) == (expected.lower() if run and _lower(run[0]) else expected) or (
+                not run and _letter(label) == "a"
+            ):
+                run.append(label)
+        if len(run) < 3:
+            continue
+        ends = [*(label.start() for label in run[1:]), len(statement)]
+        latex = bool(run[0]["latex"])
+        texts = [
+            _clean(statement[label.end() : end], latex)
+            for label, end in zip(run, ends, strict=True)
+        ]
+        if all(texts) and max(map(len, texts)) <= MAX_OPTION:
+            stem = re.sub(r"(?:\$\$|\\\[)$", "", _AFTER.sub("", statement[: run[0].start()]))
+            figures = "".join(f"\n\n{f}" for f in _FIGURE.findall(statement, run[0].start()))
+            named = zip((_letter(label).upper() for label in run), texts, strict=True)
+            return Choices(_AFTER.sub("", stem) + figures, dict(named))
+    return None
+
+
+def answer_letter(answer: str) -> str | None:
+    r"""The letter that an answer consists of: `C`, `(C)`, `\text{(C)}`."""
+    match = _LETTER_ALONE.fullmatch(answer)
+    return match[1].upper() if match else None
+
+
+def is_choice(answer: str | None, choices: Choices) -> bool:
+    """Whether the options are what the answer was chosen from, and not conditions or parts."""
+    if not answer or answer_letter(answer) or _LETTERS.fullmatch(answer):
+        return True
+    if _LETTER_AND_TEXT.fullmatch(answer):
+        return True
+    return _bare(answer) in map(_bare, choices.options.values())
+
+
+def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
+    """(statement, answer) of the open question.
+
+    Raises:
+        NotOpen: it asks about the options, or its answer is no value of its own.
+    """
+    value = _value(problem.answer or "", choices.options)
+    stem = _INSTRUCTION.sub("", choices.stem) or choices.stem
+    sentences = _sentences(_FIGURE.sub("", stem))
+    asked = " ".join([*[s for s in sentences[:-1] if "?" in s][-1:], *sentences[-1:]])
+    if match := _ABOUT_OPTIONS.search(asked):
+        raise NotOpen(f"it asks about its options: {match[0][-80:]!r}")
+    if match := _ROUNDED.search(asked):
+        raise NotOpen(f"its options say how to round: {match[0]!r}")
+    if _NO_VALUE.search(value):
+        raise NotOpen(f"the answer is no value: {value[:80]!r}")
+    words = re.findall(r"[^\W\d_]{3,}", re.sub(r"\\[a-zA-Z]+", "", value))
+    if len(words) > MAX_WORDS:
+        raise NotOpen(f"the answer is a phrase: {value[:80]!r}")
+    if "?" in asked or _REQUEST.search(asked) or re.search(r"_{2,}\W*$", asked):
+        return stem, value
+    # The stem breaks off, and the options go on.
+    if (words and not re.search(r"\d", value)) or re.search(r"[=<>]|\\[lg]eq?(?![a-z])", value):
+        raise NotOpen(f"many things could be said there, not only {value[:80]!r}")
+    figure = re.search(r"\s*\[asy\](?:(?!\[asy\]).)*\[/asy\]\s*$", stem, re.DOTALL)
+    text, rest = (stem[: figure.start()], figure[0]) if figure else (stem, "")
+    if not re.search(r"[.!。]\W{0,3}$", text):
+        text = re.sub(r"[ :=,-]+$", "", text) + f" {BLANK}. What belongs in the blank?"
+    return text + rest, value
+
+
+def _value(answer: str, options: dict[str, str]) -> str:
+    """The value of the right option."""
+    letter = answer_letter(answer)
+    if letter is None and (match := _LETTER_AND_TEXT.fullmatch(answer)):
+        letter = match[1]
+    if letter in options:
+        return options[letter]
+    if not answer.strip() or letter or _LETTERS.fullmatch(answer):
+        raise NotOpen(f"the answer is not one of its options: {answer[:80]!r}")
+    return answer  # the value itself
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.?!。？])\s+(?=\S)|\n\s*\n", text.strip())
+
+
+def _letter(label: re.Match[str]) -> str:
+    return label["round"] or label["square"] or label["bare"]
+
+
+def _lower(label: re.Match[str]) -> bool:
+    return _letter(label).islower()
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\\(?:text|mathrm)|[\s${}\\,]", "", vote(text) or "")
+
+
+def _clean(text: str, latex: bool) -> str:
+    """An option without the layout around it and, inside a formula, without the formula's ends."""
+    text = re.split(r"\n\s*\n", _FIGURE.sub("", text).strip())[0]
+    text = re.sub(r"(?:\$\$|\\\])$", "", _AFTER.sub("", _INSTRUCTION.sub("", text)))
+    text = _AFTER.sub("", _BEFORE.sub("", text))
+    if latex and text.count("$") % 2:
+        text = _AFTER.sub("", text.removesuffix("$"))
+    if latex and text.count("}") > text.count("{"):
+        text = text.removesuffix("}")
+    whole = re.fullmatch(r"\$([^$]+)\$", text)
+    return (whole[1] if whole else text).strip()

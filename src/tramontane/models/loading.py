@@ -1,0 +1,131 @@
+"""Loading Hugging Face causal language models as both generator and trainer use them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from tramontane.errors import InputError
+from tramontane.models.attention import PACKED
+
+# Its bars would run through the display of a run.
+disable_progress_bar()
+
+# In bfloat16 on a CPU, torch keeps the kernels of the last 1,024 shapes, each thread its own, which
+# took 1.3 GiB in a trainer. oneDNN itself keeps kernels for all threads together, and asking it
+# takes microseconds. With 512 of them a trainer is up to 7 % quicker at 1.8 M, but takes 0.3 GiB
+# more and goes on growing for an hour. Read when the first kernel is made.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+
+# transformers patches torch globally while it loads: two threads that load at once leave tied
+# output heads untied, with random weights (seen with 5.23).
+_LOADING = threading.Lock()
+
+
+def resolve(model: str) -> str:
+    """`tiny` is the base model inside this package; anything else is left as it is."""
+    if model == "tiny":
+        return str(resources.files("tramontane") / "tiny_base")
+    return model
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder or Hugging Face name.
+
+    Raises:
+        InputError: nothing there, or a tokenizer without an EOS token (a completion could never
+            end by itself).
+    """
+    tokenizer = _from_pretrained(AutoTokenizer, model)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
+            f"set `eos_token` in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def load_model(
+    model: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal LM whose attention takes packed rows.
+
+    Raises:
+        InputError: nothing there, or damaged weights.
+    """
+    loaded, info = _from_pretrained(
+        AutoModelForCausalLM,
+        model,
+        dtype=dtype,
+        attn_implementation=PACKED,
+        output_loading_info=True,
+    )
+    if missing := sorted(info["missing_keys"]):
+        # transformers would go on with random numbers in their place.
+        raise InputError(
+            f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            + "; fetch or save it again"
+        )
+    # Weights may lie unaligned in a mapped file, where matrix products round differently (seen in
+    # the seventh digit): copied, equal weights give equal bits wherever they were loaded from.
+    for parameter in loaded.parameters():
+        parameter.data = parameter.data.clone()
+    return loaded.to(device)
+
+
+def load_config(model: str) -> Any:
+    """The architecture of a checkpoint, without its weights."""
+    return _from_pretrained(AutoConfig, model)
+
+
+def check_device(device: str, key: str = "device") -> None:
+    """See that torch has the device; `key` names it in the error.
+
+    Raises:
+        InputError: it has none such.
+    """
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not has.get(torch.device(device).type, True):
+        raise InputError(
+            f"{key} is {device!r}, but torch sees no GPU of that kind; take cpu, or install the "
+            f"build of torch that fits this machine"
+        )
+
+
+def context_length(model_config: Any) -> int | None:
+    """Positions that the model was made for, or None where its config does not say."""
+    return getattr(model_config, "max_position_embeddings", None)
+
+
+def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
+    path = resolve(model)
+    looks_local = model.startswith((".", "/", "~")) or model == "tiny" or model.count("/") > 1
+    if looks_local and not (Path(path).expanduser() / "config.json").is_file():
+        raise InputError(f"model {model!r}: no checkpoint (config.json) in folder {path}")
+    if looks_local:
+        path = str(Path(path).expanduser())
+    try:
+        with _LOADING:
+            return auto.from_pretrained(path, **options)
+    except Exception as error:
+        # transformers raises many kinds here (OSError, ValueError, SafetensorError, …); all of
+        # them mean that what the user named cannot be loaded.
+        raise InputError(
+            f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
+            f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."
+        ) from error

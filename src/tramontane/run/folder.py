@@ -1,0 +1,270 @@
+"""A run is a folder: config, metrics, rollouts, checkpoints, report; nothing else is the run.
+
+config.yaml              resolved
+metrics.jsonl            a line per update
+rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
+checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
+problems.jsonl           each problem's record, of a finite source, at the last checkpoint
+summary.json report.html at the end
+events.log               stages that began, workers that were lost, checkpoints that were damaged
+workers.jsonl            which process is which worker, and what weights generators sampled under
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tramontane.config import Config, load_config
+from tramontane.errors import InputError
+from tramontane.run.checkpoint import damage, seal
+
+
+class RunFolder:
+    """Paths and files of one run.
+
+    Files and checkpoints are written beside their place and renamed: complete or absent. Only
+    logs grow line by line; `read_log` and `rewind` forget a last line that was cut short.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.evaluations_file = self.path / "evaluations.jsonl"
+        self.rollouts = self.path / "rollouts"
+        self.checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, config: Config) -> RunFolder:
+        """A new folder: `run_dir`, or `runs/NAME`, with a number added where that exists.
+
+        Raises:
+            InputError: `run_dir` is given and holds something already.
+        """
+        if config.run_dir is not None:
+            path = Path(config.run_dir)
+            if path.is_file():
+                raise InputError(f"run_dir {path}: a file; name a folder")
+            if path.exists() and any(path.iterdir()):
+                raise InputError(
+                    f"run_dir {path}: not empty; continue that run with --resume {path}, "
+                    f"or name another folder"
+                )
+        else:
+            base = Path("runs") / config.name
+            path, number = base, 2
+            while path.exists():
+                path, number = base.with_name(f"{base.name}-{number}"), number + 1
+        folder = cls(path)
+        folder.rollouts.mkdir(parents=True, exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        folder._write("config.yaml", text)
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
+        """An existing run and its config.
+
+        Raises:
+            InputError: not a run folder.
+        """
+        folder = cls(path)
+        if not (folder.path / "config.yaml").is_file():
+            raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+        return folder, load_config(folder.path / "config.yaml")
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        self._append("metrics.jsonl", json.dumps(metrics))
+
+    def log_event(self, text: str) -> None:
+        """Something out of the ordinary, for people: a worker that was lost and replaced."""
+        self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+
+    def log_worker(self, worker: str, **facts: Any) -> None:
+        """What a worker is or does, for programs: its `process` once that has started, each
+        `version` of the weights that a generator begins to sample under, and what the one that
+        takes its place `continues`: [group, index, tokens] each."""
+        row = {"time": round(time.time(), 3), "worker": worker} | facts
+        self._append("workers.jsonl", json.dumps(row))
+
+    def log_evaluation(self, figures: dict[str, Any]) -> None:
+        self._append("evaluations.jsonl", json.dumps(figures))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The line of each update; a last one that was cut short does not count.
+
+        Raises:
+            InputError: a line before it is broken.
+        """
+        return list(read_log(self.metrics_file))
+
+    def write_rollouts(self, update: int, rows: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        self._write(f"rollouts/update_{update:06d}.jsonl", text)
+
+    def write_problems(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._write("problems.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
+        return self._write(name, json.dumps(value, indent=indent) + "\n")
+
+    def checkpoint_dir(self, update: int) -> Path:
+        """An empty folder to write a checkpoint into; `commit_checkpoint` makes it count."""
+        partial = self.checkpoints / f"step_{update}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        return partial
+
+    def commit_checkpoint(self, partial: Path, keep: int) -> Path:
+        """Seal, flush to disk, rename into place, and drop all but the newest `keep`."""
+        seal(partial)
+        for file in [*partial.rglob("*"), self.metrics_file]:
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        final = partial.with_suffix("")
+        old = partial.with_suffix(".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if final.exists():
+            final.rename(old)
+        partial.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+        for old in self._committed()[:-keep]:
+            shutil.rmtree(old)
+        return final
+
+    def whole_checkpoint(self, say: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint that is what was written; None where none was ever taken.
+
+        Damaged ones are set aside, as `step_N.damaged`, and said.
+
+        Raises:
+            InputError: all are damaged.
+        """
+        for old in self.checkpoints.glob("step_*.old"):  # it was just being replaced
+            if not old.with_suffix("").exists():
+                old.rename(old.with_suffix(""))
+        found = []
+        for folder in reversed(self._committed()):
+            if (why := damage(folder)) is None:
+                return folder
+            found.append(f"{folder.name} ({why})")
+            aside = folder.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            say(f"damaged checkpoint, set aside: {folder}: {why}")
+        if found:
+            raise InputError(
+                f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
+                f"step_N.damaged. Bring one back from a copy, or start a new run"
+            )
+        return None
+
+    def rewind(self, update: int) -> None:
+        """Forget what was written after `update`: a resumed run writes it again.
+
+        A last metrics line that a crash cut short goes too, and so do unfinished checkpoints.
+
+        Raises:
+            InputError: a line before the last is broken.
+        """
+        for partial in self.checkpoints.glob("step_*.partial"):
+            shutil.rmtree(partial)
+        for file, keep in (
+            (self.metrics_file, lambda row: row["update"] <= update),
+            (self.evaluations_file, lambda row: _update_of(row["when"]) <= update),
+            (self.path / "workers.jsonl", lambda row: True),
+        ):
+            if file.is_file():
+                rows = [row for row in read_log(file) if keep(row)]
+                self._write(file.name, "".join(json.dumps(row) + "\n" for row in rows))
+        for file in self.rollouts.glob("update_*.jsonl"):
+            if int(file.stem.removeprefix("update_")) > update:
+                file.unlink()
+
+    @contextmanager
+    def room_for(self, path: Path) -> Iterator[None]:
+        """Around whatever writes `path`.
+
+        Raises:
+            InputError: the disk is full, or a quota or a limit on file sizes is reached.
+        """
+        try:
+            yield
+        except Exception as error:
+            if (why := _no_room(error)) is None:
+                raise
+            raise InputError(
+                f"{path}: {why}; make room, then go on with: tramontane train --resume {self.path}"
+            ) from error
+
+    def _append(self, name: str, line: str) -> None:
+        path = self.path / name
+        with self.room_for(path), path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _write(self, name: str, text: str) -> Path:
+        """Beside its place, and then renamed: complete or absent."""
+        path = self.path / name
+        partial = path.with_name(path.name + ".partial")
+        with self.room_for(path):
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        return path
+
+    def _committed(self) -> list[Path]:
+        found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]
+        return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+
+
+def _update_of(when: str) -> float:
+    """Where in a run a measurement belongs: `before`, `update_N`, `after`."""
+    ends = {"before": 0.0, "after": math.inf}
+    return ends[when] if when in ends else int(when.removeprefix("update_"))
+
+
+def _no_room(error: Exception) -> str | None:
+    """Why nothing more could be written; None where that was not the reason."""
+    # Safetensors and torch raise errors of their own, so what counts is what they say.
+    for reason in map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+        if reason in str(error):
+            return reason
+    if "unexpected pos" in str(error):  # torch, of a write that fell short
+        return os.strerror(errno.ENOSPC)
+    return None
+
+
+def read_log(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log (JSONL), without a last one that was cut short when its run died.
+
+    Raises:
+        InputError: a line before the last is broken.
+    """
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"a {type(row).__name__}")
+        except ValueError as error:  # also what is not UTF-8
+            if number == len(lines) and not line.endswith(b"\n"):
+                return
+            raise InputError(
+                f"{file}:{number}: not a JSON object ({error}); mend this line, or bring the file "
+                f"back from a copy"
+            ) from None
+        yield row

@@ -1,0 +1,174 @@
+"""All that a run needs, loaded and checked before any work is done, and what its sizes come to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.config import Config, Until
+from tramontane.controller.generators import slots
+from tramontane.data.curriculum import Curriculum
+from tramontane.data.load import load_problems
+from tramontane.data.prompts import check_prompt_length, encode_prompt
+from tramontane.errors import InputError
+from tramontane.generator.cache import positions
+from tramontane.models import loading
+from tramontane.placement import check
+from tramontane.trainer import compiling
+from tramontane.types import Problem
+from tramontane.verifier import custom
+
+PROBE_PROMPTS = 8
+SAMPLE, ENDLESS_PROMPT = 256, 256
+
+
+@dataclass
+class Prepared:
+    """What is known once everything that a user may have got wrong has been looked at."""
+
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    stages: tuple[Config, ...]
+    problems: Curriculum
+    held_out: list[Problem]
+    max_prompt: int
+    probes: list[list[int]]
+
+    def encode(self, problem: Problem) -> list[int]:
+        return encode_prompt(self.tokenizer, problem.problem, self.config.data.system_prompt)
+
+
+def prepare(config: Config) -> Prepared:
+    """Load and check all input, before any work is done.
+
+    Raises:
+        InputError: whatever is wrong with model, data or sizes.
+    """
+    data, stages = config.data, config.by_stage()
+    check(config)
+    if config.placement.kind == "thread":  # this machine, not one of a cluster's
+        loading.check_device(config.generator.device, "generator.device")
+        loading.check_device(config.trainer.device, "trainer.device")
+    if config.trainer.compile:
+        compiling.check(config.trainer.device)
+    custom.check(config.verifier.reward.custom)
+    tokenizer = loading.load_tokenizer(config.model)
+    context = loading.context_length(loading.load_config(config.model))
+    problems = Curriculum(stages)
+    held_out = []
+    if data.eval is not None:
+        held_out = load_problems(
+            data.eval,
+            fields=data.fields,
+            split=data.eval_split,
+            limit=config.evaluation.problems,
+            playground=data.playground,
+            playground_split="test",
+            seed=config.seed,
+        )
+    endless = any(stream.problems is None for stream in problems.streams)
+    start = problems.state()
+    train = [
+        problem
+        for stream in problems.streams
+        for problem in stream.problems or [stream.next() for _ in range(SAMPLE)]
+    ]
+    problems.load_state(start)
+    l_max, key = max(
+        (at.pipeline.l_max, f"stages.{number}.l_max" if config.stages else "pipeline.l_max")
+        for number, at in enumerate(stages)
+    )
+    longest = check_prompt_length(
+        tokenizer,
+        [*train, *held_out],
+        system_prompt=data.system_prompt,
+        limit=data.max_prompt_tokens,
+        context=context,
+        max_tokens=l_max,
+    )
+    if data.max_prompt_tokens is not None:
+        longest = data.max_prompt_tokens
+    elif endless:
+        longest = max(ENDLESS_PROMPT, longest)
+    if context is not None and longest + l_max > context:
+        raise InputError(
+            f"prompts of up to {longest} tokens and completions of {l_max} "
+            f"({key}) exceed the context of {config.model!r}, {context} tokens; lower "
+            f"{key} or data.max_prompt_tokens"
+        )
+    probes = [
+        encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
+    ]
+    prepared = Prepared(config, tokenizer, stages, problems, held_out, longest, probes)
+    _check_memory(prepared)
+    return prepared
+
+
+def resolved(prepared: Prepared) -> dict[str, str]:
+    """The config's arithmetic and the memory that the generators' caches take, by stage."""
+    config, workers = prepared.config, prepared.config.generator.workers
+    if not config.stages:
+        return config.resolved_arithmetic() | {
+            "generators": f"{workers} × {slots(config)} slots",
+            "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
+            "KV cache": f"{_cache_bytes(prepared, config) / 2**20:,.0f} MiB at most "
+            f"({_bytes_per_token(config) / 1024:.1f} KiB a token)",
+        }
+    lines = {
+        f"stage {stage.name}": f"{_until(stage.until, config)}; "
+        f"l_max {p.l_max:,}, penalty from {p.l_max - p.l_cache:,}; "
+        f"n_async {p.n_async:,}, n_batch {p.n_batch:,}, n_minibatch {p.minibatch:,}, "
+        f"about {p.n_async / p.n_batch:.1f} policies a sequence; "
+        f"KV cache {_cache_bytes(prepared, at) / 2**20:,.0f} MiB at most"
+        for stage, at in zip(config.stages, prepared.stages, strict=True)
+        for p in [at.pipeline]
+    }
+    return lines | {
+        "updates": f"{config.pipeline.updates}",
+        "staleness at most": config.resolved_arithmetic()["staleness at most"],
+        "generators": f"{workers}, of {', '.join(str(slots(at)) for at in prepared.stages)} slots",
+        "longest prompt": f"{prepared.max_prompt} tokens",
+        "KV cache a token": f"{_bytes_per_token(config) / 1024:.1f} KiB",
+    }
+
+
+def _until(until: Until | None, config: Config) -> str:
+    if until is None:
+        return f"to update {config.pipeline.updates}"
+    if until.updates is not None:
+        return f"{until.updates} updates"
+    name, share = ("solved", until.solved) if until.solved else ("at ceiling", until.at_ceiling)
+    return f"until {name} ≥ {share:g} over {until.window} updates"
+
+
+def _bytes_per_token(config: Config) -> int:
+    """Of keys and values, of all layers."""
+    model = loading.load_config(config.model)
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    item = torch.finfo(getattr(torch, config.generator.dtype)).bits // 8
+    return int(2 * model.num_hidden_layers * heads * width * item)
+
+
+def _cache_bytes(prepared: Prepared, stage: Config) -> int:
+    """That the slots of all generators take at most in a stage."""
+    config, longest = stage.generator, prepared.max_prompt + stage.pipeline.l_max
+    slab = config.cuda_graphs and config.device.startswith("cuda")
+    most = slots(stage) * longest if slab else positions(slots(stage), longest)
+    return _bytes_per_token(stage) * most * stage.generator.workers
+
+
+def _check_memory(prepared: Prepared) -> None:
+    budget = prepared.config.generator.kv_cache_mib
+    for number, stage in enumerate(prepared.stages):
+        needed = math.ceil(_cache_bytes(prepared, stage) / 2**20)
+        if budget is not None and needed > budget:
+            where = f"stages.{number}" if prepared.config.stages else "pipeline"
+            raise InputError(
+                f"{where}: keys and values take up to {needed:,} MiB, above "
+                f"generator.kv_cache_mib {budget:,}; lower {where}.n_async (it is "
+                f"{stage.pipeline.n_async:,}) or {where}.l_max ({stage.pipeline.l_max:,})"
+            )

@@ -1,0 +1,283 @@
+"""A run's folder as one page: `report.html`, complete in itself and readable offline.
+
+Numbers before and after with their intervals, the course of every metric, and completions whose
+tokens are shaded by the version of the weights that sampled them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from tramontane.evaluation.evaluate import EvaluationResult, summarize
+from tramontane.run import plots
+from tramontane.run.folder import read_log
+
+Row = dict[str, Any]
+
+SHADES = 6  # background colours for versions, in the template
+MAX_TOKENS = 500  # of a shaded completion
+MAX_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds; what the run did not come to write is empty."""
+
+    folder: Path
+    config: dict[str, Any]
+    metrics: list[Row]
+    summary: dict[str, Any]
+    before: list[Row]
+    after: list[Row]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        config, summary = folder / "config.yaml", folder / "summary.json"
+        # A run that was resumed may have written an update's line twice: the later one counts.
+        metrics = {row["update"]: row for row in read_log(folder / "metrics.jsonl")}
+        return cls(
+            folder=folder,
+            config=yaml.safe_load(config.read_text("utf-8")) if config.is_file() else {},
+            metrics=[metrics[update] for update in sorted(metrics)],
+            summary=json.loads(summary.read_text("utf-8")) if summary.is_file() else {},
+            before=list(read_log(folder / "evaluation_before.jsonl")),
+            after=list(read_log(folder / "evaluation_after.jsonl")),
+        )
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """Write `report.html` into a run's folder, from whatever the run has written so far.
+
+    Returns:
+        The report's path.
+    """
+    run = Run.read(Path(run_dir))
+    results = _results(run)
+    summary = run.summary or _so_far(results)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = resources.files("tramontane.run").joinpath("report.html.j2").read_text("utf-8")
+    page = environment.from_string(source).render(
+        name=run.config.get("name", run.folder.name),
+        subtitle=_subtitle(run),
+        interrupted=not run.summary,
+        last_update=run.metrics[-1]["update"] if run.metrics else 0,
+        planned=(run.config.get("pipeline") or {}).get("updates"),
+        tiles=_tiles(summary),
+        passed=_ends(summary.get("pass_at_1")),
+        facts=_facts(run.summary),
+        tables=_tables(results),
+        sections=_sections(run.metrics, summary),
+        samples=_samples(run),
+        traces=[_trace(row) for row in _spanning(run.folder / "rollouts")],
+        config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+    )
+    path = run.folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+def _subtitle(run: Run) -> str:
+    data = run.config.get("data") or {}
+    parts = [run.config.get("model"), data.get("train")]
+    parts.append(f"{len(run.metrics)} updates" if run.metrics else None)
+    if seconds := run.summary.get("wall_seconds"):
+        parts.append(_clock(seconds))
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _ends(measure: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """(`before`, …), (`after`, …), those that were measured."""
+    return [(when, measure[when]) for when in ("before", "after") if (measure or {}).get(when)]  # type: ignore[index]
+
+
+def _tiles(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    tiles = []
+    for title, key, form in [
+        ("Format", "format_rate", "{:.3f}"),
+        ("Language", "language_rate", "{:.3f}"),
+        ("Thinking tokens", "mean_thinking_tokens", "{:.1f}"),
+    ]:
+        measure = summary.get(key) or {}
+        values = {
+            when: "–" if measure.get(when) is None else form.format(measure[when])
+            for when in ("before", "after")
+        }
+        if measure:
+            tiles.append({"title": title, **values})
+    return tiles
+
+
+def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pause = summary.get("weight_update_pause_ms") or {}
+    stale = summary.get("staleness") or {}
+    facts = [
+        (title, form.format(summary[key]))
+        for title, key, form in [
+            ("updates", "updates", "{}"),
+            ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
+            ("generator idle", "generator_idle_fraction", "{:.1%}"),
+            ("of it, held by the staleness bound", "generator_held_fraction", "{:.1%}"),
+            ("padding", "padding_fraction", "{:.1%}"),
+            ("unscorable groups dropped", "groups_unscorable", "{:,}"),
+            ("unscorable trained on as wrong", "unscorable_trained", "{:,}"),
+        ]
+        if summary.get(key) is not None
+    ]
+    if summary.get("wall_seconds") is not None:
+        facts.insert(0, ("wall time", _clock(summary["wall_seconds"])))
+    if pause:
+        facts.append(("weight-update pause", f"{pause['p50']:.1f} ms (p99 {pause['p99']:.1f})"))
+    if stale:
+        facts.append(("staleness", f"{stale['mean']:.2f} versions (max {stale['max']})"))
+    return facts
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _results(run: Run) -> dict[str, EvaluationResult]:
+    """The evaluations at both ends, as far as they went."""
+    return {
+        when: summarize(rows)
+        for when, rows in [("before", run.before), ("after", run.after)]
+        if rows and "group" in rows[0]  # else these are excerpts, with nothing to count
+    }
+
+
+def _so_far(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
+    """The measures of a summary that an interrupted run did not come to write."""
+    keys = ("format_rate", "language_rate", "mean_thinking_tokens")
+    measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
+    passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
+    return {"pass_at_1": passed, **measures} if results else {}
+
+
+def _tables(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
+    """pass@1 by language, by difficulty, and pass@k and maj@k, before and after."""
+    if not results:
+        return []
+    first = next(iter(results.values()))
+    kinds = {
+        "By language": ("language", list(first.by_language)),
+        "By difficulty": ("difficulty", list(first.by_difficulty)),
+        "Several samples": (
+            "k",
+            [f"pass@{k}" for k in first.pass_at_k] + [f"maj@{k}" for k in first.maj_at_k if k > 1],
+        ),
+    }
+    return [
+        {
+            "title": title,
+            "ends": list(results),
+            "rows": [(key, [_cell(r, kind, key) for r in results.values()]) for key in keys],
+        }
+        for title, (kind, keys) in kinds.items()
+    ]
+
+
+def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
+    if kind == "k":
+        metric, k = key.split("@")
+        estimate = (result.pass_at_k if metric == "pass" else result.maj_at_k)[int(k)]
+    else:
+        slices = result.by_language if kind == "language" else result.by_difficulty
+        estimate = slices[key].pass_at_1
+    return estimate.to_dict()
+
+
+# ------------------------------------------------------------------------------------ plots
+
+
+def _sections(
+    metrics: list[Row], summary: Mapping[str, Any]
+) -> list[tuple[str, list[dict[str, Any]]]]:
+    learning = plots.line_plots([*plots.LEARNING, plots.custom_rewards(metrics)], metrics)
+    passed = plots.pass_rate_plot(metrics, summary)
+    learning = [passed if passed and p.title == passed.title else p for p in learning]
+    sections: list[tuple[str, list[plots.Plot | None]]] = [
+        ("Learning", [*learning, plots.groups_plot(metrics)]),
+        (
+            "Asynchrony",
+            [plots.staleness_plot(metrics), *plots.line_plots(plots.ASYNCHRONY, metrics)],
+        ),
+        ("Workers", [*plots.line_plots(plots.WORKERS, metrics)]),
+    ]
+    return [
+        (title, [{**vars(p), "svg": Markup(p.svg)} for p in found if p])
+        for title, found in sections
+        if any(found)
+    ]
+
+
+# -------------------------------------------------------------------------------- completions
+
+
+def _samples(run: Run) -> list[dict[str, Any]]:
+    """The first evaluation problem of each language: its first completion before and after."""
+    after: dict[str, Row] = {}
+    for row in run.after:
+        after.setdefault(row["problem"], row)
+    chosen: dict[str | None, Row] = {}
+    for row in run.before or run.after:
+        chosen.setdefault(row.get("language"), row)
+    samples = []
+    for language, row in list(chosen.items())[:MAX_SAMPLES]:
+        ends = [("before", row if run.before else None), ("after", after.get(row["problem"]))]
+        samples.append(
+            {
+                "problem": row["problem"],
+                "language": language,
+                "reference": row.get("reference"),
+                "ends": [(when, end, _split(end["text"])) for when, end in ends if end],
+            }
+        )
+    return samples
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Thoughts with their tags, and the rest."""
+    thoughts, close, answer = text.partition("</think>")
+    return (thoughts + close, answer.lstrip("\n")) if close else ("", text)
+
+
+def _spanning(rollouts: Path) -> Iterator[Row]:
+    """From the updates at one third, two thirds and the end of the run: the trained completion
+    that the most versions of the weights wrote."""
+    files = sorted(rollouts.glob("update_*.jsonl"))
+    for i in sorted({(len(files) * part - 1) // 3 for part in (1, 2, 3)} - {-1}):
+        rows = [r for r in read_log(files[i]) if r["tokens"] and r.get("advantage_kept", True)]
+        if rows:
+            yield max(rows, key=lambda row: len(set(row["versions"])))
+
+
+def _trace(row: Row) -> dict[str, Any]:
+    versions = sorted(set(row["versions"]))
+    step = (SHADES - 1) / max(1, len(versions) - 1)
+    shade = {v: round(i * step) if len(versions) > SHADES else i for i, v in enumerate(versions)}
+    shown: Sequence[Any] = list(zip(row["tokens"], row["versions"], row["logprobs"], strict=True))[
+        :MAX_TOKENS
+    ]
+    return {
+        **{key: row.get(key) for key in ("problem", "language", "verdict", "update")},
+        "reward": row.get("reward") or 0.0,
+        "tokens": [(token, version, logprob, shade[version]) for token, version, logprob in shown],
+        "more": len(row["tokens"]) - len(shown),
+        "legend": [(version, shade[version]) for version in versions],
+    }

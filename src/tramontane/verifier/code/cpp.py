@@ -1,0 +1,220 @@
+"""The two C++ sources of a function test: the program with what serves its functions, and the
+tests with stand-ins of the same signatures that call them in the other process.
+
+Of the program's text only names are read here. Signatures are what its compiler says, and only
+types of the standard library are let through into the tests' source.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from tramontane.verifier.code.inside import runner
+
+TESTS_FLAGS = ("-std=c++20", "-O0")
+_NO_CODE = re.compile(
+    r"""R"(?P<end>[^(\s]*)\(.*?\)(?P=end)"      # a raw string
+    | /\*.*?(?:\*/|\Z) | //[^\n]*               # comments
+    | "(?:\\.|[^"\\\n])*" | '(?:\\.[^'\n]{0,8}|[^'\\\n])'
+    | ^[ \t]*\#(?:\\\n|[^\n])*                  # the preprocessor's lines
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
+_HEAD = re.compile(
+    r"(?P<template>template\b.*)?\b(?P<name>[A-Za-z_]\w*)\s*\((?P<parameters>.*)\)"
+    r"\s*(?:noexcept\b.*|->.*)?$",
+    re.DOTALL,
+)
+_CALL = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+_EXPORTED = re.compile(r"tramontane::exported<(\d+), (.*)>\(.*\(\*\)\(")
+_WORDS = re.compile(r"char const\*|[A-Za-z_]\w*|\d+u?l*|::|[<>,&]|\s+")
+_TYPES = re.findall(
+    r"\w+",
+    "bool char short int long float double signed unsigned wchar_t char8_t char16_t char32_t const"
+    " void std __cxx11 basic_string basic_string_view char_traits allocator vector deque list array"
+    " pair tuple optional complex set multiset unordered_set unordered_multiset map multimap"
+    " unordered_map unordered_multimap less greater hash equal_to",
+)
+
+
+class Definition(NamedTuple):
+    """A function's definition at the top level of a text."""
+
+    name: str
+    declaration: str  # up to the brace
+    text: str  # to the brace that closes it; "" where none does
+    is_template: bool
+
+
+class Signature(NamedTuple):
+    """Of a function, in the compiler's words."""
+
+    result: str
+    parameters: list[str]
+
+
+def blanked(text: str) -> str:
+    """The text with spaces for all that is no code, at the same places."""
+    return _NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+
+
+def called(text: str) -> set[str]:
+    """The names that stand before an opening parenthesis."""
+    return set(_CALL.findall(blanked(text)))
+
+
+def definitions(text: str) -> list[Definition]:
+    """The functions that a text defines outside of all braces."""
+    code = blanked(text)
+    found = []
+    start = depth = 0
+    head: tuple[int, int] = (0, 0)
+    for match in re.finditer(r"[{};]|\n[ \t]*\n", code):
+        at, sign = match.start(), match[0]
+        if sign == "{":
+            if depth == 0:
+                head = (start, at)
+            depth += 1
+        elif sign == "}":
+            depth = max(0, depth - 1)
+            if depth == 0:
+                if definition := _definition(text, code, *head, at + 1):
+                    found.append(definition)
+                head = (0, 0)
+                start = at + 1
+        elif depth == 0:  # a blank line ends what is no code
+            start = match.end()
+    if depth and (definition := _definition(text, code, *head, None)):
+        found.append(definition)
+    return found
+
+
+def _definition(text: str, code: str, start: int, brace: int, end: int | None) -> Definition | None:
+    match = _HEAD.search(code[start:brace].strip())
+    if match is None or match["name"] in ("main", "if", "for", "while", "switch"):
+        return None
+    declaration = code[start:brace].strip()
+    whole = "" if end is None else text[start:end].strip()
+    return Definition(match["name"], declaration, whole, bool(match["template"]))
+
+
+def helpers(statement: str) -> dict[str, str]:
+    """The functions that the statement defines whole. They are taken from there: a program that
+    redefines them would decide over its own tests."""
+    return {d.name: d.text for d in definitions(statement) if d.text}
+
+
+def exported(program: str, tests: str, statement: str) -> list[str]:
+    """The program's functions that the tests call, and do not have from elsewhere."""
+    own = {d.name for d in definitions(tests)} | helpers(statement).keys()
+    wanted = called(tests) - own
+    return sorted({d.name for d in definitions(program)} & wanted)
+
+
+def demanded(name: str, program: str, statement: str) -> bool:
+    """Whether the program declares the function as the statement does."""
+    said = {re.sub(r"\s", "", d.declaration) for d in definitions(statement) if d.name == name}
+    own = {re.sub(r"\s", "", d.declaration) for d in definitions(program) if d.name == name}
+    return bool(said & own)
+
+
+@functools.cache
+def _prefix() -> str:
+    return (Path(runner.__file__).parent / "rpc.hpp").read_text(encoding="utf-8")
+
+
+def program_source(program: str, names: list[str], statement: str) -> str:
+    """The program, and what serves these functions of it.
+
+    `main` is ours, and stands before the program, out of reach of its macros.
+    """
+    own = definitions(program)
+    told = {d.name: d.declaration for d in definitions(statement)}
+    lines = []
+    for number, name in enumerate(names):
+        same = [d for d in own if d.name == name]
+        function = f"&::{name}"
+        if (len(same) > 1 or same[0].is_template) and name in told:
+            # Of several, that which the statement declares.
+            lines.append(f"namespace tramontane_{number} {{ {told[name]}; }}")
+            function = f"static_cast<decltype(&tramontane_{number}::{name})>({function})"
+        lines.append(f"auto tramontane_{name} = tramontane::exported<{number}>({function});")
+    start = "int main() { return tramontane::serve(); }\n#define main tramontane_own_main\n"
+    served = "\n".join(lines)
+    return f'{_prefix()}{start}#line 1 "main.cpp"\n{program}\n#line 1 "exports"\n{served}\n'
+
+
+def telling_signatures(compiler: list[str]) -> list[str]:
+    """A command that compiles, and prints the signatures of what is exported.
+
+    All of the library stands before the program, since that is compiled already. A program in
+    which `count`, say, is then ambiguous may still be right: again with little of it.
+    """
+    script = """
+    if ! said=$("$@" 2>&1)
+    then
+        case $said in
+        *" is ambiguous"* | *" redeclared as "*) "$@" -DTRAMONTANE_LEAN || exit 1 ;;
+        *) echo "$said" >&2; exit 1 ;;
+        esac
+    fi
+    nm -C "$0" | grep "tramontane::exported<"
+    """
+    return ["/bin/sh", "-c", script, "{box}/main", *compiler]
+
+
+def signatures(printed: str, names: list[str]) -> dict[str, Signature | str]:
+    """By name: the signature, or why there is none that can be called from elsewhere."""
+    found: dict[str, Signature | str] = {}
+    for line in printed.splitlines():
+        if match := _EXPORTED.search(line):
+            number, (result, *parameters) = int(match[1]), _split(match[2])
+            if number < len(names):
+                found[names[number]] = _checked(result, parameters)
+    return {name: found.get(name, "has no signature") for name in names}
+
+
+def _checked(result: str, parameters: list[str]) -> Signature | str:
+    for type_ in [result, *parameters]:
+        words = _WORDS.findall(type_)
+        known = all(not word.isidentifier() or word in _TYPES for word in words)
+        if "".join(words) != type_ or not known:
+            return f"takes or gives a {type_[:80]}, which is no plain value"
+    if "char const*" in result or "string_view" in result:
+        return "gives a string that it does not own"
+    return Signature(re.sub(r"( const)?&{1,2}$", "", result), parameters)
+
+
+def _split(arguments: str) -> list[str]:
+    """A template's arguments."""
+    parts, depth = [""], 0
+    for sign in arguments:
+        depth += (sign in "<(") - (sign in ">)")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def tests_source(code: str, found: dict[str, Signature | str], statement: str) -> str:
+    """The tests, with stand-ins for the program's functions."""
+    lines = ["using namespace std;"]
+    for number, (name, signature) in enumerate(found.items()):
+        assert isinstance(signature, Signature)
+        result, types = signature
+        parameters = ", ".join(f"{type_} a{i}" for i, type_ in enumerate(types))
+        listed = ", ".join([result, *types])
+        arguments = "".join(f", a{i}" for i in range(len(types)))
+        lines.append(
+            f"{result} {name}({parameters}) "
+            f"{{ return tramontane::call<{listed}>({number}{arguments}); }}"
+        )
+    wanted = called(code)
+    whole = helpers(statement)
+    if wanted & whole.keys():
+        lines += whole.values()
+    return f"{_prefix()}\n" + "\n".join(lines) + f'\n#line 1 "tests"\n{code}\n'

@@ -1,0 +1,176 @@
+import pytest
+
+from tramontane.config import Config, load_config, load_section, parse
+from tramontane.errors import InputError
+from tramontane.sft.sft import SFTConfig
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text="", *overrides, cls=Config):
+        file = tmp_path / "run.yaml"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_section(cls, file, list(overrides))
+
+    return load
+
+
+def test_an_empty_file_is_all_defaults(load):
+    assert load() == Config()
+
+
+def test_overrides_lie_on_top_of_the_file(load):
+    config = load(
+        "name: mine\npipeline: {n_batch: 64, group_size: 8}\n",
+        "pipeline.n_batch=128",
+        "trainer.learning_rate=1e-5",
+        "data.playground.languages=[fr, zh]",
+        "data.eval=null",
+        "run_dir=out/a=b",
+    )
+    assert (config.name, config.pipeline.n_batch, config.pipeline.group_size) == ("mine", 128, 8)
+    assert config.trainer.learning_rate == 1e-5
+    assert config.data.playground.languages == ("fr", "zh")
+    assert config.data.eval is None
+    assert config.run_dir == "out/a=b"
+
+
+def test_a_config_survives_its_own_dump(load):
+    config = load("pipeline: {n_batch: 64, n_minibatch: 32}\ndata: {fields: {problem: q}}\n")
+    assert parse(Config, config.model_dump(), "dump") == config
+    assert parse(Config, config.model_dump(mode="json"), "dump") == config
+
+
+def test_the_minibatch_is_the_batch_unless_told(load):
+    assert load().pipeline.minibatch == load().pipeline.n_batch
+    assert load("pipeline: {n_batch: 64, n_minibatch: 32}").pipeline.minibatch == 32
+
+
+def test_resolved_arithmetic(load):
+    told = load("pipeline: {n_batch: 256, n_minibatch: 128, n_async: 512, group_size: 16}")
+    resolved = told.resolved_arithmetic()
+    assert resolved["prompts a batch"].startswith("16 × 16")
+    assert resolved["optimizer steps an update"] == "2"
+    assert "2.0" in resolved["policies a sequence spans"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "generator: {workers: 5}\npipeline: {n_async: 64, n_batch: 64}",
+            r"5 workers share 4 groups .* raise n_async",
+        ),
+        ("pipelin: {}", r"run\.yaml: pipelin: unknown key; did you mean 'pipeline'\?"),
+        ("pipeline: {n_bacth: 3}", r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\?"),
+        ("trainer: {objective: {epslow: 0}}", r"trainer\.objective\.epslow: .* 'eps_low'\?"),
+        ("checkpoint: {zzz: 1}", r"checkpoint\.zzz: unknown key; valid keys: every, keep"),
+        ("pipeline: {n_batch: many}", r"pipeline\.n_batch: .*integer"),
+        ("pipeline: {group_size: 1}", r"pipeline\.group_size: .*greater than or equal to 2"),
+        ("data: {playground: {languages: [en, xx]}}", r"data\.playground\.languages\.1: .*'ru'"),
+        ("data: {playground: {levels: [4, 9]}}", r"levels 4–9 must lie within 1–8"),
+        ("data: 3", r"data: "),
+        ("- a\n- b", r"run\.yaml: the file must hold keys and values, not a list"),
+        ("a: [1", r"run\.yaml: not valid YAML"),
+        (b"name: \xff\xfe", r"run\.yaml: "),
+    ],
+)
+def test_wrong_files(load, text, message):
+    with pytest.raises(InputError, match=message):
+        load(text)
+
+
+def test_text_keys_keep_what_yaml_would_read_otherwise(load):
+    config = load(
+        "",
+        "data.train=playground:",
+        "name=123",
+        "data.fields.problem=7",
+        "trainer.objective.importance_correction=off",
+        "data.system_prompt='quoted: text'",
+        "data.eval=null",
+    )
+    assert (config.data.train, config.name, config.data.eval) == ("playground:", "123", None)
+    assert config.data.fields == {"problem": "7"}
+    assert config.trainer.objective.importance_correction == "off"
+    assert config.data.system_prompt == "quoted: text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pipeline: {n_batch: 64, n_minibatch: 8}", "pipeline: group_size 16 .* n_minibatch 8: "),
+        ("trainer: {ranks: 3}", "trainer: ranks 3 does not divide n_minibatch 256"),
+        (
+            "trainer: {objective: {name: magistrl}}",
+            r"trainer.objective.name: no objective 'magistrl'; .* 'magistral'\?",
+        ),
+        (
+            "trainer: {objective: {name: xyz}}",
+            "trainer.objective.name: no objective 'xyz'; there are: magistral",
+        ),
+        ("generator: {device: gpu}", r"generator\.device: 'gpu' is no device; write cpu, cuda"),
+        ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
+    ],
+)
+def test_what_no_run_could_start_with(load, text, message):
+    with pytest.raises(InputError, match=r"run\.yaml: " + message):
+        load(text)
+
+
+def test_devices(load):
+    for device in ("cpu", "mps", "cuda", "cuda:1"):
+        assert load("", f"trainer.device={device}").trainer.device == device
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("{n_batch: 100, group_size: 16}", r"group_size 16 does not divide n_batch 100.* 96"),
+        ("{n_batch: 64, n_minibatch: 48}", r"n_minibatch 48 does not divide n_batch 64"),
+        ("{n_async: 8, group_size: 16}", r"n_async 8 is below group_size 16.*raise n_async"),
+        ("{l_max: 64, l_cache: 65}", r"l_cache 65 is above l_max 64"),
+    ],
+)
+def test_impossible_arithmetic(load, sizes, message):
+    with pytest.raises(InputError, match=r"run\.yaml: pipeline: " + message):
+        load(f"pipeline: {sizes}")
+
+
+def test_every_complaint_is_told_at_once(load):
+    with pytest.raises(InputError) as caught:
+        load("nam: x\nseed: soon\ntrainer: {ranks: 0}\n")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pipeline.updates", r"write it as key=value"),
+        ("=3", r"write it as key=value"),
+        ("name.first=x", r"name is a value, not a section"),
+        ("pipeline.updtes=3", r"pipeline\.updtes: unknown key; did you mean 'updates'"),
+        ("name=[", r"'name=\['"),
+    ],
+)
+def test_wrong_overrides(load, override, message):
+    with pytest.raises(InputError, match=message):
+        load("name: x", override)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"none\.yaml: no such config file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_supervised_config(load):
+    text = "output: out\ndata: {playground: [{share: 0.7}, {levels: [5, 8], share: 0.3}]}\n"
+    config = load(text, "steps=5", cls=SFTConfig)
+    assert [part.share for part in config.data.playground] == [0.7, 0.3]
+    assert config.steps == 5
+    with pytest.raises(InputError, match=r"output: Field required"):
+        load("steps: 3", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"new_model\.vocab: .*'vocab_size'"):
+        load("output: x\nnew_model: {vocab: 600}", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"data\.playground\.1\.shar: .* did you mean 'share'"):
+        load("output: x\ndata: {playground: [{}, {shar: 1}]}", cls=SFTConfig)

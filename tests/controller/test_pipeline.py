@@ -1,0 +1,239 @@
+"""The controller's invariants, over real workers and the shipped base model."""
+
+import asyncio
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.runs import NoScreen, small_config
+from tramontane.config import Config
+from tramontane.controller import pipeline as pipeline_module
+from tramontane.controller.staleness import room
+from tramontane.placement.handle import WorkerStalled
+from tramontane.run.folder import RunFolder
+from tramontane.run.recorder import Recorder
+from tramontane.run.session import train
+from tramontane.trainer import Trainer
+from tramontane.types import Batch
+
+
+class WatchedPipeline(pipeline_module.Pipeline):
+    """Looks at the invariants whenever anything changes."""
+
+    most_in_flight = 0
+
+    async def _notify(self) -> None:
+        in_flight = self.generators.in_flight
+        assert 0 <= in_flight <= self.sizes.n_async
+        type(self).most_in_flight = max(self.most_in_flight, in_flight)
+        assert self.batches.qsize() <= 1
+        waiting = sum(len(g.requests) for g in self.ledger.outstanding.values())
+        assert waiting == in_flight
+        await super()._notify()
+
+
+def rollouts(folder: Path) -> list[dict[str, Any]]:
+    files = sorted((folder / "rollouts").glob("*.jsonl"))
+    return [json.loads(line) for f in files for line in f.read_text().splitlines()]
+
+
+def pending(folder: Path) -> set[int]:
+    checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
+    assert checkpoint is not None
+    state = json.loads((checkpoint / "pipeline.json").read_text())
+    return {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
+
+
+def check_ledger(folder: Path, config: Config) -> None:
+    """Every problem handed out is trained on once, filtered with a reason, or pending."""
+    groups = defaultdict(list)
+    for row in rollouts(folder):
+        groups[row["group"]].append(row)
+    size = config.pipeline.group_size
+    for rows in groups.values():
+        assert sorted(r["index"] for r in rows) == list(range(size))
+        assert len({(r["update"], r["filtered"]) for r in rows}) == 1
+    kept = {g for g, rows in groups.items() if rows[0]["filtered"] is None}
+    filtered = {g for g, rows in groups.items() if rows[0]["filtered"]}
+    left = pending(folder)
+    assert not (kept | filtered) & left
+    checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
+    assert checkpoint is not None
+    handed_out = json.loads((checkpoint / "pipeline.json").read_text())["next_group"]
+    assert kept | filtered | left == set(range(handed_out))
+    per_update = defaultdict(int)
+    for g in kept:
+        per_update[groups[g][0]["update"]] += len(groups[g])
+    assert set(per_update.values()) == {config.pipeline.n_batch}
+    assert len(per_update) == config.pipeline.updates
+
+
+def weights(folder: Path, update: int) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"checkpoints/step_{update}/weights/model.safetensors")
+
+
+def test_asynchronous_run_keeps_its_invariants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    monkeypatch.setattr("tramontane.run.session.Pipeline", WatchedPipeline)
+    monkeypatch.setattr(WatchedPipeline, "most_in_flight", 0)
+    # Updates of few completions, so that several of them fall into one sequence.
+    sizes = {"updates": 8, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 4}
+    config = small_config(
+        tmp_path / "run", pipeline=sizes, placement={"kind": placement}, generator={"workers": 2}
+    )
+    train(config, NoScreen())
+    check_ledger(tmp_path / "run", config)
+    assert WatchedPipeline.most_in_flight == 32
+    rows = rollouts(tmp_path / "run")
+    ages = [r["update"] - 1 - v for r in rows if r["filtered"] is None for v in r["versions"]]
+    assert 0 <= min(ages)
+    assert 1 <= max(ages) <= 4
+    # Long or short, what was generated was graded and recorded whole: none was cut but at l_max.
+    for row in rows:
+        assert "".join(row["tokens"]).removesuffix("</s>") == row["text"]
+        assert len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
+        assert (row["finish_reason"] == "length") == (
+            len(row["tokens"]) == config.pipeline.l_max and row["tokens"][-1] != "</s>"
+        )
+        assert row["versions"] == sorted(row["versions"])
+    # Weights really changed under sequences in flight.
+    assert any(len(set(r["versions"])) > 1 for r in rows)
+
+
+@pytest.mark.parametrize("bound", [0, 16])
+def test_generators_wait_only_where_the_bound_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
+) -> None:
+    """Counted, not timed: what might have been handed out whenever one found itself out of work."""
+    waits: list[tuple[int, int]] = []
+
+    class Counting(pipeline_module.Pipeline):
+        async def _until(self, condition: Any, name: str) -> None:
+            if name.startswith("collect"):
+                ledger, n = self.ledger, self.sizes.groups_per_batch
+                versions = ledger.generator_version, ledger.next_version
+                allowed = room(len(ledger.outstanding), *versions, n, bound)
+                useful = n * (self.sizes.updates - ledger.next_version) - len(ledger.outstanding)
+                waits.append((allowed, useful))
+            await super()._until(condition, name)
+
+    monkeypatch.setattr("tramontane.run.session.Pipeline", Counting)
+    sizes = {"updates": 4, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": bound}
+    config = small_config(tmp_path, pipeline=sizes, generator={"workers": 2})
+    train(config, NoScreen())
+    assert all(allowed <= 0 or useful <= 0 for allowed, useful in waits)
+    held = [wait for wait in waits if wait[1] > 0]
+    # Synchronous, both wait for every update but the last; far from the bound, never.
+    assert len(held) >= 2 * 3 if bound == 0 else held == []
+    metrics = RunFolder(tmp_path).metrics()
+    assert all(0 <= m["generator_held_fraction"] <= 1 for m in metrics)
+    if bound == 0:
+        assert all(m["generator_held_fraction"] > 0 for m in metrics)
+
+
+def test_the_next_update_begins_before_the_last_one_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    step = Trainer.step
+
+    def noted(self: Trainer, batch: Batch) -> dict[str, float]:
+        begun.append(batch.version + 1)
+        return step(self, batch)
+
+    class Patient(Recorder):
+        async def trained(self, update: pipeline_module.Update) -> None:
+            if self.holds(update.number):  # as the gate does the first, a checkpoint the third
+                await asyncio.sleep(0.2)
+                assert begun[-1] == update.number
+            elif update.number < self.updates:
+                while begun[-1] == update.number:
+                    await asyncio.sleep(0.01)
+            await super().trained(update)
+
+    monkeypatch.setattr(Trainer, "step", noted)
+    monkeypatch.setattr("tramontane.run.session.Recorder", Patient)
+    config = small_config(
+        tmp_path,
+        pipeline={"updates": 5, "n_async": 32, "n_batch": 16, "max_staleness": 2},
+        checkpoint={"every": 3},
+        timeouts={"batch": 60},
+    )
+    train(config, NoScreen())
+    assert begun == [1, 2, 3, 4, 5]
+    assert [m["update"] for m in RunFolder(tmp_path).metrics()] == begun
+    check_ledger(tmp_path, config)
+
+
+def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
+    metrics = []
+    for name in ("a", "b"):
+        config = small_config(tmp_path / name, pipeline={"updates": 3, "max_staleness": 0})
+        train(config, NoScreen())
+        metrics.append(RunFolder(tmp_path / name).metrics())
+    a, b = weights(tmp_path / "a", 3), weights(tmp_path / "b", 3)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    timed = ("second", "idle", "held", "pause")
+    for one, other in zip(*metrics, strict=True):
+        assert one["staleness_max"] == 0
+        for key in one:
+            if not any(t in key for t in timed):
+                assert one[key] == other[key], key
+    assert [r["text"] for r in rollouts(tmp_path / "a")] == [
+        r["text"] for r in rollouts(tmp_path / "b")
+    ]
+
+
+def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
+    tmp_path: Path, ray_cluster: Any
+) -> None:
+    for kind in ("thread", "ray"):
+        sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
+        config = small_config(tmp_path / kind, pipeline=sizes, placement={"kind": kind})
+        train(config, NoScreen())
+    a, b = weights(tmp_path / "thread", 2), weights(tmp_path / "ray", 2)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_another_seed_gives_another_run(tmp_path: Path) -> None:
+    texts = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        train(small_config(folder, seed=seed, pipeline={"updates": 1}), NoScreen())
+        texts.append({r["text"] for r in rollouts(folder)})
+    assert texts[0] != texts[1]
+
+
+def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", timeouts={"training": 0.001})
+    with pytest.raises(WorkerStalled, match=r"trainer\.step .* \(timeouts\.training\)"):
+        train(config, NoScreen())
+
+
+def test_groups_that_never_differ_end_in_an_error_that_says_so(tmp_path: Path) -> None:
+    reward = {"format": 0.0, "correctness": 0.0, "length": 0.0, "language": 0.0}
+    config = small_config(tmp_path / "run", timeouts={"batch": 8.0}, verifier={"reward": reward})
+    with pytest.raises(WorkerStalled, match="filtered since update 0 .*no diversity"):
+        train(config, NoScreen())
+
+
+def test_parity_gate_refuses_a_generator_at_another_temperature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tramontane.generator import Generator
+    from tramontane.trainer.parity import ParityError
+
+    probe = Generator.probe
+
+    def hotter(self: Any, prompts: Any, tokens: int, seed: int, temperature: float) -> Any:
+        return probe(self, prompts, tokens, seed, temperature * 1.5)
+
+    monkeypatch.setattr(Generator, "probe", hotter)
+    with pytest.raises(ParityError, match="look at the output head and the temperature"):
+        train(small_config(tmp_path / "run"), NoScreen())

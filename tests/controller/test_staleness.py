@@ -1,0 +1,75 @@
+"""The staleness bound as a property: any order of completion, any speed of trainer and filter."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tramontane.controller.staleness import choose, room
+
+
+def test_room_is_one_batch_when_synchronous() -> None:
+    assert room(0, generator_version=3, next_version=3, per_batch=4, max_staleness=0) == 4
+    assert room(1, generator_version=3, next_version=3, per_batch=4, max_staleness=0) == 3
+    # The batch for version 3 is formed: nothing more until the generator holds version 4.
+    assert room(0, generator_version=3, next_version=4, per_batch=4, max_staleness=0) == 0
+
+
+def test_due_groups_come_first_and_the_rest_in_order_of_completion() -> None:
+    # Group 0 is due at version 5 and last to complete; 1, 2, 3 completed before it.
+    assert choose([5, 6, 6, 6], ready=[1, 2, 3], version=5, per_batch=2) is None
+    assert choose([5, 6, 6, 6], ready=[3, 1, 2, 0], version=5, per_batch=2) == [3, 0]
+    # Nothing is due: the first to complete go, long or short.
+    assert choose([7, 7, 7, 7], ready=[3, 1, 2, 0], version=5, per_batch=2) == [3, 1]
+
+
+def test_what_is_left_fits_into_the_batches_before_its_deadline() -> None:
+    # Three groups due by version 6, two a batch: one of them must go into the batch at 5.
+    assert choose([6, 6, 6, 9], ready=[3, 0], version=5, per_batch=2) == [3, 0]
+    assert choose([6, 6, 6, 9, 9], ready=[3, 4], version=5, per_batch=2) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    per_batch=st.integers(1, 4),
+    max_staleness=st.integers(0, 4),
+    lag=st.integers(0, 2),
+    choices=st.lists(st.integers(0, 10**6), min_size=50, max_size=400),
+)
+def test_bound_holds_and_nothing_deadlocks(
+    per_batch: int, max_staleness: int, lag: int, choices: list[int]
+) -> None:
+    """A whole run with arbitrary completion order, filtering and trainer lag."""
+    generator_version = next_version = 0
+    outstanding: dict[int, int] = {}  # group → deadline
+    started: dict[int, int] = {}  # group → version of its first token
+    ready: list[int] = []
+    born = 0
+    for choice in choices:
+        while room(len(outstanding), generator_version, next_version, per_batch, max_staleness) > 0:
+            outstanding[born] = generator_version + max_staleness
+            started[born] = generator_version
+            born += 1
+        unfinished = [g for g in outstanding if g not in ready]
+        if unfinished:
+            group = unfinished[choice % len(unfinished)]
+            if choice % 5 == 0:
+                del outstanding[group]  # filtered
+            else:
+                ready.append(group)
+        ids = list(outstanding)
+        position = {g: i for i, g in enumerate(ids)}
+        chosen = choose(
+            list(outstanding.values()), [position[g] for g in ready], next_version, per_batch
+        )
+        if chosen is not None:
+            assert len(set(chosen)) == per_batch
+            for i in chosen:
+                assert next_version - started[ids[i]] <= max_staleness
+                del outstanding[ids[i]]
+            ready = [g for g in ready if g in outstanding]
+            next_version += 1
+        elif not unfinished and not ready:
+            # Nothing to wait for: only new weights can help, and they must.
+            assert generator_version < next_version
+        if len(ready) == len(outstanding) and chosen is None:
+            generator_version = next_version
+        generator_version = max(generator_version, next_version - lag)

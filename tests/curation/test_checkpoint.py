@@ -1,0 +1,75 @@
+"""A checkpoint that answers here: seeds, prompts that do not fit, and going on to the same bits."""
+
+import json
+from itertools import islice
+
+import pytest
+import torch
+
+from tramontane import InputError
+from tramontane.curation.backend import Prompt, check_model
+from tramontane.curation.backend.checkpoint import Checkpoint
+from tramontane.curation.config import CheckpointModel, ModelConfig
+
+torch.set_num_threads(1)  # the model is small: a second thread costs more than it brings
+
+PROMPTS = [Prompt(f"p{n}", f"What is ${n} + {n * n}$?") for n in range(7)]
+
+
+def checkpoint(slots=4, max_tokens=40, **settings):
+    model = CheckpointModel(path="tiny", slots=slots, max_prompt_tokens=64)
+    return Checkpoint(ModelConfig(checkpoint=model, max_tokens=max_tokens, **settings))
+
+
+def test_answers_differ_and_their_seeds_decide_them(tmp_path):
+    found = dict(checkpoint().answers(PROMPTS[:2], 4, tmp_path / "a.jsonl"))
+    assert [len(found[i]) for i in range(2)] == [4, 4]
+    assert all(len({a.text for a in answers}) > 1 for answers in found.values())
+    assert all(0 < a.tokens <= 40 and not a.fault for group in found.values() for a in group)
+    # The same question under another key is answered by other dice, and so is another seed's.
+    renamed = [Prompt("other", PROMPTS[0].text)]
+    [(_, other)] = checkpoint().answers(renamed, 4, tmp_path / "b.jsonl")
+    assert other != found[0]
+    [(_, other)] = checkpoint(seed=1).answers(PROMPTS[:1], 4, tmp_path / "c.jsonl")
+    assert other != found[0]
+
+
+def test_a_prompt_that_is_too_long_has_no_answer_and_stops_no_other(tmp_path):
+    prompts = [PROMPTS[0], Prompt("long", "1 + " * 200), PROMPTS[1]]
+    found = dict(checkpoint().answers(prompts, 2, tmp_path / "a.jsonl"))
+    assert [a.fault for a in found[1]] == ["its prompt is longer than 64 tokens"] * 2
+    assert all(a.text for i in (0, 2) for a in found[i])
+
+
+def test_what_cannot_be_run_is_refused_at_once():
+    def config(max_tokens=10, **settings):
+        model = CheckpointModel(**{"path": "tiny", **settings})
+        return ModelConfig(checkpoint=model, max_tokens=max_tokens)
+
+    with pytest.raises(InputError, match=r"max_tokens 1024 leave no room .* context of 1024"):
+        check_model(config(max_tokens=1024))
+    with pytest.raises(InputError, match="no checkpoint"):
+        check_model(config(path="./nowhere"))
+    with pytest.raises(InputError, match="torch sees no GPU"):
+        check_model(config(device="cuda:99"))
+    assert [p.rpartition("/")[2] for p in check_model(config())] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_stopped_anywhere_it_ends_with_the_same_answers(stop_after, tmp_path):
+    """Not nearly the same: what an answer's logits are in the last digits depends on what is
+    computed beside it, and now and then a token on them."""
+    whole = dict(checkpoint().answers(PROMPTS, 3, tmp_path / "whole.jsonl"))
+    record, prompts = tmp_path / "stopped.jsonl", PROMPTS
+    taken = list(islice(checkpoint().answers(prompts, 3, record), stop_after))
+    kept = record.read_bytes()
+    state = json.loads(record.with_suffix(".flight.json").read_text())
+    with record.open("ab") as file:  # written behind what is known to be good
+        file.write(b'[0, 0, "hal')
+    assert state["end"] == len(kept) and any(tokens for _, _, tokens in state["flight"])
+    again = dict(checkpoint().answers(prompts, 3, record))
+    assert again == whole
+    assert all(again[i] == answers for i, answers in taken)
+    # What was there is there, and the rest is what an undisturbed run wrote, in its order.
+    assert record.read_bytes().startswith(kept)
+    assert record.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

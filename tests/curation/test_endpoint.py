@@ -1,0 +1,254 @@
+"""An endpoint over real sockets: what it is sent, and all the ways in which it can fail."""
+
+import json
+import time
+from collections import Counter
+from email.utils import formatdate
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.curation.server import BLANKS, DIE, HANG_UP, STALL, Server, body, status
+from tramontane import InputError
+from tramontane.curation.backend import Answer, Prompt
+from tramontane.curation.backend.endpoint import Endpoint, Failed, read_answer
+from tramontane.curation.config import EndpointModel, ModelConfig
+
+
+def endpoint(server, **settings):
+    of_answers = {
+        k: settings.pop(k) for k in ("temperature", "seed", "system_prompt") if k in settings
+    }
+    options = {"retries": 3, "backoff_s": 0.01, "timeout_s": 20, **settings}
+    model = EndpointModel(url=server.url, model="m", **options)
+    return Endpoint(ModelConfig(endpoint=model, max_tokens=99, **of_answers))
+
+
+def ask(client, texts, n, tmp_path):
+    prompts = [Prompt(f"key {text}", text) for text in texts]
+    found = dict(client.answers(prompts, n, tmp_path / "answers.jsonl"))
+    return [found[i] for i in range(len(texts))]
+
+
+def echo(asked, before):
+    return f"{asked['messages'][-1]['content']} {asked['seed']}"
+
+
+def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "abc")
+    with Server(echo) as server:
+        client = endpoint(
+            server,
+            key_variable="SOME_KEY",
+            temperature=0.3,
+            system_prompt="Be kind.",
+            extra={"top_k": 5, "top_p": None},
+        )
+        answers = ask(client, ["a", "b"], 3, tmp_path)
+    bodies = [asked for _, asked, _, _ in server.requests]
+    assert {path for _, _, path, _ in server.requests} == {"/v1/chat/completions"}
+    assert {h["Authorization"] for *_, h in server.requests} == {"Bearer abc"}
+    seeds = {asked.pop("seed") for asked in bodies}
+    assert len(seeds) == 6  # n answers to one prompt must not be one answer
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    texts = Counter(asked.pop("messages")[1]["content"] for asked in bodies)
+    assert texts == {"a": 3, "b": 3}
+    assert bodies == [{"model": "m", "max_tokens": 99, "temperature": 0.3, "top_k": 5}] * 6
+    for text, group in zip("ab", answers, strict=True):
+        assert [a.text.split()[0] for a in group] == [text] * 3
+        assert [a.tokens for a in group] == [2] * 3
+    # The same questions again, elsewhere, are the same requests.
+    with Server(echo) as server:
+        (tmp_path / "else").mkdir()
+        assert ask(endpoint(server), ["b"], 3, tmp_path / "else") == answers[1:]
+
+
+def test_a_key_that_is_not_set(monkeypatch):
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with Server(echo) as server, pytest.raises(InputError, match="SOME_KEY, which is not set"):
+        endpoint(server, key_variable="SOME_KEY")
+
+
+PASSING = {
+    "500": status(500),
+    "503": status(503, Retry_After=0),
+    "429": status(429),
+    "408": status(408),
+    "rubbish": body(b"<html>busy</html>"),
+    "half an answer": DIE,
+    "no answer": HANG_UP,
+    "empty": body(b""),
+    "no choices": body(b'{"choices": []}'),
+    "an error in JSON": body(b'{"error": "overloaded"}'),
+    "no text": body(b'{"choices": [{"message": {"content": null}}]}'),
+    "not UTF-8": body(b'{"choices": "\xff'),
+    "deep": body(b"[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
+def test_what_may_pass_is_tried_again(failure, tmp_path):
+    with Server(lambda asked, before: failure if before == 0 else echo(asked, 0)) as server:
+        [[answer]] = ask(endpoint(server), ["a"], 1, tmp_path)
+    assert answer.text.startswith("a ") and not answer.fault
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("silence", [STALL, BLANKS], ids=["nothing", "blanks"])
+def test_a_stall_ends_at_the_timeout(silence, tmp_path):
+    with Server(lambda asked, before: silence if before == 0 else echo(asked, 0)) as server:
+        start = time.monotonic()
+        [[answer]] = ask(endpoint(server, timeout_s=0.5), ["a"], 1, tmp_path)
+    assert answer.text.startswith("a ")
+    assert 0.5 <= time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "failure", [status(500, "out of memory"), DIE, HANG_UP, body(b"no"), STALL]
+)
+def test_one_that_always_fails_is_recorded_and_stops_no_other(failure, tmp_path):
+    def mind(asked, before):
+        return failure if asked["messages"][0]["content"] == "b" else echo(asked, 0)
+
+    with Server(mind) as server:
+        a, b, c = ask(endpoint(server, timeout_s=2), ["a", "b", "c"], 2, tmp_path)
+    assert all(answer.text and not answer.fault for answer in (*a, *c))
+    for answer in b:
+        assert answer.text == "" and answer.fault.endswith("(tried 4 times)")
+    if failure is STALL:
+        assert "no answer within 2 s" in b[0].fault
+    elif failure is not DIE and failure is not HANG_UP:
+        assert "out of memory" in b[0].fault or "not a chat completion" in b[0].fault
+    tries = Counter(asked["messages"][0]["content"] for _, asked, _, _ in server.requests)
+    assert tries == {"a": 2, "b": 8, "c": 2}
+
+
+def test_no_server_at_all(tmp_path):
+    with Server(echo) as server:
+        pass
+    [[answer]] = ask(endpoint(server, retries=1), ["a"], 1, tmp_path)
+    assert "ConnectionRefusedError" in answer.fault
+
+
+def test_pauses_grow(tmp_path):
+    with Server(lambda asked, before: status(500)) as server:
+        ask(endpoint(server, backoff_s=0.1), ["a"], 1, tmp_path)
+    times = [at for at, *_ in server.requests]
+    gaps = [b - a for a, b in pairwise(times)]
+    assert len(gaps) == 3
+    for n, gap in enumerate(gaps):  # half of it is chance
+        assert gap >= 0.05 * 2**n
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_a_server_that_asks_for_a_pause_gets_it_from_all(form, tmp_path):
+    def mind(asked, before):
+        if len(server.requests) > 2:
+            return echo(asked, 0)
+        # A date is whole seconds: between 1 and 2 from now.
+        return status(
+            429, Retry_After=1 if form == "seconds" else formatdate(time.time() + 2, usegmt=True)
+        )
+
+    with Server(mind) as server:
+        answers = ask(endpoint(server, concurrency=2), list("abcdef"), 1, tmp_path)
+    assert all(not a.fault for [a] in answers)
+    times = [at for at, *_ in server.requests]
+    assert len(times) == 8
+    # The second may be refused late, on a busy machine; the third comes after the first's pause.
+    assert times[2] - times[0] >= 0.9
+
+
+def test_what_is_wrong_with_one_prompt_is_not_tried_again(tmp_path):
+    def mind(asked, before):
+        too_long = asked["messages"][0]["content"] == "b"
+        return status(400, "context length exceeded") if too_long else echo(asked, 0)
+
+    with Server(mind) as server:
+        a, b = ask(endpoint(server), ["a", "b"], 1, tmp_path)
+    assert a[0].text and "HTTP 400: context length exceeded" in b[0].fault
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("code", [401, 402, 404])
+def test_what_is_wrong_with_all_ends_the_command(code, tmp_path):
+    with Server(lambda asked, before: status(code, "no such model")) as server:
+        with pytest.raises(InputError, match=f"HTTP {code}: no such model; mend that"):
+            ask(endpoint(server, concurrency=1), ["a", "b"], 5, tmp_path)
+        assert len(server.requests) <= 2
+
+
+def test_what_was_answered_is_not_asked_again(tmp_path):
+    record = tmp_path / "answers.jsonl"
+    prompts = [Prompt(text, text) for text in "abcd"]
+    with Server(echo) as server:
+        whole = dict(endpoint(server).answers(prompts, 2, record))
+    lines = record.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 8
+    record.write_bytes(b"".join(lines[:5]) + lines[5][:-4])  # killed while it wrote
+    with Server(echo) as server:
+        assert dict(endpoint(server).answers(prompts, 2, record)) == whole
+        assert len(server.requests) == 3
+        assert dict(endpoint(server).answers(prompts, 2, record)) == whole
+        assert len(server.requests) == 3
+
+
+def test_a_failure_is_asked_again_by_the_next_process(tmp_path):
+    with Server(lambda asked, before: status(500)) as server:
+        [[answer]] = ask(endpoint(server, retries=0), ["a"], 1, tmp_path)
+    assert answer.fault
+    with Server(echo) as server:
+        [[answer]] = ask(endpoint(server), ["a"], 1, tmp_path)
+    assert not answer.fault
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": "x", "reasoning_content": "hm"}, "<think>hm</think>x"),
+        ({"content": "x", "reasoning": "hm"}, "<think>hm</think>x"),
+        ({"content": "x", "reasoning_content": None}, "x"),
+        ({"content": None, "reasoning_content": "hm"}, "<think>hm</think>"),
+        ({"content": "<think>hm</think>x"}, "<think>hm</think>x"),
+        ({"content": ""}, ""),
+        (
+            {
+                "content": [
+                    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                    {"type": "text", "text": "x"},
+                ]
+            },
+            "<think>hm</think>x",
+        ),
+        ({"content": "half a pair \ud800"}, "half a pair ?"),
+    ],
+)
+def test_thoughts_that_come_apart(message, text):
+    assert read_answer(json.dumps({"choices": [{"message": message}]}).encode()) == Answer(text, 0)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda children: st.lists(children, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["choices", "message", "content", "usage", "completion_tokens", "type",
+                         "text", "thinking", "reasoning"]),
+        children,
+        max_size=4,
+    ),
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(ANYTHING, st.booleans())
+def test_no_rubbish_is_more_than_a_failure(value, inside):
+    if inside:
+        value = {"choices": [{"message": value}], "usage": value}
+    try:
+        answer = read_answer(json.dumps(value).encode())
+    except Failed:
+        return
+    answer.text.encode()
+    assert isinstance(answer.tokens, int)

@@ -1,0 +1,123 @@
+"""Stages that ask models, in a process that is killed: nothing lost, nothing asked twice."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import yaml
+
+from tests.curation.server import Server
+from tests.curation.test_curation import lines, results
+from tests.curation.test_translate import translator
+
+SCRIPT = """
+import sys
+import torch
+from tramontane.curation.config import CurateConfig
+from tramontane.config import load_section
+from tramontane.curation.pipeline import curate
+
+torch.set_num_threads(1)
+curate(load_section(CurateConfig, sys.argv[1], [f"out={sys.argv[2]}"]))
+"""
+CONCURRENCY = 2
+# While each of these holds something for the first time, the process is killed.
+MOMENTS = (
+    "work/1-review/asked-000000008-answers.jsonl",
+    "work/2-translate/asked-000000000-answers-0.jsonl",
+    "work/3-difficulty/asked-000000000-answers.flight.json",
+    "work/3-difficulty/asked-000000008-verdicts.jsonl",
+)
+
+
+def mind(asked, before):
+    time.sleep(0.02)  # so that a kill falls between two answers
+    text = asked["messages"][0]["content"]
+    if "<translation>" in text:
+        if "miles" not in text or asked["seed"] % 3 == 0:
+            return "<translation>Je ne sais pas.</translation>"
+        return translator(asked, before)
+    # The prompt and the seed alone decide, as in a server that honours seeds.
+    return f"Verdict: {'proof' if asked['seed'] % 4 == 0 else 'ok'}"
+
+
+def settings(server, source):
+    endpoint = {"url": server.url, "model": "m", "concurrency": CONCURRENCY}
+    model = {"endpoint": endpoint}
+    tiny = {"checkpoint": {"path": "tiny", "slots": 4}, "max_tokens": 40}
+    return {
+        "inputs": [str(source)],
+        "chunk_rows": 8,
+        "stages": ["review", "translate", "difficulty"],
+        "review": {"model": model},
+        "difficulty": {
+            "model": tiny,
+            "samples": 3,
+            "max_pass_rate": 1,
+            "verifier": {"timeout_s": 60},  # no verdict may fall because the machine is busy
+        },
+        "translate": {"model": model, "share": 1, "attempts": 2},
+    }
+
+
+def holds_something(path):
+    return path.is_file() and path.stat().st_size > 0
+
+
+def good_part(path):
+    """What a record holds that may be relied on."""
+    flight = path.with_suffix(".flight.json")
+    if flight.is_file():
+        return path.read_bytes()[: json.loads(flight.read_text())["end"]]
+    return path.read_bytes().rpartition(b"\n")[0]
+
+
+def test_killed_while_asking_it_ends_as_if_it_had_not_been(tmp_path):
+    source, config = tmp_path / "raw.jsonl", tmp_path / "curate.yaml"
+    train = "A train travels {} miles in $t = 1$ hours. How many miles does it travel in one hour?"
+    sums = "What is ${} + 2$?"  # of which the tiny model gets some right
+    rows = [
+        {
+            "id": f"r{n}",
+            "problem": (sums if n % 2 else train).format(n + 1),
+            "answer": n + 1 + n % 2 * 2,
+        }
+        for n in range(20)
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Server(mind) as server:
+        config.write_text(yaml.safe_dump(settings(server, source)))
+
+        def start(out):
+            return subprocess.Popen([sys.executable, "-c", SCRIPT, str(config), str(out)])
+
+        assert start(tmp_path / "whole").wait(600) == 0
+        whole = results(tmp_path / "whole")
+        once = Counter(dict(server.seen))
+        server.seen.clear()
+        out, recorded = tmp_path / "killed", {}
+        for moment in (*MOMENTS, None):
+            process = start(out)
+            deadline = time.monotonic() + 600
+            while process.poll() is None and time.monotonic() < deadline:
+                if moment and holds_something(out / moment):
+                    process.send_signal(signal.SIGKILL)
+                    break
+                time.sleep(0.001)
+            assert process.wait(600) == (-signal.SIGKILL if moment else 0)
+            for path, before in recorded.items():
+                assert not path.exists() or path.read_bytes().startswith(before)
+            recorded = {p: good_part(p) for p in (out / "work").rglob("asked-*.jsonl")}
+    assert results(out) == whole
+    assert server.seen.keys() == once.keys()
+    # Again only what was under way, or on its way to the record, when a process was killed.
+    assert server.seen.total() - once.total() <= 2 * CONCURRENCY * len(MOMENTS)
+    summary = json.loads(whole["summary.json"])
+    drops = {reason for stage in summary["stages"] for reason in stage["dropped"]}
+    assert drops == {"proof", "unsolved"}
+    assert len(lines(out / "kept.jsonl")) >= 2
+    assert b"HTTP" not in whole["decisions.jsonl"]
+    assert not (out / "work").exists()

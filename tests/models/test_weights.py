@@ -1,0 +1,193 @@
+"""Weights arrive as the trainer has them, in the generators' dtype, and nobody holds them twice."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.measure import Memory
+from tests.runs import small_config, unheard
+from tramontane.config import Config, GeneratorConfig, PipelineConfig, TrainerConfig
+from tramontane.generator import Generator
+from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights
+from tramontane.placement import Handle, check, place
+from tramontane.trainer.trainer import Trainer
+
+KINDS = [
+    ("thread", 1, "float32"),
+    ("thread", 2, "bfloat16"),
+    ("ray", 2, "bfloat16"),
+    ("nixl", 1, "float32"),
+]
+
+
+def _config(request: Any, folder: Path, kind: str, ranks: int, dtype: str) -> Config:
+    if kind != "thread":
+        request.getfixturevalue("ray_cluster")
+    if kind == "nixl":
+        pytest.importorskip("nixl", reason="NIXL is not installed: pip install nixl")
+    return small_config(
+        folder,
+        placement={"kind": "thread" if kind == "thread" else "ray"}
+        | ({"weights": "nixl"} if kind == "nixl" else {}),
+        trainer={"ranks": ranks, "learning_rate": 1e-2},
+        generator={"dtype": dtype},
+    )
+
+
+class Sharded(Trainer):
+    """A trainer that has moved, each weight by another amount."""
+
+    def move(self, update: int) -> None:
+        with torch.no_grad():
+            for number, parameter in enumerate(self.model.parameters()):
+                parameter.add_(1e-3 * update * (number + 1)).mul_(1 + 1e-3 * update)
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
+    """A placement, its trainer, and a generator."""
+    held: list[Any] = []
+
+    def make(config: Config) -> tuple[Any, Handle, Handle]:
+        placement = place(config, unheard)
+        trainer = placement.trainer(
+            partial(Sharded.load, "tiny", config.trainer, config.pipeline, 1.0, 5, 0)
+        )
+        generator = placement.generator(0, partial(Generator.load, "tiny", config.generator, 4, 64))
+        held.extend([trainer, generator, placement])
+        for handle in (trainer, generator):
+            handle.started.result()
+        return placement, trainer, generator
+
+    yield make
+    for one in held:
+        one.close()
+
+
+@pytest.mark.parametrize(("kind", "ranks", "dtype"), KINDS)
+def test_a_generator_has_what_the_trainer_has_bit_for_bit(
+    request: Any, workers: Any, tmp_path: Path, kind: str, ranks: int, dtype: str
+) -> None:
+    """However many ranks hold it; the trainer's next changes are not seen until published."""
+    config = _config(request, tmp_path, kind, ranks, dtype)
+    placement, trainer, generator = workers(config)
+    sizes = config.pipeline
+    whole = Sharded.load("tiny", config.trainer.model_copy(update={"ranks": 1}), sizes, 1.0, 5, 0)
+    start = {n: t.clone() for n, t in whole.model.state_dict().items()}
+    for update in (1, 2):
+        trainer.submit("move", update).result()
+        whole.move(update)
+        weights = trainer.submit("publish", placement.weights()).result()
+        assert generator.submit("receive", update, weights).result() > 0
+        del weights
+        trainer.submit("move", 7).result()
+        arrived = generator.submit("weights").result()
+        for name, own in whole.model.state_dict().items():
+            assert not torch.equal(own, start[name])
+            assert torch.equal(arrived[name], own.to(getattr(torch, dtype))), name
+        whole.move(7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_stored_comes_back_with_its_names_and_shapes(
+    ray_cluster: Any, dtype: torch.dtype
+) -> None:
+    from tramontane.placement.actors import StoredWeights
+
+    shared = torch.randn(5, 7)
+    added = [
+        {"a": torch.randn(6, 4).T, "scalar": torch.tensor(2.5), "none": torch.empty(0, 3)},
+        {"in": shared, "out": shared, "bf16": torch.randn(4).bfloat16()},
+    ]
+    for weights in (CopiedWeights(dtype), StoredWeights(dtype)):
+        expected: Bucket = {}
+        for bucket in added:
+            weights.add(bucket)
+            expected |= {name: tensor.to(dtype) for name, tensor in bucket.items()}
+        assert weights.shapes() == {name: tensor.shape for name, tensor in expected.items()}
+        found: Bucket = {}
+        for bucket in weights.buckets():
+            found |= bucket
+        assert found["in"] is found["out"]
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        assert found.keys() == expected.keys()
+
+
+HEAVY = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10}
+
+
+def _heavy() -> LlamaForCausalLM:
+    """170 MB, of which no tensor is larger than 4 MB."""
+    config = LlamaConfig(
+        vocab_size=load_model("tiny").config.vocab_size,
+        num_attention_heads=8,
+        tie_word_embeddings=True,
+        **HEAVY,
+    )
+    return LlamaForCausalLM._from_config(config, attn_implementation="packed")
+
+
+class Measured:
+    """A worker, and what one of its calls took in memory of its own."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.worker = make()
+
+    def call(self, method: str, *args: Any) -> tuple[Any, int]:
+        with Memory() as memory:
+            result = getattr(self.worker, method)(*args)
+        return result, memory.rise
+
+
+def _heavy_trainer(ranks: int) -> Measured:
+    config = TrainerConfig(ranks=ranks)
+    return Measured(lambda: Trainer(_heavy(), config, PipelineConfig(), 1.0, 5, 0))
+
+
+def _heavy_generator() -> Measured:
+    return Measured(lambda: Generator(_heavy(), load_tokenizer("tiny"), GeneratorConfig(), 2, 16))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measured in /proc")
+@pytest.mark.parametrize(("kind", "ranks"), [("thread", 1), ("ray", 2)])
+def test_no_worker_holds_more_than_a_bucket_beside_its_model(
+    request: Any, tmp_path: Path, kind: str, ranks: int
+) -> None:
+    config = _config(request, tmp_path, kind, ranks, "float32")
+    placement = place(config, unheard)
+    trainer = placement.trainer(partial(_heavy_trainer, ranks))
+    generator = placement.generator(0, _heavy_generator)
+    for handle in (trainer, generator):
+        handle.started.result()
+    total = sum(t.nbytes for t in _unique(generator.submit("call", "weights").result()[0]))
+    assert total > 2.5 * BUCKET_BYTES
+    for update in (1, 2):
+        weights, sent = trainer.submit("call", "publish", placement.weights()).result()
+        _, taken = generator.submit("call", "receive", update, weights).result()
+        assert taken < BUCKET_BYTES
+        # Gathering a tensor from all ranks takes temporaries.
+        assert sent < BUCKET_BYTES * (1.0 if ranks == 1 else 1.5)
+    for one in (trainer, generator, placement):
+        one.close()
+
+
+def _unique(tensors: Bucket) -> list[torch.Tensor]:
+    return list({t.data_ptr(): t for t in tensors.values()}.values())
+
+
+def test_what_is_not_installed_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    from tramontane.errors import InputError
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nixl" else 1)
+    with pytest.raises(InputError, match="pip install nixl"):
+        check(small_config(tmp_path, placement={"kind": "ray", "weights": "nixl"}))
+    check(small_config(tmp_path, placement={"weights": "nixl"}))

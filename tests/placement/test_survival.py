@@ -1,0 +1,165 @@
+"""Workers that are killed or stopped, as real processes, in the middle of real runs on Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.processes import command as command_line
+from chaos.processes import marked, workers
+from tests.controller.test_pipeline import WatchedPipeline, check_ledger, rollouts
+from tests.run.test_resume import command, start, wait_for_updates
+from tests.runs import NoScreen, small_config
+from tramontane.controller.generators import PooledGenerator
+from tramontane.placement import WorkerDied
+from tramontane.run.session import open_run, train
+from tramontane.types import Progress
+
+
+class Harm:
+    """A pipeline's workers by name, and what is to happen to them once an update is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, plan: dict[int, Callable[[Any], None]]):
+        from tramontane.placement.actors import ActorHandle, Cluster
+
+        self.handles: dict[str, Any] = {}
+        self.known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+        self.last_version: dict[int, int] = {}
+        harm, make, note = self, Cluster._actor, PooledGenerator._note
+
+        def remembered(cluster: Cluster, name: str, resources: Any) -> ActorHandle:
+            harm.handles[name] = make(cluster, name, resources)
+            return harm.handles[name]
+
+        def watched(generator: PooledGenerator, progress: Progress) -> None:
+            own = [g.versions for g in progress.grown] + [c.versions for c in progress.completions]
+            if own:  # a poll asked for ahead may find nothing to do
+                newest = max(v[-1] for v in own)
+                assert newest >= harm.last_version.get(id(generator), 0)
+                harm.last_version[id(generator)] = newest
+            note(generator, progress)
+
+        class Harmed(WatchedPipeline):
+            async def _notify(self) -> None:
+                if act := plan.pop(self.ledger.trained_version, None):
+                    for member in self.generators:
+                        for key, request in member.requests.items():
+                            harm.known[key] = [*request.versions], [*request.logprobs]
+                    act(harm)
+                await super()._notify()
+
+        monkeypatch.setattr(Cluster, "_actor", remembered)
+        monkeypatch.setattr(PooledGenerator, "_note", watched)
+        monkeypatch.setattr("tramontane.run.session.Pipeline", Harmed)
+
+    def signal(self, name: str, number: int) -> None:
+        os.kill(self.handles[name]._place[1], number)
+
+
+SIZES = {"updates": 7, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
+
+
+def test_generators_and_verifiers_that_die_or_hang_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
+) -> None:
+    harm = Harm(
+        monkeypatch,
+        {
+            0: lambda harm: harm.signal("verifier 0", signal.SIGKILL),
+            1: lambda harm: harm.signal("generator 0", signal.SIGKILL),
+            2: lambda harm: harm.signal("generator 1", signal.SIGSTOP),
+        },
+    )
+    config = small_config(
+        tmp_path,
+        pipeline=SIZES,
+        generator={"workers": 2},
+        placement={"kind": "ray"},
+        timeouts={"heartbeat": 3.0},
+    )
+    train(config, NoScreen())
+    check_ledger(tmp_path, config)
+
+    events = (tmp_path / "events.log").read_text()
+    assert "replaced: generator 0 (process " in events
+    assert "replaced: verifier 0 (process " in events
+    assert "generator 1 gave no sign of life for 3 s (timeouts.heartbeat)" in events
+    rows = rollouts(tmp_path)
+    ages = [r["update"] - 1 - v for r in rows if r["filtered"] is None for v in r["versions"]]
+    assert 0 <= min(ages) <= max(ages) <= 2
+    assert all(r["versions"] == sorted(r["versions"]) for r in rows)
+    begun = 0
+    for row in rows:
+        versions, logprobs = harm.known.get((row["group"], row["index"]), ([], []))
+        begun += bool(versions)
+        assert row["versions"][: len(versions)] == versions
+        assert row["logprobs"][: len(versions)] == [round(x, 4) for x in logprobs]
+    assert begun
+
+
+def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
+) -> None:
+    Harm(monkeypatch, {3: lambda harm: harm.signal("trainer rank 1", signal.SIGKILL)})
+    config = small_config(
+        tmp_path,
+        pipeline=SIZES | {"updates": 5},
+        placement={"kind": "ray"},
+        trainer={"ranks": 2},
+        checkpoint={"every": 2},
+    )
+    with pytest.raises(WorkerDied, match=r"trainer rank 1 \(process \d+\) died .* into"):
+        train(config, NoScreen())
+    folder, resumed = open_run(tmp_path)
+    assert [m["update"] for m in folder.metrics()] == [1, 2]
+    train(resumed, NoScreen(), folder)
+    check_ledger(tmp_path, config)
+
+
+def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a worker that is stopped, which could not notice."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("TRAMONTANE_TEST", str(tmp_path))
+    config = small_config(
+        tmp_path / "run",
+        pipeline=SIZES | {"updates": 4},
+        generator={"workers": 2},
+        placement={"kind": "ray"},
+        checkpoint={"every": 1},
+    )
+    process = start(config, tmp_path)
+    mark = f"TRAMONTANE_TEST={tmp_path}"
+    try:
+        wait_for_updates(tmp_path / "run", 2, process)
+        os.kill(workers(tmp_path / "run")["generator 1"], signal.SIGSTOP)
+        assert len(marked(mark)) > 6
+    finally:
+        process.kill()
+    process.wait()
+    deadline = time.monotonic() + 180  # Ray's agents take their time on a busy machine
+    while left := marked(mark):
+        assert time.monotonic() < deadline, [command_line(pid) for pid in left]
+        time.sleep(0.1)
+    again = command("train", "--resume", str(tmp_path / "run"))
+    output = again.communicate(timeout=240)[0]
+    assert again.returncode == 0, output
+    check_ledger(tmp_path / "run", config)
+
+
+def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:
+    """In a process of its own: one process has one cluster."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.placement.two_nodes", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

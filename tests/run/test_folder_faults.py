@@ -1,0 +1,234 @@
+"""Disks that are full and files that were cut: real ones, under real runs."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controller.test_pipeline import check_ledger
+from tests.runs import NoScreen, small_config
+from tramontane.audit.audit import audit
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.run.checkpoint import damage
+from tramontane.run.folder import RunFolder
+from tramontane.run.report import write_report
+from tramontane.run.session import open_run, train
+
+SIZES = {"updates": 3, "n_batch": 16}
+
+
+class Warned(NoScreen):
+    """Remembers what it was asked to say."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with three checkpoints, to be copied."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(config_of(folder), NoScreen())
+    return folder
+
+
+def config_of(folder: Path) -> Config:
+    return small_config(folder, pipeline=SIZES, checkpoint={"every": 1, "keep": 3})
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> RunFolder:
+    """As if the run had died right before it wrote its summary."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "summary.json").unlink()
+    config = config_of(folder).model_dump(mode="json")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return RunFolder(folder)
+
+
+def halve(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_every_file_of_a_checkpoint_that_is_cut_changed_or_gone_is_found(run: RunFolder) -> None:
+    whole = run.checkpoints / "step_3"
+    assert damage(whole) is None
+    files = [p.relative_to(whole) for p in whole.rglob("*") if p.is_file()]
+    names = {str(f) for f in files}
+    assert {"manifest.json", "pipeline.json", "weights/model.safetensors"} < names
+    assert {"trainer/.metadata", "trainer/checksums_0"} < names
+    harms: list[Callable[[Path], None]] = [halve, flip, os.unlink]
+    for file in files:
+        for harm in harms:
+            harmed = whole.with_name("harmed")
+            shutil.copytree(whole, harmed)
+            harm(harmed / file)
+            found = damage(harmed)
+            assert found is not None, (file, harm)
+            # A flipped bit may leave the manifest readable: then a file does not fit it.
+            assert str(file) in found or str(file) == "manifest.json"
+            shutil.rmtree(harmed)
+
+
+@pytest.mark.parametrize(
+    "file", ["pipeline.json", "weights/model.safetensors", "trainer/__0_0.distcp"]
+)
+def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
+    run: RunFolder, file: str
+) -> None:
+    halve(run.checkpoints / "step_3" / file)
+    folder, config = open_run(run.path)
+    screen = Warned()
+    train(config, screen, folder)
+    check_ledger(run.path, config)
+    assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
+    assert damage(run.checkpoints / "step_3") is None
+    [said] = screen.said
+    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: {file} has" in said
+    assert said in (run.path / "events.log").read_text()
+    assert (run.checkpoints / "step_3.damaged").is_dir()
+
+
+def test_where_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:
+    for number in (1, 2, 3):
+        (run.checkpoints / f"step_{number}" / "pipeline.json").unlink()
+    folder, config = open_run(run.path)
+    before = folder.metrics()
+    with pytest.raises(InputError, match=r"no checkpoint is whole: step_3 \(pipeline.json is miss"):
+        train(config, NoScreen(), folder)
+    assert folder.metrics() == before
+
+
+def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_one(run: RunFolder) -> None:
+    (run.checkpoints / "step_3").rename(run.checkpoints / "step_3.old")
+    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "step_3"
+
+
+@pytest.mark.parametrize("cut", [1, 40])
+def test_a_last_line_of_metrics_that_was_cut_short_does_not_count(run: RunFolder, cut: int) -> None:
+    whole = run.metrics()
+    os.truncate(run.metrics_file, run.metrics_file.stat().st_size - cut)
+    # Without the line's end, what stands there is still whole.
+    assert run.metrics() == (whole if cut == 1 else whole[:-1])
+    assert f"{len(run.metrics())} updates" in write_report(run.path).read_text()
+    shutil.rmtree(run.checkpoints / "step_3")
+    folder, config = open_run(run.path)
+    train(config, NoScreen(), folder)
+    assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", [b'{"update": 2, "rew\n', b"\xff\xfe\n", b"[1]\n"])
+def test_a_broken_line_in_the_middle_of_metrics_is_named(run: RunFolder, line: bytes) -> None:
+    lines = run.metrics_file.read_bytes().splitlines(keepends=True)
+    lines[1] = line
+    run.metrics_file.write_bytes(b"".join(lines))
+    folder, config = open_run(run.path)
+    readers: list[Callable[[], Any]] = [
+        folder.metrics,
+        lambda: write_report(run.path),
+        lambda: train(config, NoScreen(), folder),
+    ]
+    for read in readers:
+        with pytest.raises(InputError, match=r"metrics\.jsonl:2: not a JSON object .*; mend this"):
+            read()
+    assert run.metrics_file.read_bytes() == b"".join(lines)
+
+
+def test_a_cut_rollouts_file_is_audited_as_far_as_it_goes(run: RunFolder) -> None:
+    file = run.rollouts / "update_000003.jsonl"
+    rows = file.read_text().splitlines()
+    os.truncate(file, file.stat().st_size - 50)
+    found = audit(run.path)
+    assert len(found.broken) == 1
+    assert found.broken[0].startswith(f"{file}:{len(rows)}: ")
+    whole = sum(len(f.read_text().splitlines()) for f in run.rollouts.iterdir())
+    assert found.completions == whole - 1
+    write_report(run.path)
+
+
+def limited(config: Config, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
+    """A run that may write no file larger than `size` bytes."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return subprocess.run(
+        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "data", "file"),
+    [
+        (20_000, {}, "rollouts/update_000001.jsonl"),
+        (1_000_000, {}, "checkpoints/step_1.partial"),
+        (4_000, {"eval": "playground:"}, "evaluation_before.partial"),
+    ],
+)
+def test_what_cannot_be_written_is_named_with_the_remedy(
+    tmp_path: Path, size: int, data: dict[str, Any], file: str
+) -> None:
+    config = small_config(
+        tmp_path / "run",
+        data=data,
+        pipeline=SIZES,
+        checkpoint={"every": 1},
+        evaluation={"problems": 8},
+    )
+    done = limited(config, tmp_path, size)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{tmp_path / 'run' / file}: File too large; make room, then" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    folder, resumed = open_run(tmp_path / "run")
+    if data:
+        resumed = resumed.model_copy(update={"data": config_of(tmp_path).data})
+    train(resumed, NoScreen(), folder)
+    check_ledger(tmp_path / "run", resumed)
+
+
+def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(
+    tmp_path: Path, placement: str
+) -> None:
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    disk = tmp_path / "disk"
+    try:
+        probe = ["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+        subprocess.run([*inside, *probe], check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    done = subprocess.run(
+        [*inside, sys.executable, "-m", "tests.run.full_disk", str(disk), placement],
+        capture_output=True,
+        text=True,
+        timeout=480,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_logs_say_which_process_is_which_worker(finished: Path) -> None:
+    rows = [json.loads(line) for line in (finished / "workers.jsonl").read_text().splitlines()]
+    assert [r["process"] for r in rows if r["worker"] == "controller"] == [os.getpid()]
+    versions = [r["version"] for r in rows if r["worker"] == "generator 0"]
+    assert versions == sorted(set(versions))
+    assert versions[0] == 0

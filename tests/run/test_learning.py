@@ -1,0 +1,36 @@
+"""That it learns: the whole loop, on the shipped base model, in well under a minute."""
+
+from pathlib import Path
+
+from tests.runs import NoScreen, small_config
+from tramontane.run.folder import RunFolder
+from tramontane.run.session import train
+
+
+def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        data={"playground": {"levels": [1, 3], "languages": ["en", "fr", "de", "ru"]}},
+        pipeline={
+            "updates": 16,
+            "n_async": 128,
+            "n_batch": 128,
+            "group_size": 16,
+            "max_staleness": 0,  # repeatable: a test must not hang on timing
+            "l_max": 160,
+        },
+        trainer={"learning_rate": 4e-4, "dtype": "bfloat16"},
+    )
+    train(config, NoScreen())
+    metrics = RunFolder(tmp_path).metrics()
+
+    def mean(key: str, updates: slice) -> float:
+        rows = metrics[updates]
+        return sum(row[key] for row in rows) / len(rows)
+
+    first, last = slice(0, 3), slice(-3, None)
+    # A run of this size gains about 0.4.
+    assert mean("pass_rate", last) > mean("pass_rate", first) + 0.2
+    assert mean("format_rate", last) > mean("format_rate", first)
+    assert mean("thinking_tokens", last) > mean("thinking_tokens", first)
+    assert metrics[0]["mismatch_age_0"] < 0.02

@@ -1,0 +1,110 @@
+"""Whole runs of other shapes: several ranks, recomputed caches, real data, measurements midway."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.controller.test_pipeline import rollouts, weights
+from tests.paths import DATA, ROOT
+from tests.runs import NoScreen, small_config
+from tramontane.config import load_config
+from tramontane.data.tokenizer import train_tokenizer
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.run.session import prepare, train
+
+
+def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
+    sizes = {"updates": 1, "n_batch": 16, "n_minibatch": 8, "max_staleness": 0}
+    for ranks in (1, 2):
+        config = small_config(tmp_path / str(ranks), pipeline=sizes, trainer={"ranks": ranks})
+        train(config, NoScreen())
+    one, two = weights(tmp_path / "1", 1), weights(tmp_path / "2", 1)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=2e-6, rtol=1e-4)
+    a, b = (RunFolder(tmp_path / n).metrics()[0] for n in ("1", "2"))
+    assert a["loss"] == pytest.approx(b["loss"], abs=1e-6)
+    assert a["trained_tokens"] == b["trained_tokens"]
+
+
+def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        data={"eval": "playground:"},
+        pipeline={"updates": 3, "n_batch": 16, "n_async": 32, "max_staleness": 2},
+        generator={"kv_cache": "recompute", "steps_per_call": 2},
+        evaluation={"problems": 8, "samples": 2, "every": 2},
+    )
+    summary = train(config, NoScreen())
+    lines = [json.loads(x) for x in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [x["when"] for x in lines] == ["before", "update_2", "after"]
+    assert lines[0]["pass_at_1"] == summary["pass_at_1"]["before"]
+    assert (tmp_path / "checkpoints/step_2").is_dir()
+    # Held-out problems are not trained on.
+    seen = {row["problem"] for row in rollouts(tmp_path)}
+    held = [json.loads(x) for x in (tmp_path / "evaluation_before.jsonl").read_text().splitlines()]
+    assert not seen & {row["problem"] for row in held}
+
+
+def test_gsm8k_config_trains_a_small_random_model(tmp_path: Path) -> None:
+    data = DATA / "gsm8k_train.jsonl.gz"
+    if not data.is_file():
+        pytest.skip(f"needs the GSM8K file {data}")
+    model = tmp_path / "model"
+    tokenizer = train_tokenizer(["Natalia sold clips to 48 friends. How many clips?"] * 50, 600)
+    torch.manual_seed(0)
+    architecture = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(architecture).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    config = load_config(
+        ROOT / "configs/gsm8k.yaml",
+        [
+            f"model={model}",
+            f"run_dir={tmp_path / 'run'}",
+            f"data.train={data}",
+            f"data.eval={DATA / 'gsm8k_test.jsonl.gz'}",
+            "pipeline.updates=2",
+            "pipeline.n_batch=8",
+            "pipeline.n_async=16",
+            "pipeline.group_size=4",
+            "pipeline.l_max=16",
+            "pipeline.l_cache=8",
+            # A random model writes noise, and all noise earns 0.
+            "pipeline.diversity=none",
+            "generator.device=cpu",
+            "trainer.device=cpu",
+            "verifier.workers=1",
+            "evaluation.problems=4",
+            "evaluation.every=0",
+        ],
+    )
+    summary = train(config, NoScreen())
+    assert summary["updates"] == 2
+    assert summary["pass_at_1"]["after"]["value"] == 0
+    rows = rollouts(tmp_path / "run")
+    assert len(rows) == 16
+    assert all(row["problem_id"].startswith("gsm8k") for row in rows)
+    assert all(row["verdict"] == "malformed" and row["parts"]["format"] == 0 for row in rows)
+    # All advantages are zero: the weights must not move.
+    first = LlamaForCausalLM.from_pretrained(model).state_dict()
+    last = weights(tmp_path / "run", 2)
+    assert all(torch.equal(first[name], last[name]) for name in last)
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match=r"trainer\.device .* no GPU"):
+        prepare(small_config(tmp_path, trainer={"device": "cuda"}))

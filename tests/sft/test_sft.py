@@ -1,0 +1,325 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tramontane.data import playground
+from tramontane.data.prompts import encode_prompt
+from tramontane.data.tokenizer import train_tokenizer
+from tramontane.errors import InputError
+from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.sft.sft import ExampleStream, SFTConfig, sft
+from tramontane.trainer.optimizer import build_optimizer
+
+torch.set_num_threads(1)
+
+PAIRS = [
+    {"prompt": e["problem"].problem, "response": e["response"]}
+    for e in playground.examples(0, 40, levels=(1, 2), languages=("en",))
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A random one-layer model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("base")
+    tokenizer = train_tokenizer((p["prompt"] + p["response"] for p in PAIRS), 600)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), num_attention_heads=2, num_key_value_heads=2, **sizes
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    return str(file)
+
+
+def config_of(base, data, output, fields=None, **changes):
+    settings = {
+        "output": str(output),
+        "model": base,
+        "data": {"train": data, "fields": fields or {}},
+        "steps": 8,
+        "batch_tokens": 400,
+        "microbatch_tokens": 200,
+        "learning_rate": 5e-3,
+        "warmup_steps": 2,
+        "checkpoint_every": 3,
+        "log_every": 1,
+        "dtype": "float32",
+    }
+    return SFTConfig.model_validate(settings | changes)
+
+
+def run(*args, **changes):
+    logs = []
+    config = config_of(*args, **changes)
+    sft(config, on_log=logs.append)
+    return logs
+
+
+def weights(folder):
+    return load_file(f"{folder}/model.safetensors")
+
+
+def by_hand(base, config):
+    """The first step in plain torch: one sequence at a time, transformers' own attention."""
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa")
+    batch = ExampleStream(config, load_tokenizer(base)).take(config.batch_tokens)
+    losses, right = [], []
+    for prompt, response in batch:
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        target = torch.tensor(response)
+        losses.append(F.cross_entropy(logits, target, reduction="none"))
+        right.append(logits.argmax(-1) == target)
+    loss = torch.cat(losses).mean()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    optimizer = build_optimizer(model.parameters(), 1e-3, config.betas, config.weight_decay)
+    optimizer.step()
+    return loss.item(), torch.cat(right).float().mean().item(), norm.item(), model.state_dict()
+
+
+@pytest.mark.parametrize("microbatch", [1, 150, 10_000])
+def test_a_step_equals_the_closed_form_whatever_the_microbatches(base, data, tmp_path, microbatch):
+    config = config_of(
+        base,
+        data,
+        tmp_path / "out",
+        steps=1,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        microbatch_tokens=microbatch,
+    )
+    loss, accuracy, norm, expected = by_hand(base, config)
+    logs = []
+    sft(config, on_log=logs.append)
+    assert logs[0].loss == pytest.approx(loss, abs=1e-5)
+    assert logs[0].accuracy == pytest.approx(accuracy, abs=1e-6)
+    assert logs[0].grad_norm == pytest.approx(norm, rel=1e-4)
+    for name, tensor in weights(tmp_path / "out").items():
+        # Adam's first step is the sign of the gradient: where that is all but 0, noise decides.
+        off = (tensor - expected[name]).abs() > 1e-5
+        assert off.float().mean() < 1e-3, name
+
+
+def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
+    tokenizer = load_tokenizer(base)
+    config = config_of(base, data, tmp_path)
+    batch = ExampleStream(config, tokenizer).take(3000)
+    known = {p["response"]: p["prompt"] for p in PAIRS}
+    for prompt, response in batch:
+        text = tokenizer.decode(response[:-1])
+        assert response[-1] == tokenizer.eos_token_id
+        assert tokenizer.eos_token not in text
+        assert prompt == encode_prompt(tokenizer, known[text])
+
+
+def test_every_epoch_holds_every_pair_once(base, data, tmp_path):
+    config = config_of(base, data, tmp_path)
+    stream = ExampleStream(config, load_tokenizer(base))
+    pairs = [tuple(map(tuple, stream.take(1)[0])) for _ in range(3 * len(PAIRS))]
+    epochs = [pairs[i : i + len(PAIRS)] for i in range(0, len(pairs), len(PAIRS))]
+    assert all(sorted(e) == sorted(epochs[0]) for e in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_loss_falls_and_any_tool_loads_the_result(base, data, tmp_path):
+    logs = run(base, data, tmp_path / "out", steps=60, batch_tokens=1000, microbatch_tokens=1000)
+    first = sum(log.loss for log in logs[:5]) / 5
+    last = sum(log.loss for log in logs[-5:]) / 5
+    assert last < 0.5 * first
+    assert logs[-1].accuracy > logs[0].accuracy + 0.3
+    lines = (tmp_path / "out" / "sft_metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [asdict(log) for log in logs]
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    saved = weights(tmp_path / "out")
+    assert all(torch.equal(plain.state_dict()[name], saved[name]) for name in saved)
+    assert load_tokenizer(str(tmp_path / "out")).chat_template is not None
+
+
+def test_the_playground_makes_a_model_from_nothing(tmp_path):
+    config = SFTConfig.model_validate(
+        {
+            "output": str(tmp_path / "out"),
+            "new_model": {
+                "vocab_size": 512,
+                "tokenizer_examples": 100,
+                "architecture": {
+                    "hidden_size": 16,
+                    "intermediate_size": 32,
+                    "num_hidden_layers": 1,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 1,
+                    "tie_word_embeddings": True,
+                },
+            },
+            "data": {"playground": [{"levels": [1, 1], "kinds": ["sums"]}]},
+            "steps": 2,
+            "batch_tokens": 500,
+            "save_dtype": "bfloat16",
+        }
+    )
+    logs = []
+    sft(config, on_log=logs.append)
+    model, tokenizer = load_model(config.output), load_tokenizer(config.output)
+    assert model.config.vocab_size == len(tokenizer) <= 512
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    assert {t.dtype for t in weights(config.output).values()} == {torch.bfloat16}
+    # Untrained, all tokens are about as likely.
+    assert logs[0].loss == pytest.approx(torch.tensor(float(len(tokenizer))).log().item(), rel=0.05)
+
+
+# Resuming
+
+KILLED_AT_5 = """
+import os, signal, sys, torch
+from tramontane.config import load_section
+from tramontane.sft.sft import SFTConfig, sft
+torch.set_num_threads(1)
+def on_log(metrics):
+    if metrics.step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+sft(load_section(SFTConfig, sys.argv[1]), on_log=on_log)
+"""
+
+
+def test_a_killed_and_resumed_run_equals_one_never_interrupted(base, data, tmp_path):
+    run(base, data, tmp_path / "whole")
+    config = config_of(base, data, tmp_path / "killed")
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))  # JSON is YAML
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_5, str(file)], env=environment, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert (tmp_path / "killed" / "resume.pt").is_file()
+
+    resumed = []
+    sft(config, resume=True, on_log=resumed.append)
+    assert [log.step for log in resumed] == [4, 5, 6, 7, 8]  # the last checkpoint was at 3
+    whole, again = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+    def curve(name):
+        lines = (tmp_path / name / "sft_metrics.jsonl").read_text().splitlines()
+        keys = ("step", "loss", "accuracy", "grad_norm", "learning_rate")
+        return [[json.loads(line)[key] for key in keys] for line in lines]
+
+    assert curve("whole") == curve("killed")
+    assert not (tmp_path / "killed" / "resume.pt").exists()
+
+
+def test_there_must_be_something_to_resume_from(base, data, tmp_path):
+    config = config_of(base, data, tmp_path / "out", steps=2)
+    with pytest.raises(InputError, match=r"resume\.pt: nothing to resume from"):
+        sft(config, resume=True)
+    sft(config)
+    with pytest.raises(InputError, match="nothing to resume from"):
+        sft(config, resume=True)  # a finished run has left nothing
+
+
+@pytest.mark.parametrize("kept", [0, 0.01, 0.6])
+def test_a_damaged_state_is_refused(base, data, tmp_path, kept):
+    class StopAt4(Exception):
+        pass
+
+    def on_log(metrics):
+        if metrics.step == 4:
+            raise StopAt4
+
+    config = config_of(base, data, tmp_path / "out")
+    with pytest.raises(StopAt4):
+        sft(config, on_log=on_log)
+    state = tmp_path / "out" / "resume.pt"
+    whole = state.read_bytes()
+    state.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(InputError, match=r"resume\.pt: damaged"):
+        sft(config, resume=True)
+
+
+# What is refused
+
+
+def test_rows_without_prompt_or_response(base, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "a", "response": "b"}\n\n{"prompt": "a", "answer": "b"}\n')
+    with pytest.raises(
+        InputError, match=r"pairs\.jsonl:3: no text in field 'response'; .*'answer', 'prompt'"
+    ):
+        sft(config_of(base, str(file), tmp_path / "out"))
+    with pytest.raises(InputError, match=r"pairs\.jsonl:1: no text in field 'answer'"):
+        sft(config_of(base, str(file), tmp_path / "out", {"response": "answer"}))
+    with pytest.raises(InputError, match=r"data\.fields: \['respons'\] unknown"):
+        sft(config_of(base, str(file), tmp_path / "out", {"respons": "answer"}))
+    file.write_text("")
+    with pytest.raises(InputError, match="there are no rows"):
+        sft(config_of(base, str(file), tmp_path / "out"))
+
+
+def test_one_model_is_named_and_only_one(base, data, tmp_path):
+    for changes in ({"model": None}, {"new_model": {}}):
+        with pytest.raises(InputError, match="exactly one of `model`"):
+            sft(config_of(base, data, tmp_path / "out", **changes))
+
+
+def test_a_prompt_that_does_not_fit_is_named(base, tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    rows = [PAIRS[0], {"prompt": "1 + " * 200 + "1?", "response": "201"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tmp_path / "out"
+    for changes, bound in (({"max_length": 200}, "max_length"), ({}, "the model's context")):
+        config = config_of(base, str(file), output, **changes)
+        with pytest.raises(InputError, match=rf"pairs\.jsonl:2: its prompt has .*{bound}"):
+            ExampleStream(config, load_tokenizer(base), 300)
+    with pytest.raises(InputError, match=r"pairs\.jsonl:2: its prompt"):
+        sft(config_of(base, str(file), output, max_length=200))
+    assert not output.exists()
+
+
+def test_responses_that_do_not_fit_are_left_out_and_counted(base, tmp_path):
+    file, tokenizer = tmp_path / "pairs.jsonl", load_tokenizer(base)
+    rows = [{"prompt": "1 + 1?", "response": "2" * n} for n in (1, 10, 11, 300)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    room = len(encode_prompt(tokenizer, "1 + 1?")) + 11  # ten digits and EOS
+    config = config_of(base, str(file), tmp_path / "out", max_length=room)
+    with pytest.warns(UserWarning, match=rf"of 4 responses .*, 2 do not fit .* {room} tokens"):
+        stream = ExampleStream(config, tokenizer)
+    pairs = [stream.take(1)[0] for _ in range(2)]
+    assert sorted(len(response) for _, response in pairs) == [2, 11]
+    assert all(response[-1] == tokenizer.eos_token_id for _, response in pairs)
+    file.write_text(json.dumps(rows[-1]))
+    with pytest.raises(InputError, match="nothing is left; raise max_length"):
+        ExampleStream(config, tokenizer)
+
+
+def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path):
+    config = config_of(base, data, tmp_path / "out", steps=1, warmup_steps=0)
+    sft(config)
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="holds a checkpoint already; delete the folder, or name"):
+        sft(config)
+    (tmp_path / "out" / "resume.pt").write_bytes(b"")
+    with pytest.raises(InputError, match="unfinished run; continue it with --resume"):
+        sft(config)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    (tmp_path / "file").write_text("")
+    for output in ("file", "file/below"):
+        with pytest.raises(InputError, match="file is a file; name a folder"):
+            sft(config_of(base, data, tmp_path / output))

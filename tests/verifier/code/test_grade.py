@@ -1,0 +1,149 @@
+"""Programs against their tests, under limits."""
+
+import gzip
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from tests.paths import DATA
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
+from tramontane.verifier.code.grade import draw_tests, judge, same_output
+
+CONFIG = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+SUM = Problem(
+    "sum",
+    "code",
+    "Print the sum of two integers.",
+    tests={
+        "type": "stdio",
+        "cases": [{"input": "1 2\n", "output": "3\n"}, {"input": "5 6\n", "output": "11\n"}],
+        "checker": "tokens",
+    },
+)
+
+
+def run(program, problem=SUM, tag="python", config=CONFIG):
+    return judge(f"Here it is:\n```{tag}\n{program}\n```\n", problem, config)
+
+
+def test_right_and_wrong():
+    assert run("print(sum(map(int, input().split())))").outcome == "right"
+    assert run("print(3)")[:2] == ("wrong", "test 2 of 2: wrong output")
+    failed = run("print(undefined)")
+    assert failed.outcome == "wrong"
+    assert "NameError" in failed.reason
+    assert "SyntaxError" in run("def f(:").reason
+    assert run("import sys; sys.exit(3)").reason == "test 1 of 2: exit code 3"
+
+
+def test_the_first_block_counts():
+    two = "```python\nprint(3)\n```\n```python\nprint(sum(map(int, input().split())))\n```"
+    assert judge(two, SUM, CONFIG).outcome == "wrong"
+
+
+def test_limits():
+    started = time.perf_counter()
+    assert run("while True: pass").reason == "test 1 of 2: timed out after 1 s"
+    assert run("import time; time.sleep(60)").reason == "test 1 of 2: timed out after 1 s"
+    assert time.perf_counter() - started < 4
+    assert run("x = bytearray(10**9)").reason == "test 1 of 2: needed more than 300 MB"
+    assert run("while True: print('x' * 10**6)").outcome == "wrong"
+    assert run("open('f', 'wb').write(bytes(10**8))").outcome == "wrong"
+
+
+def test_children_are_killed(tmp_path):
+    mark = tmp_path / "alive"
+    child = f"import time; time.sleep(1.5); open({str(mark)!r}, 'w')"
+    run(f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\nprint(3)")
+    time.sleep(1.8)
+    assert not mark.exists()
+
+
+def test_environment_is_bare(monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", "abc")
+    assert run("import os\nassert 'SECRET_TOKEN' not in os.environ\nprint(3)").reason.startswith(
+        "test 2"
+    )
+    assert os.listdir(os.getcwd())  # while the program starts in an empty directory:
+    assert run("import os\nassert os.listdir() == []\nprint(3)").reason.startswith("test 2")
+
+
+def test_leaving_before_the_asserts_is_no_pass():
+    tests = {"type": "python_assert", "code": "assert add(1, 2) == 3", "entry_point": "add"}
+    problem = Problem("add", "code", "Write add.", tests=tests)
+    assert run("def add(a, b): return a + b", problem).outcome == "right"
+    assert run("def add(a, b): return a - b", problem).outcome == "wrong"
+    early = run("import sys\nsys.exit(0)\ndef add(a, b): return a + b", problem)
+    assert early[:2] == ("wrong", "ended before its tests")
+
+
+def test_unscorable():
+    assert run("print(3)", Problem("p", "code", "?")).reason == "the problem has no tests"
+    assert run("print(3)", Problem("p", "code", "?", tests={"type": "x"})).outcome == "unscorable"
+    empty = Problem("p", "code", "?", tests={"type": "stdio", "cases": []})
+    assert run("print(3)", empty).outcome == "unscorable"
+    assert run("fn main() {}", tag="rust").outcome == "wrong"
+
+
+def test_drawn_tests_are_the_problem_s():
+    cases = [{"input": str(i), "output": ""} for i in range(100)]
+    one, two = (Problem(i, "code", "?", tests={"type": "stdio", "cases": cases}) for i in "ab")
+    drawn = draw_tests(one, 20)
+    assert len(drawn) == 20
+    assert drawn == draw_tests(one, 20) == sorted(drawn, key=lambda case: case[0])
+    assert drawn != draw_tests(two, 20)
+    assert len(draw_tests(one, 1000)) == 100
+
+
+def test_checkers():
+    assert same_output(b"1  2\n3", "1 2 3\n", {"checker": "tokens"})
+    assert not same_output(b"1 2", "1 2 3", {"checker": "tokens"})
+    floats = {"checker": "float", "float_tolerance": 1e-3}
+    assert same_output(b"yes 1.0005", "yes 1", floats)
+    assert same_output(b"100000.5", "100000", floats)
+    assert not same_output(b"1.01", "1", floats)
+    assert not same_output(b"nan", "1", floats)
+    assert not same_output(b"no 1", "yes 1", floats)
+
+
+@needs_gpp
+def test_cpp():
+    program = (
+        "#include <iostream>\nint main() { long a, b; std::cin >> a >> b; std::cout << a + b; }"
+    )
+    assert run(program, tag="cpp").outcome == "right"
+    broken = run("int main() { return undefined; }", tag="c++")
+    assert broken.outcome == "wrong"
+    assert broken.reason.startswith("does not compile")
+
+
+def samples(name, n):
+    with gzip.open(DATA / name, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    return rows[:: max(1, len(rows) // n)][:n]
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "tag", "n"),
+    [
+        ("humaneval_python.jsonl.gz", "python", 10),
+        ("mbpp_python.jsonl.gz", "python", 10),
+        ("mbpp_stdio.jsonl.gz", "python", 8),
+        ("stdio_problems.jsonl.gz", "python", 4),
+        pytest.param("humaneval_cpp.jsonl.gz", "cpp", 2, marks=needs_gpp),
+    ],
+)
+def test_reference_solutions_pass(name, tag, n):
+    config = VerifierConfig(code_tests=4, allow_unsandboxed=True)
+    for row in samples(name, n):
+        solution = row["solution"]
+        solution = solution.get(tag) if isinstance(solution, dict) else solution
+        problem = Problem(row["id"], "code", row["problem"], tests=row["tests"])
+        assert run(solution, problem, tag, config)[:2] == ("right", ""), row["id"]

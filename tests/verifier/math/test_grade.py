@@ -1,0 +1,124 @@
+"""The maths verifier: known repairs, known false positives, policies (docs/rewards.md)."""
+
+import gzip
+import json
+import time
+from fractions import Fraction
+
+import pytest
+
+from tests.paths import DATA
+from tests.verifier.math.math_cases import RIGHT, WRONG
+from tramontane.verifier.math.grade import judge, judge_answer
+from tramontane.verifier.math.normalize import normalize, split_unit, to_number
+
+HOSTILE = [
+    "9^{9^{9^9}}",
+    "9^9^9^9",
+    "9^{9^{9}}",
+    "((((9^9)^9)^9)^9)^9",
+    "10^{1000000}",
+    "1" + "0" * 900,
+    "100000!",
+    "((3!)!)!",
+    "9!!!!",
+    "(" * 5000 + "1" + ")" * 5000,
+    "(" * 200 + "1" + ")" * 200,
+    "{" * 100 + "1" + "}" * 100,
+    "(1," * 300 + "1" + ")" * 300,
+    r"\sqrt{" * 30 + "2" + "}" * 30,
+    r"\binom{1000000}{500000}",
+    r"\sum_{k=1}^{100000000} k",
+    r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60)) + r"\end{pmatrix}",
+    "1" * 100_000,
+    "1e999999999",
+    "0.(" + "3" * 300 + ")",
+    "1=" * 300 + "1",
+    "a " * 450,
+    ",".join("1" * 400),
+    "x" * 900,
+    "__import__('os').system('true')",
+    r"\input{/etc/passwd}",
+    "\x00\x01",
+    "√" * 500,
+    "²" * 500,
+    "\\" * 999,
+    "$" * 999,
+    r"\text{" * 100,
+]
+
+
+@pytest.mark.parametrize(("reference", "prediction"), RIGHT)
+def test_right(reference, prediction):
+    assert judge_answer(prediction, reference)[:2] == ("right", "")
+
+
+@pytest.mark.parametrize(("reference", "prediction"), WRONG)
+def test_wrong(reference, prediction):
+    assert judge_answer(prediction, reference).outcome == "wrong"
+
+
+@pytest.mark.parametrize("prediction", HOSTILE, ids=lambda p: p[:20].encode().hex())
+@pytest.mark.parametrize("reference", ["5", "x+1"])
+def test_hostile_answers_are_wrong_and_quick(reference, prediction):
+    started = time.process_time()
+    assert judge_answer(prediction, reference).outcome == "wrong"
+    assert time.process_time() - started < 3
+
+
+def test_last_balanced_box_counts():
+    assert judge(r"First \boxed{4}, no: \boxed{5}", "5").outcome == "right"
+    assert judge(r"First \boxed{5}, no: \boxed{4}", "5").outcome == "wrong"
+    assert judge(r"\boxed{5} and \boxed{6", "5").outcome == "right"
+    assert judge(r"\boxed{\frac{1}{2}}", "0.5") == ("right", "", r"\frac{1}{2}")
+
+
+def test_unusable_references_are_unscorable():
+    for reference in (None, "", "  ", r"\frac{5}{", "9^{9^{9^9}}", "1" * 2000):
+        judgement = judge(r"\boxed{x+1}", reference)
+        assert judgement.outcome == "unscorable", reference
+        assert judgement.reason
+    assert judge(r"\boxed{Any text}", "any text").outcome == "right"
+
+
+def test_to_number():
+    assert to_number("0.1(6)") == Fraction(1, 6)
+    assert to_number(r"-1\frac{1}{2}") == Fraction(-3, 2)
+    assert to_number("1,234,567") == 1234567
+    assert to_number("10^{-2}") == Fraction(1, 100)
+    for text in ("", "x", "1/0", "1,2", "10^{9999}", "1" * 500, "--5", "1,23"):
+        assert to_number(text) is None, text
+
+
+def test_split_unit():
+    assert split_unit(normalize(r"15\text{ cm}^2")) == ("15", "cm^2")
+    assert split_unit(normalize("3 square feet")) == ("3", "ft^2")
+    assert split_unit(normalize(r"\$12.50")) == ("12.50", "usd")
+    assert split_unit(normalize("90°")) == ("90", "deg")
+    assert split_unit("x") == ("x", "")
+    assert split_unit("2x") == ("2x", "")
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_shared_cases():
+    """At least 0.99 of the core cases, and no false positive."""
+    lines = (DATA / "math_verify_cases.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    core = [row for row in rows if row["core"]]
+    outcomes = [judge_answer(row["pred_answer"], row["gold_answer"]).outcome for row in core]
+    pairs = list(zip(core, outcomes, strict=True))
+    assert [r["id"] for r, o in pairs if o == "right" and not r["expected"]] == []
+    agreed = sum(outcome == ("right" if row["expected"] else "wrong") for row, outcome in pairs)
+    assert agreed / len(core) >= 0.99
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_references_are_right_for_themselves():
+    """References of MATH-500, respelt as models do, are right; their neighbours are wrong."""
+    lines = gzip.decompress((DATA / "math500.jsonl.gz").read_bytes()).decode().splitlines()
+    answers = [json.loads(line)["answer"] for line in lines][:80]
+    for answer, other in zip(answers, [*answers[1:], answers[0]], strict=True):
+        respelt = f" ${answer}$. ".replace("\\frac", "\\dfrac")
+        assert judge_answer(respelt, answer).outcome == "right", answer
+        if normalize(answer) != normalize(other):
+            assert judge_answer(other, answer).outcome == "wrong", (answer, other)
