@@ -32,7 +32,8 @@ from tramontane.config import Config
 from tramontane.generator import Generator
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.weights import BUCKET_BYTES
-from tramontane.placement import Handle, place
+from tramontane.placement import Handle
+from tramontane.placement.place import place
 from tramontane.trainer.trainer import Trainer
 from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
 

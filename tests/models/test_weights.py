@@ -18,7 +18,8 @@ from tramontane.config import Config, GeneratorConfig, PipelineConfig, TrainerCo
 from tramontane.generator import Generator
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights
-from tramontane.placement import Handle, check, place
+from tramontane.placement import Handle
+from tramontane.placement.place import check, place
 from tramontane.trainer.trainer import Trainer
 
 KINDS = [

@@ -13,18 +13,10 @@ import torch.distributed as dist
 
 from tests.runs import small_config
 from tramontane.errors import InputError
-from tramontane.placement import (
-    Limit,
-    ProcessRanks,
-    ThreadHandle,
-    WorkerDied,
-    WorkerStalled,
-    call,
-    check,
-    place,
-    started,
-)
-from tramontane.placement.ranks import RankFailed
+from tramontane.placement import Limit, WorkerDied, WorkerStalled, call, started
+from tramontane.placement.place import check, place
+from tramontane.placement.ranks import ProcessRanks, RankFailed
+from tramontane.placement.thread import ThreadHandle
 
 LIMIT = Limit(60.0, "timeouts.start")
 

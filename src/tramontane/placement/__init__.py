@@ -1,7 +1,8 @@
 """Where workers run. A worker is a plain object; its handle here is all that the pipeline sees.
 
 A handle runs the calls made on it one after another, in the order made, and lets the caller await
-each: so `receive` takes effect between two polls, wherever the worker lives.
+each: so `receive` takes effect between two polls, wherever the worker lives. Nothing here imports
+torch: verifier processes import this package, and have little memory.
 """
 
 from tramontane.placement.handle import (
@@ -13,21 +14,13 @@ from tramontane.placement.handle import (
     call,
     started,
 )
-from tramontane.placement.place import Placement, check, place
-from tramontane.placement.ranks import ProcessRanks
-from tramontane.placement.thread import ThreadHandle
 
 __all__ = [
     "Handle",
     "Limit",
-    "Placement",
-    "ProcessRanks",
-    "ThreadHandle",
     "WorkerDied",
     "WorkerLost",
     "WorkerStalled",
     "call",
-    "check",
-    "place",
     "started",
 ]

@@ -16,7 +16,7 @@ from tramontane.data.prompts import check_prompt_length, encode_prompt
 from tramontane.errors import InputError
 from tramontane.generator.cache import positions
 from tramontane.models import loading
-from tramontane.placement import check
+from tramontane.placement.place import check
 from tramontane.trainer import compiling
 from tramontane.types import Problem
 from tramontane.verifier import custom

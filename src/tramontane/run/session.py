@@ -27,7 +27,8 @@ from tramontane.controller.verifiers import Grader, VerifierActors
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
-from tramontane.placement import Handle, Limit, Placement, WorkerLost, call, place, started
+from tramontane.placement import Handle, Limit, WorkerLost, call, started
+from tramontane.placement.place import Placement, place
 from tramontane.run.folder import RunFolder, read_log
 from tramontane.run.prepare import Prepared, prepare, resolved
 from tramontane.run.recorder import Recorder
