@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.runs import NoScreen, small_config
 from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
+from tramontane.controller.observer import PipelineState, Update
 from tramontane.controller.staleness import room
 from tramontane.placement.handle import WorkerStalled
 from tramontane.run.folder import RunFolder
@@ -148,14 +149,14 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
         return step(self, batch)
 
     class Patient(Recorder):
-        async def trained(self, update: pipeline_module.Update) -> None:
+        async def trained(self, update: Update, state: PipelineState) -> None:
             if self.holds(update.number):  # as the gate does the first, a checkpoint the third
                 await asyncio.sleep(0.2)
                 assert begun[-1] == update.number
             elif update.number < self.updates:
                 while begun[-1] == update.number:
                     await asyncio.sleep(0.01)
-            await super().trained(update)
+            await super().trained(update, state)
 
     monkeypatch.setattr(Trainer, "step", noted)
     monkeypatch.setattr("tramontane.run.session.Recorder", Patient)

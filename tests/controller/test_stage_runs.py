@@ -15,6 +15,7 @@ from tests.placement.test_survival import Harm
 from tests.run.test_resume import start, wait_for_updates
 from tests.runs import NoScreen, small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
+from tramontane.controller.observer import PipelineState, Update
 from tramontane.data import playground
 from tramontane.data.prompts import encode_prompt
 from tramontane.errors import InputError
@@ -117,8 +118,8 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
     """Have the next run end without warning once this update is recorded, its checkpoint taken."""
 
     class Crashing(Recorder):
-        async def trained(self, done: Any) -> None:
-            await super().trained(done)
+        async def trained(self, done: Update, state: PipelineState) -> None:
+            await super().trained(done, state)
             if done.number == update:
                 raise Crash
 

@@ -374,8 +374,8 @@ def test_retired_problems_do_not_come_back_and_those_too_hard_do(forty: Path) ->
     assert [again.next(0, v).id for v in range(7, 20)] == [
         problems.next(0, v).id for v in range(7, 20)
     ]
-    assert [*again.rows()] == [*problems.rows()]
-    row = next(r for r in problems.rows() if r["id"] == easy.id)
+    assert [*again.records()] == [*problems.records()]
+    row = next(r for r in problems.records() if r["id"] == easy.id)
     assert (row["pass_rate"], row["samples"], row["visits"], row["retired"]) == (1.0, 4, 2, True)
 
 

@@ -6,7 +6,7 @@ trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
@@ -28,6 +28,8 @@ class Problems(Protocol):
     ) -> None: ...
 
     def counts(self, stage: int, version: int) -> dict[str, int]: ...
+
+    def records(self) -> Iterable[dict[str, Any]]: ...
 
     def state(self) -> dict[str, Any]: ...
 

@@ -13,17 +13,17 @@ Every wait is `_until` (a condition, with a name and a timeout) or on a worker, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.controller.groups import OpenGroup
 from tramontane.controller.ledger import Ledger
+from tramontane.controller.observer import Observer, Update
 from tramontane.models.weights import Weights
 from tramontane.placement import Handle, Limit, WorkerStalled, call
-from tramontane.types import Batch, Group, Problem, Verdict
+from tramontane.types import Batch, Problem, Verdict
 
 
 class Verifiers(Protocol):
@@ -34,39 +34,6 @@ class Verifiers(Protocol):
     ) -> Any: ...
 
     def stats(self) -> Any: ...
-
-
-class Observer(Protocol):
-    """Who is told what happened; the run folder and the display hang on it.
-
-    `graded` when a group is; `trained` after each update, while the trainer is at the next one,
-    unless the observer `holds` it. Of an update that it holds, and in `ended`, once after the last,
-    it may ask for a checkpoint and take a snapshot of the ledger. `happened`: an event in words.
-    """
-
-    def graded(self, ready: int, filtered: list[str]) -> None: ...
-
-    def holds(self, update: int) -> bool: ...
-
-    async def trained(self, update: Update) -> None: ...
-
-    async def ended(self) -> None: ...
-
-    def happened(self, event: str) -> None: ...
-
-
-@dataclass
-class Update:
-    """One update done: the batch, what was filtered since the one before, the trainer's metrics and
-    its seconds at work so far, and the longest that a generator stood still for the new weights, in
-    seconds."""
-
-    number: int
-    batch: Batch
-    filtered: list[tuple[Group, str]]
-    metrics: dict[str, Any]
-    busy_seconds: float
-    pause_seconds: float
 
 
 class Pipeline:
@@ -98,8 +65,18 @@ class Pipeline:
 
     @property
     def sizes(self) -> PipelineConfig:
-        """Of the stage that the run is in."""
+        """Pipeline sizes of the current stage."""
         return self.ledger.sizes
+
+    @property
+    def version(self) -> int:
+        return self.ledger.trained_version
+
+    def snapshot(self) -> dict[str, Any]:
+        return self.ledger.snapshot()
+
+    def problem_records(self) -> Iterable[dict[str, Any]]:
+        return self.ledger.problems.records()
 
     async def run(self) -> None:
         """Run all loops until `train` is done, or until one fails: its error is raised."""
@@ -195,7 +172,7 @@ class Pipeline:
                 await following
         if following is not None:
             await following
-        await self.observer.ended()
+        await self.observer.ended(self)
 
     async def _follow(
         self, batch: Batch, metrics: dict[str, Any], busy: float, sending: asyncio.Task[float]
@@ -208,7 +185,7 @@ class Pipeline:
         if not held:
             ledger.generator_version = number
             await self._notify()
-        await self.observer.trained(update)
+        await self.observer.trained(update, self)
         if held:
             # Only now may `feed` count on the new weights: so a synchronous run has nothing in
             # flight while the observer takes a checkpoint.

@@ -117,7 +117,7 @@ class Curriculum:
             "problems_resting": resting,
         }
 
-    def rows(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, Any]]:
         """The record of each problem visited, with its pass rate, for people and other runs."""
         for id, r in self._records.items():
             rate = r.solved / r.attempts if r.attempts else None

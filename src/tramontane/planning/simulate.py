@@ -413,6 +413,9 @@ class _Endless:
     def counts(self, stage: int, version: int) -> dict[str, int]:
         return {}
 
+    def records(self) -> list[dict[str, Any]]:
+        return []
+
     def state(self) -> dict[str, Any]:
         return {}
 

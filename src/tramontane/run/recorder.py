@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.observer import PipelineState, Update
 from tramontane.evaluation.evaluate import thinking_text
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.folder import RunFolder
@@ -54,7 +55,6 @@ class Recorder:
         self.tokenizer = tokenizer
         self.gate = gate  # run once, after the session's first update
         self.measure = measure  # (name, weights) → evaluation
-        self.pipeline: Any = None  # set by whoever joins the two
         self._pieces: dict[int, str] = {}
         self._began = began
         zero = {"generated": 0, "generating": 0.0, "without_work": 0.0, "training": 0.0}
@@ -72,15 +72,15 @@ class Recorder:
         """Wall time of the run so far, over all its sessions."""
         return time.monotonic() - self._began
 
-    async def trained(self, update: Any) -> None:
+    async def trained(self, update: Update, state: PipelineState) -> None:
         """Write down one update; take a checkpoint where one is due."""
         seen = update.batch.groups + [group for group, _ in update.filtered]
         rows = [r for g in update.batch.groups for r in self._rows(update.number, g, None)]
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
-        if update.batch.stage.name:
-            metrics["stage"] = update.batch.stage.name
+        if (stage := update.batch.stage) and stage.name:
+            metrics["stage"] = stage.name
         metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
         metrics |= {
             "groups_kept": len(update.batch.groups),
@@ -104,7 +104,7 @@ class Recorder:
             self.gate = None
         measured = self._measures(update.number)
         if measured or update.number % self.config.checkpoint.every == 0:
-            await self.checkpoint()
+            await self.checkpoint(state)
         if measured:
             weights = self.folder.checkpoints / f"step_{update.number}" / "weights"
             await asyncio.to_thread(self.measure, f"update_{update.number}", weights)
@@ -130,23 +130,23 @@ class Recorder:
         self.folder.log_event(event)
         self.screen.warn(event)
 
-    async def ended(self) -> None:
+    async def ended(self, state: PipelineState) -> None:
         # A run that was stopped has more pending than at its last update.
-        if self._saved_at != self.pipeline.ledger.trained_version or self.pipeline.stopping:
-            await self.checkpoint()
+        if self._saved_at != state.version or state.stopping:
+            await self.checkpoint(state)
 
-    async def checkpoint(self) -> None:
+    async def checkpoint(self, state: PipelineState) -> None:
         """Weights, trainer state and everything pending, complete or absent."""
-        version = self.pipeline.ledger.trained_version
+        version = state.version
         limit = Limit.of(self.config.timeouts, "training")
         partial = self.folder.checkpoint_dir(version).absolute()
         with self.folder.room_for(partial):
             await call(self.trainer, "save_weights", partial / "weights", limit=limit)
             await call(self.trainer, "save_state", partial / "trainer", limit=limit)
             self.tokenizer.save_pretrained(partial / "weights")
-            state = self.pipeline.ledger.snapshot() | {"seconds": self.seconds}
-            (partial / "pipeline.json").write_text(json.dumps(state), encoding="utf-8")
-            if records := list(self.pipeline.ledger.problems.rows()):
+            pending = state.snapshot() | {"seconds": self.seconds}
+            (partial / "pipeline.json").write_text(json.dumps(pending), encoding="utf-8")
+            if records := list(state.problem_records()):
                 await asyncio.to_thread(self.folder.write_problems, records)
             keep = self.config.checkpoint.keep
             await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
@@ -172,7 +172,7 @@ class Recorder:
             "thinking_tokens": sum(len(ids) for ids in encoded) / n,
         }
 
-    def _throughput(self, update: Any) -> dict[str, float]:
+    def _throughput(self, update: Update) -> dict[str, float]:
         """Tokens a second and idle share of each worker since the last update."""
         pool = self.pool.stats()
         now = time.monotonic()

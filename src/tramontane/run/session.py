@@ -197,7 +197,6 @@ async def _run(
             state["version"] if state else -1,
         )
         pipeline = Pipeline(config, ledger, generators, pool, trainer, placement.weights, recorder)
-        recorder.pipeline = pipeline
         if checkpoint and state:
             limit = Limit.of(config.timeouts, "start")
             await call(trainer, "load_state", checkpoint.absolute() / "trainer", limit=limit)

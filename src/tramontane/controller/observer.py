@@ -1,0 +1,78 @@
+"""What a pipeline reports while it runs, and to whom: the run folder and the display hang on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tramontane.types import Batch, Group
+
+
+@dataclass
+class Update:
+    """One finished update.
+
+    Args:
+        number: updates done, this one included.
+        batch: the completions that it trained on.
+        filtered: groups filtered since the update before, each with its reason.
+        metrics: of the trainer, and counts of problems.
+        busy_seconds: seconds that the trainer has worked since it was started.
+        pause_seconds: the longest time that a generator stood still to take the new weights.
+    """
+
+    number: int
+    batch: Batch
+    filtered: list[tuple[Group, str]]
+    metrics: dict[str, Any]
+    busy_seconds: float
+    pause_seconds: float
+
+
+class PipelineState(Protocol):
+    """What an observer may read of the pipeline that calls it."""
+
+    @property
+    def version(self) -> int:
+        """Updates done."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """True once the run was asked to end early."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that a resumed run needs besides the trainer's state: JSON-able."""
+        ...
+
+    def problem_records(self) -> Iterable[dict[str, Any]]:
+        """A JSON-able record of each problem visited; empty for a source that keeps none."""
+        ...
+
+
+class Observer(Protocol):
+    """Receives the events of one run; `run.recorder.Recorder` is one."""
+
+    def graded(self, ready: int, filtered: list[str]) -> None:
+        """A group was graded: the number of groups ready for a batch, and the reasons of those
+        filtered since the last update."""
+        ...
+
+    def holds(self, update: int) -> bool:
+        """True if the trainer must not begin its next step before `trained` has returned."""
+        ...
+
+    async def trained(self, update: Update, state: PipelineState) -> None:
+        """An update is done. The trainer is already at the next one, unless the observer `holds`
+        this one: only then may it take a checkpoint."""
+        ...
+
+    async def ended(self, state: PipelineState) -> None:
+        """The last update is done and recorded; nothing is trained any more."""
+        ...
+
+    def happened(self, event: str) -> None:
+        """Something that a person may want to know, in words."""
+        ...
