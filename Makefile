@@ -1,8 +1,10 @@
-# Everything runs in .venv, which the first target to need it creates.
+# Everything runs in .venv, which the first target to need it creates; `quickstart` installs the
+# package alone, all other targets what development takes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
 
 # How long `make fuzz` runs; what `make hostile` tries.
 SECONDS ?= 3600
@@ -16,46 +18,58 @@ SEED ?=
 # Which benchmarks `make bench` runs; all by default.
 BENCH ?=
 
-.PHONY: quickstart test check fuzz hostile bench proof chaos soak clean
+.PHONY: quickstart test check docs mutants fuzz hostile bench proof chaos soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
 
-test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: $(DEV)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-check: $(READY)
+check: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 
-fuzz: $(READY)
+docs: $(DEV)
+	$(BIN)/mkdocs build --strict
+	@echo "the site is in site/; to read it while writing: $(BIN)/mkdocs serve"
+
+mutants: $(DEV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+fuzz: $(DEV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
 
-hostile: $(READY)
+hostile: $(DEV)
 	$(BIN)/python -m fuzz.hostile --programs $(PROGRAMS) $(if $(RUNG),--rung $(RUNG))
 
-bench: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+bench: $(DEV)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-proof: $(READY)
+proof: $(DEV)
 	$(BIN)/python benchmarks/curation_proof.py
 
-chaos: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+chaos: $(DEV)
 	$(BIN)/python -m chaos $(if $(SEED),--seed $(SEED))
 
-soak: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray]'
+soak: $(DEV)
 	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# What the tests, checks and benchmarks take, Ray and Reasoning Gym included.
+$(DEV): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site mutants

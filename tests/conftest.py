@@ -1,14 +1,24 @@
-"""What several test modules share."""
+"""Fixtures that several test modules share, the order of the tests, and the list of skips."""
 
+import os
+
+# Each worker computes in one thread, as in a run; more would fight over the cores that tests share.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
+
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
-    """One Ray cluster for all tests that want one: it takes 4 to 6 s to start."""
+    """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield ray
@@ -21,3 +31,45 @@ def placement(request: pytest.FixtureRequest) -> str:
     if request.param == "ray":
         request.getfixturevalue("ray_cluster")
     return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with the most slow tests come first, so that no process is left alone with one."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
+
+
+class SkipList:
+    """Fails the session where a test was skipped for a reason that `expected_skips.txt` lacks."""
+
+    def __init__(self) -> None:
+        lines = EXPECTED_SKIPS.read_text().splitlines()
+        patterns = [line for line in lines if line and not line.startswith("#")]
+        self.expected = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+        self.unexpected: list[str] = []
+
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            if not self.expected.search(str(reason)):
+                self.unexpected.append(f"{report.nodeid}: {reason}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.unexpected:
+            terminalreporter.line(f"skipped, and not in {EXPECTED_SKIPS.name}: {line}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that xdist reports to, or the only one
+        config.pluginmanager.register(SkipList())
