@@ -59,16 +59,22 @@ def test_resolved_arithmetic(load):
     [
         (
             "generator: {workers: 5}\npipeline: {n_async: 64, n_batch: 64}",
-            r"5 workers share 4 groups .* raise n_async",
+            r"run\.yaml: generator\.workers: 5 workers share 4 groups .* raise n_async",
         ),
         ("pipelin: {}", r"run\.yaml: pipelin: unknown key; did you mean 'pipeline'\?"),
-        ("pipeline: {n_bacth: 3}", r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\?"),
+        (
+            "pipeline: {n_bacth: 3}",
+            r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\? Completions between two",
+        ),
         ("trainer: {objective: {epslow: 0}}", r"trainer\.objective\.epslow: .* 'eps_low'\?"),
         ("checkpoint: {zzz: 1}", r"checkpoint\.zzz: unknown key; valid keys: every, keep"),
         ("pipeline: {n_batch: many}", r"pipeline\.n_batch: .*integer"),
         ("pipeline: {group_size: 1}", r"pipeline\.group_size: .*greater than or equal to 2"),
         ("data: {playground: {languages: [en, xx]}}", r"data\.playground\.languages\.1: .*'ru'"),
-        ("data: {playground: {levels: [4, 9]}}", r"levels 4–9 must lie within 1–8"),
+        (
+            "data: {playground: {levels: [4, 9]}}",
+            r"data\.playground\.levels: levels 4–9 must lie within 1–8",
+        ),
         ("data: 3", r"data: "),
         ("- a\n- b", r"run\.yaml: the file must hold keys and values, not a list"),
         ("a: [1", r"run\.yaml: not valid YAML"),
@@ -99,15 +105,18 @@ def test_text_keys_keep_what_yaml_would_read_otherwise(load):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pipeline: {n_batch: 64, n_minibatch: 8}", "pipeline: group_size 16 .* n_minibatch 8: "),
-        ("trainer: {ranks: 3}", "trainer: ranks 3 does not divide n_minibatch 256"),
+        (
+            "pipeline: {n_batch: 64, n_minibatch: 8}",
+            r"pipeline\.n_minibatch: group_size 16 .* n_minibatch 8: ",
+        ),
+        ("trainer: {ranks: 3}", r"trainer\.ranks: ranks 3 does not divide n_minibatch 256"),
         (
             "trainer: {objective: {name: magistrl}}",
-            r"trainer.objective.name: no objective 'magistrl'; .* 'magistral'\?",
+            r"trainer\.objective\.name: no objective 'magistrl'; .* 'magistral'\?",
         ),
         (
             "trainer: {objective: {name: xyz}}",
-            "trainer.objective.name: no objective 'xyz'; there are: magistral",
+            r"trainer\.objective\.name: no objective 'xyz'; there are: magistral",
         ),
         ("generator: {device: gpu}", r"generator\.device: 'gpu' is no device; write cpu, cuda"),
         ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
@@ -126,14 +135,23 @@ def test_devices(load):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ("{n_batch: 100, group_size: 16}", r"group_size 16 does not divide n_batch 100.* 96"),
-        ("{n_batch: 64, n_minibatch: 48}", r"n_minibatch 48 does not divide n_batch 64"),
-        ("{n_async: 8, group_size: 16}", r"n_async 8 is below group_size 16.*raise n_async"),
-        ("{l_max: 64, l_cache: 65}", r"l_cache 65 is above l_max 64"),
+        (
+            "{n_batch: 100, group_size: 16}",
+            r"n_batch: group_size 16 does not divide n_batch 100.* 96",
+        ),
+        (
+            "{n_batch: 64, n_minibatch: 48}",
+            r"n_minibatch: n_minibatch 48 does not divide n_batch 64",
+        ),
+        (
+            "{n_async: 8, group_size: 16}",
+            r"n_async: n_async 8 is below group_size 16.*raise n_async",
+        ),
+        ("{l_max: 64, l_cache: 65}", r"l_cache: l_cache 65 is above l_max 64"),
     ],
 )
 def test_impossible_arithmetic(load, sizes, message):
-    with pytest.raises(InputError, match=r"run\.yaml: pipeline: " + message):
+    with pytest.raises(InputError, match=r"run\.yaml: pipeline\." + message):
         load(f"pipeline: {sizes}")
 
 

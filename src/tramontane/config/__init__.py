@@ -1,4 +1,54 @@
-"""The configuration of a run, validated; one file a section."""
+"""The configuration of a run, validated; one file per section."""
 
-from tramontane.config.config import *  # noqa: F403
-from tramontane.config.settings import Section, load_section, parse, parse_settings  # noqa: F401
+from tramontane.config.checkpoint import CheckpointConfig
+from tramontane.config.config import Config, load_config
+from tramontane.config.data import (
+    LANGUAGES,
+    CurriculumConfig,
+    DataConfig,
+    Language,
+    PlaygroundConfig,
+    TooHard,
+)
+from tramontane.config.device import Device
+from tramontane.config.evaluation import EvaluationConfig
+from tramontane.config.generator import GeneratorConfig
+from tramontane.config.pipeline import PipelineConfig
+from tramontane.config.placement import PlacementConfig, Resources
+from tramontane.config.section import Section, key_error, load_section, parse, parse_settings
+from tramontane.config.stages import StageConfig, StageData, Until
+from tramontane.config.timeouts import TimeoutsConfig
+from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
+from tramontane.config.verifier import CustomReward, RewardConfig, VerifierConfig
+
+__all__ = [
+    "LANGUAGES",
+    "CheckpointConfig",
+    "Config",
+    "CurriculumConfig",
+    "CustomReward",
+    "DataConfig",
+    "Device",
+    "EvaluationConfig",
+    "GeneratorConfig",
+    "Language",
+    "ObjectiveConfig",
+    "PipelineConfig",
+    "PlacementConfig",
+    "PlaygroundConfig",
+    "Resources",
+    "RewardConfig",
+    "Section",
+    "StageConfig",
+    "StageData",
+    "TimeoutsConfig",
+    "TooHard",
+    "TrainerConfig",
+    "Until",
+    "VerifierConfig",
+    "key_error",
+    "load_config",
+    "load_section",
+    "parse",
+    "parse_settings",
+]

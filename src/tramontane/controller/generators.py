@@ -109,7 +109,7 @@ class PooledGenerator:
 
     async def update(self, version: int, weights: Weights) -> float:
         """New weights, between two decode steps; returns the pause in seconds."""
-        if self.config.placement.mortal:
+        if self.config.placement.replaces_workers:
             self._weights = version, weights
         # Polls that it has not begun come after the weights.
         while self._polls and self._polls[-1][0].cancel():
@@ -161,7 +161,7 @@ class PooledGenerator:
                 return
             while True:
                 self._lost += 1
-                if not self.config.placement.mortal or self._lost > STARTS:
+                if not self.config.placement.replaces_workers or self._lost > STARTS:
                     raise lost
                 self.replaced(lost)
                 self.handle.close()

@@ -119,7 +119,7 @@ def _frozen() -> Iterator[None]:
 
 def _verifiers(config: Config, placement: Placement, lost: Lost) -> Verifiers:
     sizes = config.by_stage()[-1].pipeline  # of the evaluations; training says its own
-    if not config.placement.mortal:  # its processes are kept alive by the pool
+    if not config.placement.replaces_workers:  # its processes are kept alive by the pool
         return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
     make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
     return VerifierActors(

@@ -1,0 +1,116 @@
+"""`data`: problem sources, and which of their problems are handed out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tramontane.config.section import Section, key_error
+
+Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
+LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
+
+
+class PlaygroundConfig(Section):
+    """Problems that `playground:` generates; see docs/playground.md."""
+
+    levels: tuple[int, int] = (1, 8)
+    """Easiest and hardest level, both included, from 1 to 8."""
+    languages: tuple[Language, ...] = LANGUAGES
+    """Languages of the statements, drawn uniformly. The default is the paper's seven."""
+    kinds: tuple[Literal["sums", "stories", "programs"], ...] = ("sums", "stories")
+    """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python programs."""
+
+    @model_validator(mode="after")
+    def _levels(self) -> PlaygroundConfig:
+        low, high = self.levels
+        if not 1 <= low <= high <= 8:
+            raise key_error(
+                f"levels {low}–{high} must lie within 1–8, the lower one first", "levels"
+            )
+        return self
+
+
+class TooHard(Section):
+    """When a problem that is never solved rests, and for how long."""
+
+    after: int = Field(ge=1)
+    """Visits in a row without a correct completion after which a problem rests. The paper prints no
+    number."""
+    return_after: Annotated[int, Field(ge=1)] | Literal["stage"] = "stage"
+    """Updates that a problem rests, or `stage`: until the next stage begins. A problem that is
+    unsolved again when it returns rests again at once."""
+
+
+class CurriculumConfig(Section):
+    """Rules that take a problem out of the training data by its record in this run; see
+    docs/curriculum.md. The paper removes solved problems and adds harder ones, and prints no
+    rule."""
+
+    retire_after: int | None = Field(None, ge=1)
+    """Visits in a row, each solved by the whole group, after which a problem is not handed out
+    again. null: problems are never retired."""
+    too_hard: TooHard | None = None
+    """Rest for problems that no completion solves. null: no problem rests."""
+
+
+class DataConfig(Section):
+    """Problem sources for training and evaluation, and the selection of problems by pass rate."""
+
+    train: str = "playground:"
+    """Source of training problems: `playground:`, `reasoning_gym:NAME`, a JSONL (also gzip) or
+    Parquet file, or a Hugging Face dataset (`NAME` or `NAME#SUBSET`)."""
+    eval: str | None = "playground:"
+    """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
+    split: str = "train"
+    """Split of a Hugging Face dataset that is trained on. Files have no splits."""
+    eval_split: str = "test"
+    """Split of a Hugging Face dataset that is evaluated on."""
+    limit: int | None = Field(None, ge=1)
+    """Maximum number of training problems, evenly spaced over the source. A generated source with a
+    limit is a fixed set of that many problems. null: all problems, or no end."""
+    shuffle: bool = True
+    """Go through a finite source in a new order each epoch, decided by the seed. false: in the
+    source's order."""
+    system_prompt: str | None = None
+    """System prompt: `magistral` (the paper's instruction, in our wording) or any other text. null:
+    the default of the model's chat template."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longest prompt that is accepted, in tokens. null: the longest prompt of a finite source, 256
+    for a source without end."""
+    min_pass_rate: float | None = Field(None, ge=0, le=1)
+    """Lowest pass rate of a problem that is handed out, included. null: no lower bound. Requires a
+    finite source. The paper does not print its thresholds."""
+    max_pass_rate: float | None = Field(None, ge=0, le=1)
+    """Highest pass rate of a problem that is handed out, included. null: no upper bound. Requires a
+    finite source. The paper does not print its thresholds."""
+    pass_rate: Literal["recorded", "running"] = "recorded"
+    """Pass rate that problems are selected by: `recorded` in the problem's row (`pass_rate`, as
+    curation writes it), or `running`, measured by this run so far, falling back to the recorded
+    rate for a problem that was not visited."""
+    pass_rates: str | None = None
+    """Path of another run's `problems.jsonl`, whose pass rates replace those in the rows, by
+    problem id."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """Rules that retire solved problems and rest problems that are too hard."""
+    playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
+    """Problems that `playground:` generates."""
+
+    @property
+    def selects(self) -> bool:
+        """True if problems are selected by pass rate."""
+        return self.min_pass_rate is not None or self.max_pass_rate is not None
+
+    @model_validator(mode="after")
+    def _range(self) -> DataConfig:
+        low, high = self.min_pass_rate, self.max_pass_rate
+        if low is not None and high is not None and low > high:
+            raise key_error(
+                f"min_pass_rate {low:g} is above max_pass_rate {high:g}: swap them",
+                "min_pass_rate",
+                "max_pass_rate",
+            )
+        return self

@@ -1,0 +1,36 @@
+"""`generator`: sampling of completions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tramontane.config.device import Device
+from tramontane.config.section import Section
+
+
+class GeneratorConfig(Section):
+    """Sampling of completions by the slot engine; see docs/generation.md."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of weights, keys and values."""
+    kv_cache: Literal["keep", "recompute"] = "keep"
+    """Keys and values of sequences in flight after a weight update: `keep` them (the paper's
+    choice), or `recompute` them under the new weights."""
+    steps_per_call: int = Field(8, ge=1)
+    """Maximum number of decode steps before the generator checks for messages; so the longest delay
+    of a weight update, in decode steps."""
+    prefill_tokens: int = Field(4096, ge=1)
+    """Prompt tokens per prefill forward. A longer prompt has a forward to itself."""
+    workers: int = Field(1, ge=1)
+    """Number of generators, which share `pipeline.n_async`."""
+    device: Device = "cpu"
+    """Device of each generator: cpu, cuda, cuda:N or mps."""
+    kv_cache_mib: int | None = Field(None, ge=1)
+    """Memory limit of all keys and values, over all generators, in MiB. A stage that could exceed
+    the limit is refused before the run starts. null: no limit."""
+    cuda_graphs: bool = True
+    """Record decode steps once and replay them, on CUDA devices. No effect on a CPU."""

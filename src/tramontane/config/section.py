@@ -1,0 +1,183 @@
+"""Sections of configuration, read from YAML and `key=value` overrides.
+
+Every complaint about a file or an override is one `InputError` with lines `FILE: KEY: message`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from tramontane.errors import InputError
+
+
+class Section(BaseModel):
+    """A group of keys. The docstring under each key describes it to `tramontane config`."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=Section)
+_BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
+
+
+def key_error(message: str, *keys: str) -> ValidationError:
+    """An error for validators that check keys against each other.
+
+    Args:
+        message: the contradiction and its remedy.
+        keys: dotted paths of the keys that contradict each other, relative to the section whose
+            validator raises. The error is reported at the first.
+    """
+    kind = PydanticCustomError(_BETWEEN_KEYS, "{message}", {"message": message, "keys": keys})
+    details = InitErrorDetails(type=kind, loc=_location(keys[0]), input=None)
+    return ValidationError.from_exception_data("configuration", [details])
+
+
+def keys_in_error(error: Mapping[str, Any]) -> list[str]:
+    """Dotted paths of all keys that an item of `ValidationError.errors()` involves.
+
+    The key that the error is reported at comes first.
+    """
+    location = error["loc"]
+    if error["type"] != _BETWEEN_KEYS:
+        return [_path(location)]
+    keys = error["ctx"]["keys"]
+    parent = location[: len(location) - len(_location(keys[0]))]
+    return [_path((*parent, *_location(key))) for key in keys]
+
+
+def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = None) -> S:
+    """Read a YAML file into `cls`, with `key.sub=value` overrides on top.
+
+    Raises:
+        InputError: no such file, invalid YAML, an unknown key (with the nearest valid key), a value
+            of the wrong type, or sizes that contradict each other.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such config file")
+    try:
+        raw = yaml.safe_load(path.read_bytes()) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
+    return parse_settings(cls, raw, overrides or [], str(path))
+
+
+def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], where: str) -> S:
+    """Validate `raw` with `key.sub=value` overrides as `cls`; `where` names the source in errors.
+
+    Raises:
+        InputError: as `load_section`.
+    """
+    for override in overrides:
+        _apply(cls, raw, override)
+    return parse(cls, raw, where)
+
+
+def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
+    """Validate `raw` as `cls`; `where` names the source in errors.
+
+    Raises:
+        InputError: one line per invalid key.
+    """
+    try:
+        return cls.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(cls, dict(details)) for details in error.errors()]
+        raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def subsection(annotation: Any) -> type[Section] | None:
+    """The section that a key of this type holds: itself, `| None`, or the items of a tuple."""
+    options = (annotation, *get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of `names`, if any is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
+def _location(key: str) -> tuple[int | str, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def _path(location: Iterable[int | str]) -> str:
+    return ".".join(map(str, location))
+
+
+def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
+    """Set the key of one `key.sub=value` override in `raw`."""
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
+    *parents, last = key.split(".")
+    for parent in parents:
+        raw = raw.setdefault(parent, {})
+        if not isinstance(raw, dict):
+            raise InputError(f"override {override!r}: {parent} is a value, not a section")
+    # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
+    is_text = not isinstance(parsed, str | None) and _takes_only_text(cls, key.split("."))
+    raw[last] = value if is_text else parsed
+
+
+def _takes_only_text(cls: type[Section], keys: list[str]) -> bool:
+    """True if the key at this path holds text, or text or null, and nothing else."""
+    annotation: Any = cls
+    for key in keys:
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields.get(key)
+            annotation = field.annotation if field else None
+        else:
+            return False
+    if get_origin(annotation) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(annotation))
+    return annotation is str or set(get_args(annotation)) == {str, type(None)}
+
+
+def _explain(cls: type[Section], error: dict[str, Any]) -> str:
+    """`KEY: message` for an item of `ValidationError.errors()`."""
+    location, kind = error["loc"], error["type"]
+    key = _path(location)
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_suggestion(cls, location)}"
+    if kind != _BETWEEN_KEYS and error["input"] is None:
+        return f"{key}: not given; set it in the file, or as key=value"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
+def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
+    """The valid key nearest to the unknown key at `location`, with its description."""
+    parent = cls
+    for part in location[:-1]:
+        if isinstance(part, str):  # an integer is a place in a list, whose items are all alike
+            found = subsection(parent.model_fields[part].annotation)
+            assert found, "only sections forbid unknown keys"
+            parent = found
+    if near := nearest(str(location[-1]), parent.model_fields):
+        description = first_sentence(parent.model_fields[near].description or "")
+        return f"did you mean {near!r}? {description}"
+    return f"valid keys: {', '.join(sorted(parent.model_fields))}"

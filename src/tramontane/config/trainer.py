@@ -1,0 +1,93 @@
+"""`trainer`: the objective, the optimizer, and what fits in memory."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from tramontane.config.device import Device
+from tramontane.config.section import Section
+
+
+class ObjectiveConfig(Section):
+    """The loss. Defaults are the paper's (arXiv 2506.10910, section 2.1), alternatives its
+    ablations; see docs/objectives.md."""
+
+    name: str = "magistral"
+    """Name of a file in `trainer/objectives`, without the suffix."""
+    eps_low: float = Field(0.2, ge=0, le=1)
+    """ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not print it; 0.2 is the
+    usual value."""
+    eps_high: float = Field(0.28, ge=0)
+    """ε_high: ratios π_θ/π_old above 1 + ε_high are clipped. The paper: 0.26 to 0.28, adjusted by
+    hand to hold the entropy (Medium); 0.3 (Small)."""
+    advantage_normalization: Literal["minibatch", "group", "none"] = "minibatch"
+    """Sequences whose mean and standard deviation normalise the advantages: the `minibatch` (the
+    paper's choice), or each `group`. `none`: rewards less their group's mean. The paper found no
+    significant difference."""
+    loss_normalization: Literal["group_tokens", "minibatch_tokens", "sequence", "constant"] = (
+        "group_tokens"
+    )
+    """Divisor of summed token losses: the tokens of the group (the paper's choice) or of the
+    minibatch, the tokens of each sequence, or the `constant` G · l_max."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Coefficient of the k3 estimate of KL(π_θ ‖ π_ref) in the loss; π_ref are the weights at the
+    start of the run, a second model in memory. The paper: 0, no KL term."""
+    entropy_coef: float = 0.0
+    """Coefficient of the entropy bonus. The paper: 0, and it advises to steer ε_high instead."""
+    importance_correction: Literal["off", "truncated", "clipped"] = "off"
+    """Correction for the difference between the generator's policy μ and the trainer's. `off` takes
+    μ as π_old (the paper's choice). `truncated` and `clipped` take the trainer's π_old at the start
+    of the update, and weight each token by π_old/μ, capped at importance_cap, or to
+    [1/importance_cap, importance_cap]."""
+    importance_cap: float = Field(2.0, gt=1)
+    """Cap of the importance weight. The default is ours; the paper has no correction."""
+
+
+class TrainerConfig(Section):
+    """Optimizer, numerics and memory of training; see docs/training.md. The paper prints neither
+    optimizer nor learning rate."""
+
+    learning_rate: float = Field(1e-4, gt=0)
+    """Learning rate of AdamW after warm-up. The paper does not print it."""
+    warmup_steps: int = Field(0, ge=0)
+    """Updates of linear warm-up. The paper does not print it."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: `constant`, or falling to 0 at the end of the run by a `linear`
+    or `cosine` curve. The paper does not print it."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of first and second moments. The paper does not print them."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay, on matrices only. The paper does not print it."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Norm to which larger gradients are scaled down. The paper does not print it."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
+    moments and log-probs are always float32."""
+    microbatch_tokens: int = Field(8192, ge=1)
+    """Token budget of a microbatch (arXiv 2506.10910, section 3.3); a longer sequence is a
+    microbatch of its own. The paper does not print it. On a CPU, 2,048 to 4,096 are fastest."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per layer and compute the others again in the backward pass: less memory,
+    more time."""
+    compile: bool = False
+    """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
+    ranks: int = Field(1, ge=1)
+    """Number of trainer processes. Above 1, FSDP2 shards weights, gradients and moments over them;
+    divides the minibatch."""
+    device: Device = "cpu"
+    """Device of each rank: cpu, cuda, cuda:N or mps."""
+    parity_tolerance: float | None = Field(None, gt=0)
+    """Largest mean |Δ log-prob| between generator and trainer with which a run may start, in nats.
+    null: 1e-3, or 0.05 if either of them uses bfloat16."""
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    """The loss."""
+
+
+def objective_names() -> list[str]:
+    """Names of the files in `trainer/objectives`, found without importing them (and so torch)."""
+    folder = Path(__file__).parents[1] / "trainer" / "objectives"
+    return [module.name for module in pkgutil.iter_modules([str(folder)])]

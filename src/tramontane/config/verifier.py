@@ -1,0 +1,78 @@
+"""`verifier`: limits of grading, and the weights of the reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tramontane.config.section import Section, key_error
+
+
+class CustomReward(Section):
+    """A reward function of the user's; see docs/rewards.md."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores."""
+    function: str = Field(pattern=r"^\w+(\.\w+)+$")
+    """Import path of the function, e.g. `my_rewards.brevity`."""
+    weight: float = Field(allow_inf_nan=False)
+    """Factor of the function's result, which lies between 0 and 1. A weight below 0 makes a
+    penalty; 0 turns the reward off."""
+
+
+class RewardConfig(Section):
+    """Weights of the four reward axes (arXiv 2506.10910, section 2.2), and rewards of the user's.
+    A weight of 0 turns an axis off."""
+
+    format: float = Field(0.1, ge=0)
+    """Reward of a well-formed completion. A malformed completion has reward 0 in total. The paper:
+    0.1."""
+    correctness: float = Field(0.9, ge=0)
+    """Reward of a correct completion. The paper: 0.9."""
+    length: float = Field(0.1, ge=0)
+    """Maximum penalty for length, reached at `pipeline.l_max` tokens. The paper: 0.1."""
+    language: float = Field(0.1, ge=0)
+    """Reward if problem, thoughts and answer are in one language. The paper: 0.1."""
+    code: Literal["all_tests", "fraction"] = "all_tests"
+    """Correctness of a program: 0 or 1, by `all_tests` (the paper's choice), or the `fraction` of
+    tests that pass, which the paper tried and found no help."""
+    custom: tuple[CustomReward, ...] = ()
+    """Rewards of the user's, added to the four axes."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of a verdict's reward."""
+        return ("format", "correctness", "length", "language", *(c.name for c in self.custom))
+
+    @model_validator(mode="after")
+    def _names(self) -> RewardConfig:
+        if twice := {name for name in self.parts if self.parts.count(name) > 1}:
+            raise key_error(
+                f"two rewards are named {min(twice)!r}; rename the custom one", "custom"
+            )
+        return self
+
+
+class VerifierConfig(Section):
+    """Limits of grading. Grading runs in worker processes that are killed from outside when they
+    exceed a limit; the completion is then unscorable."""
+
+    workers: int = Field(1, ge=1)
+    """Number of grading processes."""
+    timeout_s: float = Field(3.0, gt=0)
+    """Time limit of one maths verdict, in seconds. The paper does not print it."""
+    memory_mb: int = Field(512, ge=256)
+    """Memory limit of a grading process, in MB of address space. The paper does not print it."""
+    code_timeout_s: float = Field(4.0, gt=0)
+    """Time limit of one test of a program, in seconds. The paper: 4."""
+    code_memory_mb: int = Field(300, ge=16)
+    """Memory limit of one test of a program, in MB. The paper: 300."""
+    code_tests: int = Field(20, ge=1)
+    """Tests drawn for a programming problem, the same for all completions of a group; all tests if
+    there are fewer. The paper: 20."""
+    allow_unsandboxed: bool = False
+    """Run programs under resource limits alone on a machine where no sandbox works. false: programs
+    are unscorable there. See docs/rewards.md for what an unsandboxed program can do."""
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    """Weights of the reward."""
