@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from tramontane.generator import Generator
 from tramontane.planning.costs import Costs, DecodeCurve, Line, TrainCurve
 from tramontane.planning.simulate import Outcome
 from tramontane.trainer import Trainer
-from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
+from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
 GROUP = 8
 COMPLETIONS = 48  # of a trained batch
@@ -59,7 +60,7 @@ def measure(models: dict[str, Path], config: Config, prompt: int, counts: tuple[
             polls += [row for n in counts for row in drain(generator, lengths, prompt, n, prefill)]
         mixed[lengths.name] = curve(np.median(flows, axis=0), max(counts))
         alike[lengths.name] = curve(binned(np.array(polls)), max(counts))
-    trainer = Trainer.load(model, config.trainer, config.pipeline, 1.0, 1000, 0)
+    trainer = Trainer.load(model, config.trainer, 1000, 0)
     return Alone(mixed, alike, median(prefills), train_curve(trainer, prompt))
 
 
@@ -156,16 +157,23 @@ def prefill_time(generator: Generator, prompts: int, length: int) -> float:
     return first - second
 
 
-def make_batch(lengths: list[int], prompt: int) -> Batch:
-    made, size = [], GROUP
-    for g in range(len(lengths) // size):
-        completions = [
-            Completion(g, i, [5] * prompt, [7] * n, [-7.6] * n, [0] * n, "length", "")
-            for i, n in enumerate(lengths[g * size : (g + 1) * size])
-        ]
-        verdicts = [Verdict(float(i % 2), {}, "right") for i in range(size)]
-        made.append(Group(g, Problem(str(g), "math", ""), completions, verdicts))
-    return Batch(0, made)
+def make_batch(lengths: list[int], prompt: int) -> TrainBatch:
+    prompt_ids, made = array("i", [5] * prompt), []
+    for start in range(0, len(lengths), GROUP):
+        made.append(
+            [
+                TrainSequence(
+                    prompt_ids=prompt_ids,
+                    token_ids=array("i", [7] * n),
+                    logprobs=array("f", [-7.6] * n),
+                    versions=array("i", [0] * n),
+                    reward=float(i % 2),
+                )
+                for i, n in enumerate(lengths[start : start + GROUP])
+            ]
+        )
+    settings = BatchSettings("", 1.0, eps_high=0.28, l_max=max(lengths), n_minibatch=len(lengths))
+    return TrainBatch(0, made, settings)
 
 
 def ends(lengths: Lengths, count: int) -> list[int]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from array import array
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -35,7 +36,7 @@ from tramontane.models.weights import BUCKET_BYTES
 from tramontane.placement import Handle
 from tramontane.placement.place import place
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
+from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
 GROUP, PROMPT, CONTEXT = 16, 100, 1024
 SLACK = 8 << 20  # bytes; Python's own, and what the C library keeps of what it was given back
@@ -60,7 +61,7 @@ class Measured:
 def make_trainer(config: Config, size: str) -> Measured:
     model = make_llama(size, CONTEXT).to(config.trainer.device)
     model.set_attn_implementation("packed")
-    return Measured(lambda: Trainer(model, config.trainer, config.pipeline, 1.0, 100, 0))
+    return Measured(lambda: Trainer(model, config.trainer, 100, 0))
 
 
 def make_generator(config: Config, size: str, kv_cache: str, slots: int) -> Measured:
@@ -81,26 +82,25 @@ def make_requests(count: int) -> list[Request]:
     return requests
 
 
-def make_batch(completions: int) -> Batch:
+def make_batch(completions: int) -> TrainBatch:
     rng = random.Random(1)
     groups = []
-    for number in range(completions // GROUP):
-        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT)]
-        own = [
-            Completion(
-                group=number,
-                index=index,
-                prompt_ids=prompt,
-                token_ids=[rng.randrange(VOCAB) for _ in range(100)],
-                logprobs=[-4.4] * 100,
-                versions=[0] * 100,
-                finish_reason="length",
-            )
-            for index in range(GROUP)
-        ]
-        verdicts = [Verdict(float(i % 2), {}, "right" if i % 2 else "wrong") for i in range(GROUP)]
-        groups.append(Group(number, Problem(str(number), "math", "?"), own, verdicts))
-    return Batch(0, groups)
+    for _ in range(completions // GROUP):
+        prompt_ids = array("i", [rng.randrange(VOCAB) for _ in range(PROMPT)])
+        groups.append(
+            [
+                TrainSequence(
+                    prompt_ids=prompt_ids,
+                    token_ids=array("i", [rng.randrange(VOCAB) for _ in range(100)]),
+                    logprobs=array("f", [-4.4] * 100),
+                    versions=array("i", [0] * 100),
+                    reward=float(index % 2),
+                )
+                for index in range(GROUP)
+            ]
+        )
+    settings = BatchSettings("", 1.0, eps_high=0.28, l_max=256, n_minibatch=completions)
+    return TrainBatch(0, groups, settings)
 
 
 def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, Any]]:

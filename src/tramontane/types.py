@@ -1,10 +1,12 @@
-"""The things that travel between the rooms: Problem → Request → Completion → Verdict → Group.
+"""The things that travel between the rooms: Problem → Request → Completion → Verdict → Group
+→ Batch → TrainBatch.
 
 Plain data, no torch and no tokenizer, so that every room (and every process) can hold them.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -155,11 +157,18 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What training on a batch takes from the stage of the run that its completions were sampled
-    in: lengths in tokens, sizes in completions."""
+class BatchSettings:
+    """Settings under which a batch's completions were sampled, and by which they are trained on.
 
-    name: str
+    Args:
+        stage: name of the curriculum's stage; empty in a run without stages.
+        temperature: the sampling temperature.
+        eps_high: the upper clip bound ε_high of the objective.
+        l_max: longest completion allowed, in tokens.
+        n_minibatch: completions per optimizer step.
+    """
+
+    stage: str
     temperature: float
     eps_high: float
     l_max: int
@@ -167,14 +176,82 @@ class Stage:
 
 
 @dataclass
+class TrainSequence:
+    """A completion as the trainer receives it: token ids and numbers, in compact arrays.
+
+    Args:
+        prompt_ids: int array, the prompt's tokens.
+        token_ids: int array [T], the generated tokens.
+        logprobs: float32 array [T], log-probability of each token under the distribution that it
+            was drawn from; 0 for a given response, which was not drawn at all.
+        versions: int array [T], the weights version that sampled each token.
+        reward: the verdict's reward.
+        scored: False if the verdict is unscorable: the sequence is not learnt from.
+    """
+
+    prompt_ids: array[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    reward: float = 0.0
+    scored: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        verdict: Verdict | None = None,
+        prompt_ids: array[int] | None = None,
+    ) -> TrainSequence:
+        """Convert a completion; without a verdict it is not scored.
+
+        `prompt_ids`: the prompt's array, if the caller shares one among a group's sequences, so
+        that a message holds it once.
+        """
+        return cls(
+            prompt_ids=array("i", completion.prompt_ids) if prompt_ids is None else prompt_ids,
+            token_ids=array("i", completion.token_ids),
+            logprobs=array("f", completion.logprobs),
+            versions=array("i", completion.versions),
+            reward=verdict.reward if verdict else 0.0,
+            scored=verdict is not None and verdict.verdict != "unscorable",
+        )
+
+
+@dataclass
+class TrainBatch:
+    """One update's training data: whole groups of sequences, to be trained at weights version
+    `version`."""
+
+    version: int
+    groups: list[list[TrainSequence]]
+    settings: BatchSettings
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [s for group in self.groups for s in group]
+
+
+@dataclass
 class Batch:
-    """`n_batch` completions of whole groups, to be trained at weights version `version`. Without a
-    `stage`, by the settings that the trainer was made with."""
+    """`n_batch` completions of whole graded groups, to be trained at weights version `version`.
+
+    It stays with the controller, for its records; the trainer receives `train_batch()`.
+    """
 
     version: int
     groups: list[Group]
-    stage: Stage | None = None
+    settings: BatchSettings
 
     @property
     def completions(self) -> list[Completion]:
         return [c for g in self.groups for c in g.completions]
+
+    def train_batch(self) -> TrainBatch:
+        """The same groups as tokens, rewards and versions, without problems, texts and verdicts."""
+        groups = []
+        for group in self.groups:
+            prompt_ids = array("i", group.completions[0].prompt_ids)
+            pairs = zip(group.completions, group.verdicts, strict=True)
+            groups.append([TrainSequence.of(c, verdict, prompt_ids) for c, verdict in pairs])
+        return TrainBatch(self.version, groups, self.settings)

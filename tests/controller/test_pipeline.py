@@ -20,7 +20,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.recorder import Recorder
 from tramontane.run.session import train
 from tramontane.trainer import Trainer
-from tramontane.types import Batch
+from tramontane.types import TrainBatch
 
 
 class WatchedPipeline(pipeline_module.Pipeline):
@@ -144,7 +144,7 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
     begun: list[int] = []
     step = Trainer.step
 
-    def noted(self: Trainer, batch: Batch) -> dict[str, float]:
+    def noted(self: Trainer, batch: TrainBatch) -> dict[str, float]:
         begun.append(batch.version + 1)
         return step(self, batch)
 

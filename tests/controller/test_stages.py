@@ -114,10 +114,10 @@ def test_each_stage_samples_and_batches_by_its_own_sizes(forty: Path) -> None:
         run.train()
     assert [len(b.groups) for b in run.trained] == [4] * 3 + [2] * 9
     for number, batch in enumerate(run.trained):
-        assert batch.stage is not None
-        names = (batch.stage.name, batch.stage.temperature, batch.stage.eps_high)
+        settings = batch.settings
+        names = (settings.stage, settings.temperature, settings.eps_high)
         assert names == (("short", 0.7, 0.3) if number < 3 else ("long", 1.0, 0.28))
-        assert (batch.stage.l_max, batch.stage.n_minibatch) == ((10, 8) if number < 3 else (30, 2))
+        assert (settings.l_max, settings.n_minibatch) == ((10, 8) if number < 3 else (30, 2))
         for group in batch.groups:
             stage, sampling = run.handed_out[group.id]
             assert stage == (number >= 3)
@@ -232,7 +232,7 @@ def test_stages_drain_and_each_keeps_the_staleness_bound(
     for version, batch in enumerate(run.trained):
         assert batch.version == version
         (stage,) = {run.handed_out[g.id][0] for g in batch.groups}
-        assert batch.stage is not None and batch.stage.name == str(stage)
+        assert batch.settings.stage == str(stage)
         assert 2 * len(batch.groups) == stages[stage]["n_batch"]
         assert all(version - born[g.id] <= staleness for g in batch.groups)
     # What is trained on, filtered or left at the end is all that was handed out.

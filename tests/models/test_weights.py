@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import Memory
 from tests.runs import small_config, unheard
-from tramontane.config import Config, GeneratorConfig, PipelineConfig, TrainerConfig
+from tramontane.config import Config, GeneratorConfig, TrainerConfig
 from tramontane.generator import Generator
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.weights import BUCKET_BYTES, Bucket, CopiedWeights
@@ -151,7 +151,7 @@ class Measured:
 
 def _heavy_trainer(ranks: int) -> Measured:
     config = TrainerConfig(ranks=ranks)
-    return Measured(lambda: Trainer(_heavy(), config, PipelineConfig(), 1.0, 5, 0))
+    return Measured(lambda: Trainer(_heavy(), config, 5, 0))
 
 
 def _heavy_generator() -> Measured:

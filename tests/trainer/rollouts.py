@@ -1,20 +1,22 @@
 """A small model and made-up completions, for tests in this folder and the processes they start."""
 
 import random
+from array import array
 from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tramontane.config import ObjectiveConfig, PipelineConfig, TrainerConfig
+from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.trainer import objectives
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import Batch, Completion, Group, Problem, Verdict
+from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 torch.set_num_threads(1)
 objectives.__path__.append(str(Path(__file__).parent / "more_objectives"))
 
 VOCAB = 61
+TEMPERATURE = 0.8
 
 
 def model(tied=True, seed=0):
@@ -35,61 +37,53 @@ def model(tied=True, seed=0):
     return LlamaForCausalLM._from_config(config, attn_implementation="packed")
 
 
-def trainer(
-    tied=True, n_batch=16, n_minibatch=None, group_size=4, updates=10, objective=None, **config
-):
+def trainer(tied=True, updates=10, objective=None, **config):
     settings = {"learning_rate": 1e-3, "microbatch_tokens": 64} | config
-    return Trainer(
-        model(tied),
-        TrainerConfig(objective=ObjectiveConfig(**(objective or {})), **settings),
-        PipelineConfig(
-            n_batch=n_batch,
-            n_minibatch=n_minibatch,
-            group_size=group_size,
-            n_async=n_batch,
-            l_max=32,
-            l_cache=4,
-        ),
-        temperature=0.8,
-        updates=updates,
-        seed=3,
-    )
+    objective = ObjectiveConfig(**(objective or {}))
+    return Trainer(model(tied), TrainerConfig(objective=objective, **settings), updates, seed=3)
 
 
-def completion(rng, group=0, index=0, prompt=None, length=None, version=0):
+def completion(rng, prompt=None, length=None, version=0, reward=0.0):
     length = length or rng.randint(1, 30)
-    return Completion(
-        group=group,
-        index=index,
-        prompt_ids=prompt or [rng.randrange(VOCAB) for _ in range(5)],
-        token_ids=[rng.randrange(VOCAB) for _ in range(length)],
-        logprobs=[rng.uniform(-5, -3) for _ in range(length)],
-        versions=[version] * length,
-        finish_reason="stop",
+    return TrainSequence(
+        prompt_ids=array("i", prompt or [rng.randrange(VOCAB) for _ in range(5)]),
+        token_ids=array("i", [rng.randrange(VOCAB) for _ in range(length)]),
+        logprobs=array("f", [rng.uniform(-5, -3) for _ in range(length)]),
+        versions=array("i", [version] * length),
+        reward=reward,
     )
 
 
-def group(rng, number, size=4, version=0, rewards=None):
+def group(rng, size=4, version=0, rewards=None):
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(2, 8))]
     rewards = rewards or [rng.choice([0.0, 0.1, 1.0]) for _ in range(size)]
-    return Group(
-        id=number,
-        problem=Problem("p", "math", "?"),
-        completions=[completion(rng, number, i, prompt, version=version) for i in range(size)],
-        verdicts=[Verdict(r, {}, "right" if r else "malformed") for r in rewards],
+    return [completion(rng, prompt, version=version, reward=reward) for reward in rewards]
+
+
+def train_batch(version, groups, n_minibatch=None):
+    return TrainBatch(
+        version,
+        groups,
+        BatchSettings(
+            stage="",
+            temperature=TEMPERATURE,
+            eps_high=0.28,
+            l_max=32,
+            n_minibatch=n_minibatch or sum(map(len, groups)),
+        ),
     )
 
 
-def batch(version=0, groups=4, size=4, seed=0):
+def batch(version=0, groups=4, size=4, seed=0, n_minibatch=None):
     rng = random.Random((seed << 16) + version)
-    return Batch(version, [group(rng, n, size, version) for n in range(groups)])
+    return train_batch(version, [group(rng, size, version) for _ in range(groups)], n_minibatch)
 
 
 def with_own_logprobs(trainer, batch):
     """The same batch, as if the trainer's present weights had generated it."""
-    own = trainer.logprobs(batch.completions)
-    for c, logprobs in zip(batch.completions, own, strict=True):
-        c.logprobs = logprobs
+    logprobs = trainer.logprobs(batch.sequences, TEMPERATURE)
+    for sequence, values in zip(batch.sequences, logprobs, strict=True):
+        sequence.logprobs = array("f", values)
     return batch
 
 

@@ -1,9 +1,11 @@
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tramontane.trainer.collate import collate, collate_shared, padding_fraction, shares
-from tramontane.types import Completion
+from tramontane.types import TrainSequence
 
 
 def lengths_of(microbatches, lengths):
@@ -44,9 +46,9 @@ def test_padding_fraction_is_the_unfilled_share_of_the_budgets():
 def completions_of(families):
     """Completions of the given lengths, family after family: [(prompt's length, lengths)]."""
     return [
-        Completion(n, i, [n] * prompt, [0] * length, [], [], "stop")
+        TrainSequence(array("i", [n] * prompt), array("i", [0] * length), array("f"), array("i"))
         for n, (prompt, lengths) in enumerate(families)
-        for i, length in enumerate(lengths)
+        for length in lengths
     ]
 
 
@@ -69,7 +71,7 @@ def test_shared_prompts_lose_nothing_and_the_budget_is_kept(families, budget):
     for micro, used in zip(microbatches, tokens, strict=True):
         own = sum(len(completions[i].token_ids) for i in micro)
         prompts = {i: len(completions[i].prompt_ids) for i in micro}
-        once = sum({completions[i].group: n for i, n in prompts.items()}.values())
+        once = sum({completions[i].prompt_ids[0]: n for i, n in prompts.items()}.values())
         assert own + once <= used <= own + sum(prompts.values())
         assert used <= budget or len(micro) == 1
 

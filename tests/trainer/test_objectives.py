@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.paths import ROOT
-from tests.trainer.rollouts import batch, trainer, with_own_logprobs
+from tests.trainer.rollouts import TEMPERATURE, batch, trainer, with_own_logprobs
 from tramontane.config import ObjectiveConfig
 from tramontane.errors import InputError
 from tramontane.trainer import objectives
@@ -50,16 +50,16 @@ def test_the_example_in_the_docs_is_aipo(folder, cap, gradient):
 def test_advantages_may_depend_on_summed_log_probs():
     t = trainer(objective={"name": "sums"}, learning_rate=1e-2)
     b = with_own_logprobs(t, batch())
-    reference = [sum(c.logprobs) for c in b.completions]
+    reference = [sum(s.logprobs) for s in b.sequences]
     t.step(b)
-    now = [sum(own) for own in t.logprobs(b.completions)]
+    now = [sum(logprobs) for logprobs in t.logprobs(b.sequences, TEMPERATURE)]
     squares, expected = [], []
     for g in range(4):
         these = range(4 * g, 4 * g + 4)
-        rewards = [v.reward for v in b.groups[g].verdicts]
+        rewards = [s.reward for s in b.groups[g]]
         values = [r - 0.1 * (now[i] - reference[i]) for r, i in zip(rewards, these, strict=True)]
         for value, i in zip(values, these, strict=True):
-            length = len(b.completions[i].token_ids)
+            length = len(b.sequences[i].token_ids)
             squares += [(value - sum(values) / 4) ** 2] * length
             expected += [now[i]] * length
     metrics = t.step(b)

@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from tests.trainer.rollouts import batch, completion, model, trainer, with_own_logprobs
+from tests.trainer.rollouts import TEMPERATURE, batch, completion, model, trainer, with_own_logprobs
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.trainer.parity import (
     ParityError,
@@ -39,9 +39,9 @@ def evidence(ours, other, ids):
 def test_the_same_model_passes():
     t = trainer()
     b = with_own_logprobs(t, batch())
-    mismatch = compare(b.completions, t.logprobs(b.completions))
+    mismatch = compare([s.logprobs for s in b.sequences], t.logprobs(b.sequences, TEMPERATURE))
     assert mismatch.mean == mismatch.maximum == 0
-    assert mismatch.tokens == sum(len(c.token_ids) for c in b.completions)
+    assert mismatch.tokens == sum(len(s.token_ids) for s in b.sequences)
     check(mismatch, tolerance(t.config, GeneratorConfig()))
 
 
@@ -59,9 +59,9 @@ def test_the_gate_fires_on_an_altered_tensor_and_names_it(name, layer):
     generator, trained = trainer(tied=False), trainer(tied=False)
     generator.model.load_state_dict(other.state_dict())
     trained.model.load_state_dict(ours.state_dict())
-    completions = with_own_logprobs(generator, batch()).completions
-    mismatch = compare(completions, trained.logprobs(completions))
-    ids = completions[0].prompt_ids + completions[0].token_ids
+    sequences = with_own_logprobs(generator, batch()).sequences
+    mismatch = compare([s.logprobs for s in sequences], trained.logprobs(sequences, TEMPERATURE))
+    ids = [*sequences[0].prompt_ids, *sequences[0].token_ids]
     with pytest.raises(ParityError) as error:
         check(mismatch, 1e-3, **evidence(ours, other, ids))
     assert f"weights differ in {name} (1 of " in str(error.value)
@@ -72,7 +72,7 @@ def test_a_temperature_that_differs_is_named_when_all_else_agrees():
     ours = model()
     own = fingerprint(ours.state_dict())
     c = completion(random.Random(0))
-    mismatch = compare([c], [[x + 0.5 for x in c.logprobs]])
+    mismatch = compare([c.logprobs], [[x + 0.5 for x in c.logprobs]])
     assert mismatch.mean == pytest.approx(0.5)
     settings = {"temperature": (1.0, 0.7), "dtype": ("float32", "float32")}
     with pytest.raises(ParityError) as error:
@@ -85,7 +85,7 @@ def test_a_temperature_that_differs_is_named_when_all_else_agrees():
 def test_a_log_prob_that_is_no_number_shuts_the_gate():
     c = completion(random.Random(0), length=4)
     with pytest.raises(ParityError, match="token 2"):
-        check(compare([c], [[*c.logprobs[:2], float("nan"), c.logprobs[3]]]), 0.05)
+        check(compare([c.logprobs], [[*c.logprobs[:2], float("nan"), c.logprobs[3]]]), 0.05)
 
 
 def test_fingerprints_tell_a_small_step_from_rounding():

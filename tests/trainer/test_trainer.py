@@ -1,21 +1,30 @@
 import copy
 import random
 import shutil
+from array import array
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.trainer.rollouts import batch, equal, group, model, trainer, with_own_logprobs
+from tests.trainer.rollouts import (
+    TEMPERATURE,
+    batch,
+    equal,
+    group,
+    model,
+    train_batch,
+    trainer,
+    with_own_logprobs,
+)
 from tramontane.errors import InputError
 from tramontane.trainer import compiling
 from tramontane.trainer.trainer import Trainer
-from tramontane.types import Batch, Verdict
 
 
 def loss_by_hand(t, b):
     """The paper's J from plain padded forwards, group after group, negated."""
-    rewards = [[v.reward for v in g.verdicts] for g in b.groups]
+    rewards = [[s.reward for s in g] for g in b.groups]
     centred = [r - sum(rs) / len(rs) for rs in rewards for r in rs]
     std = torch.tensor(centred, dtype=torch.float64).std(correction=0)
     advantages = iter([a / std for a in centred])
@@ -24,14 +33,14 @@ def loss_by_hand(t, b):
     loss = 0.0
     for g in b.groups:
         summed, tokens = 0.0, 0
-        for c in g.completions:
-            logits = plain(torch.tensor([c.prompt_ids + c.token_ids])).logits[0]
-            logp = torch.log_softmax(logits / t.stage.temperature, -1)[len(c.prompt_ids) - 1 : -1]
-            own = logp.gather(1, torch.tensor(c.token_ids)[:, None])[:, 0]
-            ratio = (own - torch.tensor(c.logprobs)).exp()
+        for s in g:
+            logits = plain(torch.tensor([[*s.prompt_ids, *s.token_ids]])).logits[0]
+            logp = torch.log_softmax(logits / TEMPERATURE, -1)[len(s.prompt_ids) - 1 : -1]
+            logp = logp.gather(1, torch.tensor(s.token_ids)[:, None])[:, 0]
+            ratio = (logp - torch.tensor(s.logprobs)).exp()
             a = next(advantages)
             summed += torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a).sum()
-            tokens += len(c.token_ids)
+            tokens += len(s.token_ids)
         loss -= summed / tokens / len(b.groups)
     loss.backward()
     return loss.item(), {n: p.grad for n, p in plain.named_parameters()}
@@ -52,8 +61,9 @@ def test_loss_and_gradient_are_the_formula_whatever_the_microbatches(budget, che
         learning_rate=1.0,
     )
     b = batch()
-    for c, own in zip(b.completions, t.logprobs(b.completions), strict=True):
-        c.logprobs = [x + random.Random(len(own)).uniform(-0.4, 0.4) for x in own]
+    for s in with_own_logprobs(t, b).sequences:
+        shift = random.Random(len(s.token_ids)).uniform(-0.4, 0.4)
+        s.logprobs = array("f", [x + shift for x in s.logprobs])
     loss, gradient = loss_by_hand(t, b)
     before = t.weights()
     sgd(t)
@@ -90,11 +100,11 @@ def test_the_same_inputs_give_the_same_bits():
 
 
 def test_minibatches_take_whole_groups_in_order():
-    t, by_hand = trainer(n_minibatch=8), trainer(n_batch=8)
-    b = batch()
+    t, by_hand = trainer(), trainer()
+    b = batch(n_minibatch=8)
     metrics = t.step(b)
-    first = by_hand.step(Batch(0, b.groups[:2]))
-    second = by_hand.step(Batch(0, b.groups[2:]))
+    first = by_hand.step(train_batch(0, b.groups[:2]))
+    second = by_hand.step(train_batch(0, b.groups[2:]))
     assert equal(t.weights(), by_hand.weights())
     assert t.version == 1
     assert metrics["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
@@ -106,26 +116,26 @@ def test_metrics_say_what_was_trained_on():
     t = trainer(updates=10, warmup_steps=4)
     b = with_own_logprobs(t, batch(version=3))
     versions = iter([3, 2, 1, 0] * 4)
-    for c in b.completions:
+    for s in b.sequences:
         age = 3 - (version := next(versions))
-        c.versions = [version] * len(c.token_ids)
-        c.logprobs = [x + age * 0.01 for x in c.logprobs]
+        s.versions = array("i", [version] * len(s.token_ids))
+        s.logprobs = array("f", [x + age * 0.01 for x in s.logprobs])
     metrics = t.step(b)
     assert all(type(value) is float for value in metrics.values())
     assert metrics["mismatch_age_0"] == metrics["mismatch_age_0_max"] == 0
     assert metrics["mismatch_age_1"] == pytest.approx(0.01, rel=1e-3)
     assert metrics["mismatch_age_1_max"] == pytest.approx(0.01, rel=1e-3)
-    old = [c for c in b.completions if c.versions[0] < 2]
-    drift = sum((3 - c.versions[0]) * 0.01 * len(c.token_ids) for c in old)
-    tokens = sum(len(c.token_ids) for c in old)
+    old = [s for s in b.sequences if s.versions[0] < 2]
+    drift = sum((3 - s.versions[0]) * 0.01 * len(s.token_ids) for s in old)
+    tokens = sum(len(s.token_ids) for s in old)
     assert metrics["mismatch_age_2plus"] == pytest.approx(drift / tokens, rel=1e-3)
     assert metrics["mismatch_age_2plus_max"] == pytest.approx(0.03, rel=1e-3)
-    ages = [3 - v for c in b.completions for v in c.versions]
+    ages = [3 - v for s in b.sequences for v in s.versions]
     assert metrics["staleness_mean"] == pytest.approx(sum(ages) / len(ages))
     assert metrics["staleness_max"] == 3
     assert metrics["completion_tokens"] == len(ages)
     assert metrics["trained_tokens"] == sum(
-        len(c.prompt_ids) + len(c.token_ids) for c in b.completions
+        len(s.prompt_ids) + len(s.token_ids) for s in b.sequences
     )
     assert metrics["learning_rate"] == pytest.approx(0.25e-3)
     assert t.stats()["trained_tokens"] == metrics["trained_tokens"]
@@ -136,12 +146,14 @@ def test_a_right_completion_becomes_more_likely():
     t = trainer(learning_rate=3e-3)
     b = batch()
     for g in b.groups:
-        g.verdicts = [Verdict(float(i == 0), {}, "right") for i in range(4)]
+        for i, s in enumerate(g):
+            s.reward = float(i == 0)
     with_own_logprobs(t, b)
-    before = [sum(c.logprobs) for c in b.completions]
+    before = [sum(s.logprobs) for s in b.sequences]
     for version in range(5):
-        t.step(Batch(version, b.groups))
-    gained = [sum(own) - old for own, old in zip(t.logprobs(b.completions), before, strict=True)]
+        t.step(train_batch(version, b.groups))
+    after = [sum(s.logprobs) for s in with_own_logprobs(t, b).sequences]
+    gained = [new - old for new, old in zip(after, before, strict=True)]
     assert all(g > 0 for g in gained[::4])
     assert sum(gained[1::4] + gained[2::4] + gained[3::4]) < 0
 
@@ -149,12 +161,12 @@ def test_a_right_completion_becomes_more_likely():
 def test_unscorable_completions_are_not_learnt_from():
     b = batch()
     for number, g in enumerate(b.groups):
-        g.verdicts[number] = Verdict(0.0, {}, "unscorable", "the sandbox broke")
+        g[number].scored, g[number].reward = False, 0.0
     t, other = trainer(), trainer()
     metrics = t.step(b)
     # Whatever they say, the update is the same.
     for number, g in enumerate(b.groups):
-        g.completions[number].token_ids = [7] * len(g.completions[number].token_ids)
+        g[number].token_ids = array("i", [7] * len(g[number].token_ids))
     assert other.step(b)["loss"] == metrics["loss"]
     assert equal(t.weights(), other.weights())
 
@@ -177,8 +189,8 @@ def test_with_kl_and_correction_the_first_step_is_the_plain_gradient():
 
 
 def test_the_proximal_policy_is_that_of_the_start_of_the_update():
-    t = trainer(n_minibatch=8, learning_rate=1e-2, objective={"importance_correction": "truncated"})
-    metrics = t.step(with_own_logprobs(t, batch()))
+    t = trainer(learning_rate=1e-2, objective={"importance_correction": "truncated"})
+    metrics = t.step(with_own_logprobs(t, batch(n_minibatch=8)))
     # In the second minibatch the weights have moved away from π_old, which is still μ.
     assert metrics["importance_weight"] == pytest.approx(1, abs=1e-6)
     assert abs(metrics["ratio"] - 1) > 1e-4
@@ -204,7 +216,7 @@ def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     t = trainer()
     b = batch()
-    b.groups[0].completions[0].logprobs[0] = float("nan")
+    b.groups[0][0].logprobs[0] = float("nan")
     before = t.weights()
     with pytest.raises(RuntimeError, match="is not finite"):
         t.step(b)
@@ -228,8 +240,9 @@ def test_saved_weights_load_anywhere(tmp_path):
     t.save_weights(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert equal(dict(loaded.state_dict()), t.weights())
-    again = Trainer.load(str(tmp_path), t.config, t.pipeline, 0.8, 10, 3)
-    assert again.logprobs(batch().completions) == t.logprobs(batch().completions)
+    again = Trainer.load(str(tmp_path), t.config, 10, 3)
+    sequences = batch().sequences
+    assert again.logprobs(sequences, 0.8) == t.logprobs(sequences, 0.8)
 
 
 @pytest.mark.parametrize("done", [0, 2])
@@ -294,7 +307,6 @@ def test_hidden_states_are_those_of_every_layer():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_minibatch": 2}, "group_size 4 does not divide n_minibatch 2"),
         ({"ranks": 2}, "ranks is 2, but the process group has 1"),
         ({"objective": {"name": "grpoo"}}, "no objective 'grpoo'"),
     ],
@@ -310,12 +322,12 @@ def test_dropout_is_off_since_the_generator_has_none():
     for layer in own.model.layers:
         layer.self_attn.attention_dropout = 0.5
     t = trainer()
-    t = Trainer(own, t.config, t.pipeline, 0.8, 10, 3)
+    t = Trainer(own, t.config, 10, 3)
     b = with_own_logprobs(t, batch())
     assert t.step(b)["mismatch_age_0_max"] == 0
 
 
 def test_a_lone_group_trains():
-    t = trainer(n_batch=4)
-    metrics = t.step(Batch(0, [group(random.Random(0), 0, rewards=[1.0, 0.0, 0.0, 0.1])]))
+    t = trainer()
+    metrics = t.step(train_batch(0, [group(random.Random(0), rewards=[1.0, 0.0, 0.0, 0.1])]))
     assert metrics["grad_norm"] > 0

@@ -210,8 +210,8 @@ class Ledger:
         groups = [self.outstanding.pop(i) for i in sorted(self.choice())]
         self.batched.update((g.id, g) for g in groups)
         self.ready = [i for i in self.ready if i not in self.batched]
-        stage = self.stages.batch_settings
-        batch = Batch(self.next_version, [g.group() for g in groups], stage)
+        settings = self.stages.batch_settings
+        batch = Batch(self.next_version, [g.group() for g in groups], settings)
         self.next_version += 1
         return batch
 

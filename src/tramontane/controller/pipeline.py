@@ -161,7 +161,7 @@ class Pipeline:
             if self.stopping:
                 break
             batch = self.batches.get_nowait()
-            metrics = await call(self.trainer, "step", batch, limit=limit)
+            metrics = await call(self.trainer, "step", batch.train_batch(), limit=limit)
             busy = (await call(self.trainer, "stats", limit=limit))["busy_seconds"]
             if following is not None:  # so that one copy of the weights at most is on its way
                 await following

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tramontane.config import Config, Until
-from tramontane.types import Group, Stage
+from tramontane.types import BatchSettings, Group
 
 
 class Stages:
@@ -50,15 +50,15 @@ class Stages:
         return self.number == len(self.configs) - 1
 
     @property
-    def batch_settings(self) -> Stage:
-        """What each batch of this stage brings the trainer."""
+    def batch_settings(self) -> BatchSettings:
+        """Settings that every batch of this stage is trained with."""
         sizes, generator = self.config.pipeline, self.config.generator
-        return Stage(
-            self.name,
-            generator.temperature,
-            self.config.trainer.objective.eps_high,
-            sizes.l_max,
-            sizes.minibatch,
+        return BatchSettings(
+            stage=self.name,
+            temperature=generator.temperature,
+            eps_high=self.config.trainer.objective.eps_high,
+            l_max=sizes.l_max,
+            n_minibatch=sizes.minibatch,
         )
 
     @property

@@ -79,8 +79,8 @@ class Recorder:
         rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
-        if (stage := update.batch.stage) and stage.name:
-            metrics["stage"] = stage.name
+        if update.batch.settings.stage:
+            metrics["stage"] = update.batch.settings.stage
         metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
         metrics |= {
             "groups_kept": len(update.batch.groups),

@@ -34,7 +34,7 @@ from tramontane.run.prepare import Prepared, prepare, resolved
 from tramontane.run.recorder import Recorder
 from tramontane.run.report import write_report
 from tramontane.trainer import Trainer, parity
-from tramontane.types import SamplingParams
+from tramontane.types import SamplingParams, TrainSequence
 from tramontane.verifier import VerifierPool
 
 PROBE_TOKENS = 32
@@ -169,15 +169,7 @@ async def _run(
 
     generators = GeneratorPool(generator, config, lost, folder.log_worker, prepared.max_prompt)
     trainer = placement.trainer(
-        partial(
-            Trainer.load,
-            config.model,
-            config.trainer,
-            sizes,
-            config.generator.temperature,
-            sizes.updates,
-            config.seed,
-        )
+        partial(Trainer.load, config.model, config.trainer, sizes.updates, config.seed)
     )
     try:
         await generators.started()
@@ -271,6 +263,7 @@ async def _parity_gate(prepared: Prepared, generators: GeneratorPool, trainer: H
     config = prepared.config
     limit = Limit.of(config.timeouts, "start")
     tolerance = parity.tolerance(config.trainer, config.generator)
+    temperature = config.generator.temperature
     for generator in generators:
         completions = await generator.ask(
             "start",
@@ -278,10 +271,11 @@ async def _parity_gate(prepared: Prepared, generators: GeneratorPool, trainer: H
             prepared.probes,
             min(PROBE_TOKENS, config.pipeline.l_max),
             config.seed,
-            config.generator.temperature,
+            temperature,
         )
-        logprobs = await call(trainer, "logprobs", completions, limit=limit)
-        mismatch = parity.compare(completions, logprobs)
+        sequences = [TrainSequence.of(c) for c in completions]
+        logprobs = await call(trainer, "logprobs", sequences, temperature, limit=limit)
+        mismatch = parity.compare([c.logprobs for c in completions], logprobs)
         if mismatch.mean <= tolerance:
             continue
         ids = completions[0].prompt_ids + completions[0].token_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tramontane.types import Completion
+from tramontane.types import TrainSequence
 
 
 def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -36,7 +36,7 @@ def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def collate_shared(
-    completions: Sequence[Completion], budget: int
+    sequences: Sequence[TrainSequence], budget: int
 ) -> tuple[list[list[int]], list[int]]:
     """`collate` where completions of one prompt share its tokens, as `pack_rows` lays them out.
 
@@ -44,7 +44,7 @@ def collate_shared(
     bundles, which with the prompt fit it, and then the bundles are.
 
     Args:
-        completions: in any order.
+        sequences: in any order.
         budget: tokens a microbatch, each prompt counted once in it.
 
     Returns:
@@ -52,11 +52,11 @@ def collate_shared(
         and its tokens.
     """
     siblings: dict[tuple[int, ...], list[int]] = {}
-    for index, c in enumerate(completions):
-        siblings.setdefault(tuple(c.prompt_ids), []).append(index)
+    for index, s in enumerate(sequences):
+        siblings.setdefault(tuple(s.prompt_ids), []).append(index)
     bundles, sizes = [], []
     for prompt, members in siblings.items():
-        lengths = [len(completions[i].token_ids) for i in members]
+        lengths = [len(sequences[i].token_ids) for i in members]
         for bundle in collate(lengths, budget - len(prompt)):
             bundles.append([members[i] for i in bundle])
             sizes.append(len(prompt) + sum(lengths[i] for i in bundle))

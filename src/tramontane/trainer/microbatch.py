@@ -15,7 +15,7 @@ from tramontane.trainer import sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import collate_shared, padding_fraction, shares
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import Completion, Group, Stage
+from tramontane.types import BatchSettings, TrainSequence
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Rows:
         return {**self.packed.model_inputs, "logits_to_keep": self.keep}
 
 
-def pack_rows(completions: Sequence[Completion], device: torch.device) -> Rows:
+def pack_rows(completions: Sequence[TrainSequence], device: torch.device) -> Rows:
     """Pack prompts and completions; neighbours with the same prompt share its tokens.
 
     The logits at i − 1 predict the token at i, so what is after a prompt is predicted by the
     prompt's last, and a completion's last token predicts nothing: it is left out.
     """
-    sequences: list[list[int]] = []
+    sequences: list[Sequence[int]] = []
     continues: list[int | None] = []
     keep, end = [], 0
     for prompt, siblings in groupby(completions, key=lambda c: c.prompt_ids):
@@ -98,21 +98,24 @@ class Minibatch:
     Args:
         groups: in batch order.
         config: the token budget and the loss normalisation.
-        stage: the settings under which the completions were sampled and are trained on.
+        settings: those under which the completions were sampled and are trained on.
         seed: fixes which rank computes which completion.
     """
 
     def __init__(
-        self, groups: Sequence[Group], config: TrainerConfig, stage: Stage, seed: int
+        self,
+        groups: Sequence[Sequence[TrainSequence]],
+        config: TrainerConfig,
+        settings: BatchSettings,
+        seed: int,
     ) -> None:
-        self.stage = stage
+        self.settings = settings
         self.config, self.device = config, torch.device(config.device)
-        self.completions = [c for g in groups for c in g.completions]
-        verdicts = [v for g in groups for v in g.verdicts]
+        self.completions = [s for group in groups for s in group]
         self.sequences = Sequences(
-            rewards=torch.tensor([v.reward for v in verdicts], dtype=torch.float64),
-            groups=torch.tensor([n for n, g in enumerate(groups) for _ in g.completions]),
-            scored=torch.tensor([v.verdict != "unscorable" for v in verdicts]),
+            rewards=torch.tensor([s.reward for s in self.completions], dtype=torch.float64),
+            groups=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
+            scored=torch.tensor([s.scored for s in self.completions]),
             lengths=torch.tensor([len(c.token_ids) for c in self.completions]),
         )
         self.weights = loss_weights(
@@ -120,7 +123,7 @@ class Minibatch:
             self.sequences.groups,
             self.sequences.scored,
             config.objective.loss_normalization,
-            stage.l_max,
+            settings.l_max,
         )
         self.microbatches, self.padding = self._lay_out(config.microbatch_tokens, seed)
         self.advantages = torch.zeros_like(self.weights)
@@ -141,7 +144,8 @@ class Minibatch:
             layouts.append([[share[i] for i in m] for m in layout])
             used += tokens
         own = [Microbatch(indices) for indices in layouts[sharding.rank()]]
-        shortest = min(dealt[sharding.rank()], key=lambda i: len(self.completions[i].token_ids))
+        everything = range(len(self.completions))
+        shortest = min(everything, key=lambda i: len(self.completions[i].token_ids))
         own += [Microbatch([shortest], live=False)] * (max(map(len, layouts)) - len(own))
         return own, padding_fraction(used, budget)
 

@@ -16,7 +16,6 @@ import torch
 
 from tramontane.config import GeneratorConfig, TrainerConfig
 from tramontane.errors import InputError
-from tramontane.types import Completion
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 
@@ -41,12 +40,13 @@ def tolerance(trainer: TrainerConfig, generator: GeneratorConfig) -> float:
     return trainer.parity_tolerance or max(TOLERANCE[trainer.dtype], TOLERANCE[generator.dtype])
 
 
-def compare(completions: Sequence[Completion], logprobs: Sequence[Sequence[float]]) -> Mismatch:
-    """The generator's recorded log-probs against the trainer's of the same tokens."""
+def compare(recorded: Sequence[Sequence[float]], computed: Sequence[Sequence[float]]) -> Mismatch:
+    """Compare the generator's recorded log-probs, completion by completion, with those that the
+    trainer computed for the same tokens."""
     delta = [
-        (abs(ours - theirs), i, t)
-        for i, (completion, own) in enumerate(zip(completions, logprobs, strict=True))
-        for t, (theirs, ours) in enumerate(zip(completion.logprobs, own, strict=True))
+        (abs(ours - theirs), completion, position)
+        for completion, pair in enumerate(zip(recorded, computed, strict=True))
+        for position, (theirs, ours) in enumerate(zip(*pair, strict=True))
     ]
     # NaN compares as nothing does: it counts as the worst.
     worst = max(delta, key=lambda d: math.inf if math.isnan(d[0]) else d[0])

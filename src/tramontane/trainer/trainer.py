@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tramontane.config import PipelineConfig, TrainerConfig
+from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models import memory
 from tramontane.models.loading import load_model
@@ -30,7 +30,7 @@ from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
-from tramontane.types import Batch, Completion, Stage
+from tramontane.types import TrainBatch, TrainSequence
 
 
 class Trainer:
@@ -40,33 +40,24 @@ class Trainer:
         model: a causal LM in float32, from `models.load_model`; the trainer makes it its own. Its
             weights at this moment are also the frozen reference, where the objective wants one.
         config: optimizer, memory and objective.
-        pipeline: the sizes; `group_size` must divide `n_minibatch`.
-        temperature: the generator's; log-probs are of the distribution that was sampled from. A
-            batch of another stage brings its own, and its sizes.
         updates: the length of the run, for the learning-rate schedule.
         seed: with the update's number, it fixes which rank computes which completion.
 
     Raises:
-        InputError: sizes that do not divide, an unknown objective, or a `ranks` that is not the
-            process group's size.
+        InputError: an unknown objective, or a `ranks` that is not the process group's size.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        config: TrainerConfig,
-        pipeline: PipelineConfig,
-        temperature: float,
-        updates: int,
-        seed: int,
+        self, model: PreTrainedModel, config: TrainerConfig, updates: int, seed: int
     ) -> None:
-        _check_sizes(config, pipeline)
+        if config.ranks != sharding.ranks():
+            raise InputError(
+                f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
+            )
         self.objective = load_objective(config.objective)
         self._needs = self.objective.needs(config.objective)
-        self.model, self.config, self.pipeline = model, config, pipeline
+        self.model, self.config = model, config
         self.updates, self.seed = updates, seed
-        eps_high = config.objective.eps_high
-        self.stage = Stage("", temperature, eps_high, pipeline.l_max, pipeline.minibatch)
         self.device = torch.device(config.device)
         self.version = 0
         _disable_dropout(model)
@@ -92,24 +83,16 @@ class Trainer:
         self._busy, self._tokens = 0.0, 0
 
     @classmethod
-    def load(
-        cls,
-        model_path: str,
-        config: TrainerConfig,
-        pipeline: PipelineConfig,
-        temperature: float,
-        updates: int,
-        seed: int,
-    ) -> Trainer:
+    def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int) -> Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
         Raises:
             InputError: nothing there, damaged weights, or what the constructor raises.
         """
         model = load_model(model_path, torch.float32, config.device)
-        return cls(model, config, pipeline, temperature, updates, seed)
+        return cls(model, config, updates, seed)
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: `n_batch / n_minibatch` optimizer steps, over groups in batch order.
 
         Returns:
@@ -138,7 +121,7 @@ class Trainer:
                 self._accumulate(minibatch, index, averages, compared)
             norms.append(self._optimizer_step())
         self.version += 1
-        ages = [batch.version - v for c in batch.completions for v in c.versions]
+        ages = [batch.version - v for s in batch.sequences for v in s.versions]
         trained = sum(m.tokens_total for m in minibatches)
         metrics = averages.result() | {
             "grad_norm": sum(norms) / len(norms),
@@ -197,13 +180,14 @@ class Trainer:
         yield bucket
 
     @torch.no_grad()
-    def logprobs(self, completions: list[Completion]) -> list[list[float]]:
-        """Of each completion's tokens under the current weights, computed as in training."""
-        result: list[list[float]] = [[] for _ in completions]
-        microbatches, _ = collate_shared(completions, self.config.microbatch_tokens)
+    def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
+        """Log-probs of each sequence's tokens under the current weights, computed as in training;
+        `temperature` is that of the distribution which they were drawn from."""
+        result: list[list[float]] = [[] for _ in sequences]
+        microbatches, _ = collate_shared(sequences, self.config.microbatch_tokens)
         for indices in microbatches:
-            row = pack_rows([completions[i] for i in indices], self.device)
-            logprobs, _ = self._forward(self._working, row, self.stage.temperature)
+            row = pack_rows([sequences[i] for i in indices], self.device)
+            logprobs, _ = self._forward(self._working, row, temperature)
             for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
                 result[i] = own.tolist()
         return result
@@ -240,17 +224,17 @@ class Trainer:
         """`busy_seconds` spent in `step`, and `trained_tokens`, of prompts and completions."""
         return {"busy_seconds": self._busy, "trained_tokens": self._tokens}
 
-    def _minibatches(self, batch: Batch) -> list[Minibatch]:
+    def _minibatches(self, batch: TrainBatch) -> list[Minibatch]:
         """The batch's groups cut into minibatches, in order."""
-        stage = batch.stage or self.stage
-        objective = self.config.objective.model_copy(update={"eps_high": stage.eps_high})
-        per = stage.n_minibatch // self.pipeline.group_size
+        settings = batch.settings
+        objective = self.config.objective.model_copy(update={"eps_high": settings.eps_high})
+        per = settings.n_minibatch // len(batch.groups[0])
         steps = math.ceil(len(batch.groups) / per)
         return [
             Minibatch(
                 batch.groups[number * per : (number + 1) * per],
                 self.config.model_copy(update={"objective": objective}),
-                stage,
+                settings,
                 seed=(self.seed * self.updates + self.version) * steps + number,
             )
             for number in range(steps)
@@ -265,7 +249,7 @@ class Trainer:
         if totals or ("proximal" in self._needs and len(minibatches) > 1):
             wanted.add("proximal")
         for minibatch in minibatches:
-            temperature = minibatch.stage.temperature
+            temperature = minibatch.settings.temperature
             for name in sorted(wanted):
                 minibatch.frozen[name] = [
                     self._forward(models[name], minibatch.rows(index), temperature)[0]
@@ -278,7 +262,7 @@ class Trainer:
     ) -> None:
         """Forward and backward of one microbatch."""
         row = minibatch.rows(index)
-        temperature, with_grad = minibatch.stage.temperature, "entropy" in self._needs
+        temperature, with_grad = minibatch.settings.temperature, "entropy" in self._needs
         logprobs, entropy = self._forward(self._working, row, temperature, with_grad)
         tokens = minibatch.tokens(index, logprobs, entropy, self._needs)
         loss, metrics = self.objective.loss(tokens, minibatch.config.objective)
@@ -316,24 +300,6 @@ class Trainer:
         """Log-probs and entropies of the row's generated tokens: [N] float32."""
         logits = model(**row.model_inputs).logits[0, : len(row.targets)]
         return token_logprobs(logits, row.targets, temperature, entropy_grad)
-
-
-def _check_sizes(config: TrainerConfig, pipeline: PipelineConfig) -> None:
-    minibatch, group_size = pipeline.minibatch, pipeline.group_size
-    if minibatch % group_size:
-        raise InputError(
-            f"pipeline.group_size {group_size} does not divide n_minibatch {minibatch}: a group's "
-            f"tokens are normalised together, so it cannot be split over optimizer steps"
-        )
-    if config.ranks != sharding.ranks():
-        raise InputError(
-            f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
-        )
-    if minibatch % config.ranks:
-        raise InputError(
-            f"trainer.ranks {config.ranks} does not divide n_minibatch {minibatch}: every rank "
-            f"takes the same number of completions"
-        )
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:
