@@ -19,7 +19,7 @@ def test_an_empty_file_is_all_defaults(load):
     assert load() == Config()
 
 
-def test_overrides_lie_on_top_of_the_file(load):
+def test_overrides_replace_values_of_the_file(load):
     config = load(
         "name: mine\npipeline: {n_batch: 64, group_size: 8}\n",
         "pipeline.n_batch=128",
@@ -41,14 +41,14 @@ def test_a_config_survives_its_own_dump(load):
     assert parse(Config, config.model_dump(mode="json"), "dump") == config
 
 
-def test_the_minibatch_is_the_batch_unless_told(load):
+def test_the_minibatch_is_the_batch_by_default(load):
     assert load().pipeline.minibatch == load().pipeline.n_batch
     assert load("pipeline: {n_batch: 64, n_minibatch: 32}").pipeline.minibatch == 32
 
 
-def test_resolved_arithmetic(load):
-    told = load("pipeline: {n_batch: 256, n_minibatch: 128, n_async: 512, group_size: 16}")
-    resolved = told.resolved_arithmetic()
+def test_resolved_arithmetic_follows_from_the_sizes(load):
+    config = load("pipeline: {n_batch: 256, n_minibatch: 128, n_async: 512, group_size: 16}")
+    resolved = config.resolved_arithmetic()
     assert resolved["prompts a batch"].startswith("16 × 16")
     assert resolved["optimizer steps an update"] == "2"
     assert "2.0" in resolved["policies a sequence spans"]
@@ -81,12 +81,12 @@ def test_resolved_arithmetic(load):
         (b"name: \xff\xfe", r"run\.yaml: "),
     ],
 )
-def test_wrong_files(load, text, message):
+def test_an_invalid_file_is_refused_with_key_and_remedy(load, text, message):
     with pytest.raises(InputError, match=message):
         load(text)
 
 
-def test_text_keys_keep_what_yaml_would_read_otherwise(load):
+def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
     config = load(
         "",
         "data.train=playground:",
@@ -122,40 +122,31 @@ def test_text_keys_keep_what_yaml_would_read_otherwise(load):
         ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
     ],
 )
-def test_what_no_run_could_start_with(load, text, message):
+def test_a_config_that_no_run_could_start_with_is_refused(load, text, message):
     with pytest.raises(InputError, match=r"run\.yaml: " + message):
         load(text)
 
 
-def test_devices(load):
+def test_valid_devices_are_accepted(load):
     for device in ("cpu", "mps", "cuda", "cuda:1"):
         assert load("", f"trainer.device={device}").trainer.device == device
 
 
 @pytest.mark.parametrize(
-    ("sizes", "message"),
+    ("sizes", "key", "message"),
     [
-        (
-            "{n_batch: 100, group_size: 16}",
-            r"n_batch: group_size 16 does not divide n_batch 100.* 96",
-        ),
-        (
-            "{n_batch: 64, n_minibatch: 48}",
-            r"n_minibatch: n_minibatch 48 does not divide n_batch 64",
-        ),
-        (
-            "{n_async: 8, group_size: 16}",
-            r"n_async: n_async 8 is below group_size 16.*raise n_async",
-        ),
-        ("{l_max: 64, l_cache: 65}", r"l_cache: l_cache 65 is above l_max 64"),
+        ("n_batch: 100, group_size: 16", "n_batch", r"group_size 16 does not divide .* n_batch 96"),
+        ("n_batch: 64, n_minibatch: 48", "n_minibatch", r"n_minibatch 48 does not divide"),
+        ("n_async: 8, group_size: 16", "n_async", r"n_async 8 is below group_size 16.*raise"),
+        ("l_max: 64, l_cache: 65", "l_cache", r"l_cache 65 is above l_max 64"),
     ],
 )
-def test_impossible_arithmetic(load, sizes, message):
-    with pytest.raises(InputError, match=r"run\.yaml: pipeline\." + message):
-        load(f"pipeline: {sizes}")
+def test_contradictory_sizes_are_reported_at_their_key(load, sizes, key, message):
+    with pytest.raises(InputError, match=rf"run\.yaml: pipeline\.{key}: {message}"):
+        load(f"pipeline: {{{sizes}}}")
 
 
-def test_every_complaint_is_told_at_once(load):
+def test_all_errors_are_reported_at_once(load):
     with pytest.raises(InputError) as caught:
         load("nam: x\nseed: soon\ntrainer: {ranks: 0}\n")
     assert len(str(caught.value).splitlines()) == 3
@@ -171,17 +162,17 @@ def test_every_complaint_is_told_at_once(load):
         ("name=[", r"'name=\['"),
     ],
 )
-def test_wrong_overrides(load, override, message):
+def test_an_invalid_override_is_refused(load, override, message):
     with pytest.raises(InputError, match=message):
         load("name: x", override)
 
 
-def test_a_missing_file(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\.yaml: no such config file"):
         load_config(tmp_path / "none.yaml")
 
 
-def test_a_supervised_config(load):
+def test_a_supervised_config_is_parsed_with_the_same_errors(load):
     text = "output: out\ndata: {playground: [{share: 0.7}, {levels: [5, 8], share: 0.3}]}\n"
     config = load(text, "steps=5", cls=SFTConfig)
     assert [part.share for part in config.data.playground] == [0.7, 0.3]
