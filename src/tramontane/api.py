@@ -114,7 +114,7 @@ def sft(
 ) -> Path:
     """Supervised fine-tuning; returns the folder of the result. See `trainer.sft`."""
     from tramontane.models import loading
-    from tramontane.sft.sft import SFTConfig
+    from tramontane.sft.config import SFTConfig
     from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):

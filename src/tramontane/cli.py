@@ -75,7 +75,8 @@ def sft(
 ) -> None:
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
-    from tramontane.sft.sft import SFTConfig, SFTMetrics
+    from tramontane.sft.config import SFTConfig
+    from tramontane.sft.sft import SFTMetrics
 
     settings = load_section(SFTConfig, config, overrides)
     with _progress() as progress:

@@ -2,7 +2,7 @@ import pytest
 
 from tramontane.config import Config, load_config, load_section, parse
 from tramontane.errors import InputError
-from tramontane.sft.sft import SFTConfig
+from tramontane.sft.config import SFTConfig
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from tramontane.data.prompts import encode_prompt
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.sft.sft import ExampleStream, SFTConfig, sft
+from tramontane.sft.config import SFTConfig
+from tramontane.sft.sft import ExampleStream, sft
 from tramontane.trainer.optimizer import build_optimizer
 
 torch.set_num_threads(1)
@@ -190,7 +191,8 @@ def test_the_playground_makes_a_model_from_nothing(tmp_path):
 KILLED_AT_5 = """
 import os, signal, sys, torch
 from tramontane.config import load_section
-from tramontane.sft.sft import SFTConfig, sft
+from tramontane.sft.config import SFTConfig
+from tramontane.sft.sft import sft
 torch.set_num_threads(1)
 def on_log(metrics):
     if metrics.step == 5:

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tramontane.config import Device, PlaygroundConfig, Section
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import encode_prompt
@@ -28,94 +26,13 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import context_length, load_model, load_tokenizer
 from tramontane.models.packing import pack
+from tramontane.sft.config import SFTConfig, SFTDataConfig
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import Problem
 
 CHUNK = 4096
 
 Pair = tuple[list[int], list[int]]  # a prompt's tokens, a response's
-
-
-class NewModelConfig(Section):
-    """A model from nothing: `model_type` and sizes as in its Hugging Face config, and a tokenizer
-    of `vocab_size` trained on `tokenizer_examples` generated ones."""
-
-    model_type: str = "llama"
-    vocab_size: int = Field(2048, ge=512)
-    tokenizer_examples: int = Field(20000, ge=1)
-    architecture: dict[str, Any] = Field(default_factory=dict)
-
-
-class MixtureConfig(Section):
-    """Shares of the failings in generated traces; see `playground.Mixture`."""
-
-    work: float = 0.35
-    guess: float = 0.57
-    ramble: float = 0.08
-    no_box: float = 0.12
-    unclosed: float = 0.03
-    unopened: float = 0.03
-    switch: float = 0.15
-    slip: float = 0.0
-    guess_right: float = 0.15
-
-
-class PlaygroundShare(PlaygroundConfig):
-    """One part of generated data; `share` is relative to the other parts'."""
-
-    share: float = Field(1.0, gt=0)
-
-
-class DrillsConfig(Section):
-    """Bare equations among the generated examples; `share` is relative to the playground's
-    parts; see `playground.drills`."""
-
-    share: float = Field(0.0, ge=0)
-    levels: tuple[int, int] = (1, 4)
-    equations: int = Field(12, ge=1)
-
-
-class SFTDataConfig(Section):
-    """`train` is `playground:`, mixed from the parts under `playground`, or a JSONL/Parquet file
-    with a `prompt` and a `response` a row (`fields` maps other names)."""
-
-    train: str = "playground:"
-    fields: dict[str, str] = Field(default_factory=dict)
-    system_prompt: str | None = None
-    playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
-    drills: DrillsConfig = Field(default_factory=DrillsConfig)
-    mixture: MixtureConfig = Field(default_factory=MixtureConfig)
-
-
-class SFTConfig(Section):
-    """A supervised run: `steps` optimizer steps of about `batch_tokens` tokens.
-
-    `model` is a checkpoint to start from; null makes the one that `new_model` describes. The
-    result goes to `output` in the Hugging Face layout. A prompt and its response have at most
-    `max_length` tokens together, and no more than the model's context; see `ExampleStream`.
-    """
-
-    name: str = "sft"
-    seed: int = 0
-    output: str
-    model: str | None = None
-    new_model: NewModelConfig | None = None
-    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
-    steps: int = Field(1000, ge=1)
-    batch_tokens: int = Field(16384, ge=1)
-    microbatch_tokens: int = Field(2048, ge=1)
-    max_length: int = Field(1024, ge=2)
-    learning_rate: float = Field(2e-3, gt=0)
-    warmup_steps: int = Field(100, ge=0)
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.01, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    save_dtype: Literal["float32", "bfloat16"] = "float32"
-    checkpoint_every: int = Field(200, ge=1)
-    log_every: int = Field(20, ge=1)
-    device: Device = "cpu"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""The configuration of a supervised run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tramontane.config import Device, PlaygroundConfig, Section
+
+
+class NewModelConfig(Section):
+    """A model that is initialised from random weights, with a new tokenizer."""
+
+    model_type: str = "llama"
+    """Architecture, as `model_type` in a Hugging Face config."""
+    vocab_size: int = Field(2048, ge=512)
+    """Vocabulary size of the tokenizer."""
+    tokenizer_examples: int = Field(20000, ge=1)
+    """Generated examples that the tokenizer is trained on."""
+    architecture: dict[str, Any] = Field(default_factory=dict)
+    """Sizes, under the names of the architecture's Hugging Face config, e.g. `hidden_size`."""
+
+
+class MixtureConfig(Section):
+    """Frequencies of styles and failings in generated traces. The paper has no such data."""
+
+    work: float = 0.35
+    """Relative weight of traces that go through the steps."""
+    guess: float = 0.57
+    """Relative weight of traces that skip the steps."""
+    ramble: float = 0.08
+    """Relative weight of traces that repeat steps in doubt."""
+    no_box: float = 0.12
+    """Share of traces without a box (a program: without a fenced block) around the answer."""
+    unclosed: float = 0.03
+    """Share of traces without `</think>`."""
+    unopened: float = 0.03
+    """Share of traces without `<think>`."""
+    switch: float = 0.15
+    """Share of traces in languages other than English that change language midway, mostly to
+    English. English traces change a quarter as often."""
+    slip: float = 0.0
+    """Share of worked traces with an error in one step, and so a wrong answer."""
+    guess_right: float = 0.15
+    """Share of guesses that are correct."""
+
+
+class PlaygroundShare(PlaygroundConfig):
+    """One part of the generated data."""
+
+    share: float = Field(1.0, gt=0)
+    """Size of this part, relative to the other parts and the drills."""
+
+
+class DrillsConfig(Section):
+    """Bare equations among the generated examples, from which a tiny model learns to add."""
+
+    share: float = Field(0.0, ge=0)
+    """Size of the drills, relative to the parts under `playground`. 0: no drills."""
+    levels: tuple[int, int] = (1, 4)
+    """Easiest and hardest level of the equations, both included."""
+    equations: int = Field(12, ge=1)
+    """Equations per example."""
+
+
+class SFTDataConfig(Section):
+    """Prompts and responses to learn from."""
+
+    train: str = "playground:"
+    """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
+    Parquet file with a `prompt` and a `response` in each row."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of `prompt` and `response` in the rows, where they differ."""
+    system_prompt: str | None = None
+    """System prompt of every example, as in a training run's `data.system_prompt`."""
+    playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
+    """Parts of the generated data."""
+    drills: DrillsConfig = Field(default_factory=DrillsConfig)
+    """Bare equations among the generated examples."""
+    mixture: MixtureConfig = Field(default_factory=MixtureConfig)
+    """Frequencies of styles and failings in generated traces."""
+
+
+class SFTConfig(Section):
+    """A supervised run, as `tramontane sft` reads it."""
+
+    name: str = "sft"
+    """Name of the run, for display."""
+    seed: int = 0
+    """Seed of initialisation, generated data and order."""
+    output: str
+    """Folder of the result, in the Hugging Face layout."""
+    model: str | None = None
+    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name. null: a new model, as
+    `new_model` describes it; exactly one of the two is set."""
+    new_model: NewModelConfig | None = None
+    """Architecture and tokenizer of a new model. null: the run starts from `model`."""
+    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
+    """Prompts and responses to learn from."""
+    steps: int = Field(1000, ge=1)
+    """Optimizer steps. The paper trains for 4 epochs (Small)."""
+    batch_tokens: int = Field(16384, ge=1)
+    """Tokens per optimizer step, prompts included; the last example of a step may exceed it."""
+    microbatch_tokens: int = Field(2048, ge=1)
+    """Token budget of one forward and backward pass; a longer example has a pass to itself."""
+    max_length: int = Field(1024, ge=2)
+    """Maximum length of a prompt and its response together, in tokens; the model's context is a
+    further limit. Longer responses are left out, with a warning."""
+    learning_rate: float = Field(2e-3, gt=0)
+    """Learning rate of AdamW after warm-up. The paper does not print it."""
+    warmup_steps: int = Field(100, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Learning rate after warm-up: `constant`, or falling to 0 at the last step by a `linear` or
+    `cosine` curve."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of first and second moments."""
+    weight_decay: float = Field(0.01, ge=0)
+    """AdamW's weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Norm to which larger gradients are scaled down."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Number type of forward and backward; weights and moments are always float32."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of the saved weights."""
+    checkpoint_every: int = Field(200, ge=1)
+    """Steps between two checkpoints, from which the run resumes."""
+    log_every: int = Field(20, ge=1)
+    """Steps between two lines of metrics."""
+    device: Device = "cpu"
+    """Device: cpu, cuda, cuda:N or mps."""
