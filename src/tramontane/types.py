@@ -13,6 +13,7 @@ from typing import Any, Literal
 Domain = Literal["math", "code"]
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
+FilterKind = Literal["no diversity", "unscorable", "left over"]
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,24 @@ class Group:
     problem: Problem
     completions: list[Completion]
     verdicts: list[Verdict]
+
+
+@dataclass(frozen=True)
+class FilterReason:
+    """Why a group is not trained on.
+
+    Args:
+        kind: `no diversity` (all its rewards are equal), `unscorable` (a completion could not be
+            graded) or `left over` (too few groups for a batch when the problems ran out).
+        detail: more about it in words, e.g. the reason of the first unscorable verdict; may be
+            empty.
+    """
+
+    kind: FilterKind
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
 @dataclass(frozen=True)

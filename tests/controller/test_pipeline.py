@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,14 @@ def test_generators_wait_only_where_the_bound_says_so(
     waits: list[tuple[int, int]] = []
 
     class Counting(pipeline_module.Pipeline):
-        async def _until(self, condition: Any, name: str) -> None:
+        async def _wait_until(self, condition: Any, name: str) -> None:
             if name.startswith("collect"):
                 ledger, n = self.ledger, self.sizes.groups_per_batch
                 versions = ledger.generator_version, ledger.next_version
                 allowed = room(len(ledger.outstanding), *versions, n, bound)
                 useful = n * (self.sizes.updates - ledger.next_version) - len(ledger.outstanding)
                 waits.append((allowed, useful))
-            await super()._until(condition, name)
+            await super()._wait_until(condition, name)
 
     monkeypatch.setattr("tramontane.run.session.Pipeline", Counting)
     sizes = {"updates": 4, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": bound}
@@ -213,8 +214,24 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 
 def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", timeouts={"training": 0.001})
-    with pytest.raises(WorkerStalled, match=r"trainer\.step .* \(timeouts\.training\)"):
+    with pytest.raises(WorkerStalled, match=r"trainer\.step .* \(timeouts\.training\)") as raised:
         train(config, NoScreen())
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == ["raised in the task 'train'"]
+
+
+def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: set[str] = set()
+
+    class Listing(pipeline_module.Pipeline):
+        async def _notify(self) -> None:
+            names.update(task.get_name() for task in asyncio.all_tasks())
+            await super()._notify()
+
+    monkeypatch.setattr("tramontane.run.session.Pipeline", Listing)
+    train(small_config(tmp_path, generator={"workers": 2}), NoScreen())
+    assert names >= {"feed", "collect generator 0", "collect generator 1", "batch", "train"}
+    assert names >= {"finish update 1", "send weights 1", "grade group 0"}
 
 
 def test_groups_that_never_differ_end_in_an_error_that_says_so(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ class Run:
         ledger = self.ledger
         if ledger.stage_is_over and not ledger.stages.last:
             assert self.in_flight == 0
-            self.events.append(ledger.move_on())
+            self.events.append(ledger.begin_next_stage())
         if room := ledger.room(self.in_flight):
             for group in ledger.open(room):
                 self.handed_out[group.id] = ledger.stages.number, group.requests[0].sampling
@@ -87,8 +87,8 @@ class Run:
     def train(self) -> None:
         batch = self.formed.pop(0)
         self.ledger.trained_version += 1
-        for _, why in self.ledger.trained(batch):
-            self.filtered[why] += 1
+        for _, reason in self.ledger.trained(batch):
+            self.filtered[reason.kind] += 1
         self.ledger.generator_version = self.ledger.trained_version
         self.trained.append(batch)
 
@@ -267,7 +267,7 @@ def test_a_stage_without_problems_left_is_left_over_and_the_next_begins(forty: P
     assert run.events == [
         "stage 'few' ended after update 0 (no problem is left in it); stage 'more' begins"
     ]
-    assert [why for _, why in run.ledger.filtered][-1].startswith("left over: too few")
+    assert run.ledger.filtered[-1][1].kind == "left over"
     assert run.ledger.problems.next(1, 0).id not in ("p0", "p1")
     assert len(run.ledger.outstanding) == 4
 

@@ -55,6 +55,11 @@ class PooledGenerator:
         self._lost = 0  # workers, since the last poll
         self._replacing = asyncio.Lock()
 
+    @property
+    def name(self) -> str:
+        """The worker's name, e.g. `generator 0`; a replacement has the same."""
+        return self.handle.name
+
     def submit(self, requests: list[Request]) -> None:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
         self.requests |= {(r.group, r.index): r for r in requests}

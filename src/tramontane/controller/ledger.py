@@ -1,35 +1,54 @@
-"""What became of every problem handed out, and which of them may be handed out or trained on next.
+"""The groups of a run: which are under way, which may be handed out or trained on next.
 
-Each group is in one place: outstanding (in generators, before verifiers, or ready), batched,
-trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
+Each group is in exactly one place: outstanding (in generators, before verifiers, or ready),
+batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.groups import OpenGroup, pack, unpack
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import choose, room
-from tramontane.types import Batch, Completion, Group, Problem, Request, SamplingParams, Verdict
+from tramontane.types import (
+    Batch,
+    Completion,
+    FilterReason,
+    Group,
+    Problem,
+    Request,
+    SamplingParams,
+    Verdict,
+)
 
-HOPELESS = 64  # groups in a row without a verdict, after which a run gives up
+MAX_UNSCORABLE_GROUPS = 64  # filtered in a row as unscorable, after which a run gives up
 
 
 class Problems(Protocol):
-    """Where problems come from, and who learns what became of each; `data.curriculum` is one."""
+    """The source of problems, which also learns how each was solved; `data.curriculum` is one.
 
-    def next(self, stage: int, version: int) -> Problem | None: ...
+    `stage` is the number of the run's stage, `version` the number of updates done.
+    """
 
-    def note(
-        self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int
-    ) -> None: ...
+    def next(self, stage: int, version: int) -> Problem | None:
+        """The next problem to hand out, or None if no problem is left now."""
+        ...
 
-    def counts(self, stage: int, version: int) -> dict[str, int]: ...
+    def note(self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int) -> None:
+        """Record the verdicts of one group."""
+        ...
 
-    def records(self) -> Iterable[dict[str, Any]]: ...
+    def counts(self, stage: int, version: int) -> dict[str, int]:
+        """Metrics: how many problems are visited, retired, resting."""
+        ...
+
+    def records(self) -> Iterable[dict[str, Any]]:
+        """A JSON-able record of each problem visited."""
+        ...
 
     def state(self) -> dict[str, Any]: ...
 
@@ -40,9 +59,9 @@ class Ledger:
     """The groups of one run, and the versions at which they are generated and trained.
 
     Args:
-        config: `pipeline` and the seed are used here.
-        problems: where the next comes from.
-        encode: a problem's prompt tokens.
+        config: the whole run's; `pipeline`, `stages`, `generator.temperature` and `seed` are read.
+        problems: the source of problems.
+        encode: returns a problem's prompt tokens.
     """
 
     def __init__(
@@ -55,56 +74,60 @@ class Ledger:
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
         self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
-        self.ready: list[int] = []  # of those, graded and kept, in order of completion
+        self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
         self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
-        self.filtered: list[tuple[OpenGroup, str]] = []  # since the last update, with the reason
-        self._graded: list[OpenGroup] = []  # of which `problems` was not told yet
-        self._dry = False  # there was no problem left when last asked
-        self._round: dict[str, Any] = {}  # the state before a synchronous round
+        self.filtered: list[tuple[OpenGroup, FilterReason]] = []  # since the last update
+        self._to_note: list[OpenGroup] = []  # graded, and not yet noted with `problems`
+        self._no_problem_left = False  # the last answer of `problems`
+        self._round_start: dict[str, Any] = {}  # the state before a synchronous round
 
     @property
     def sizes(self) -> PipelineConfig:
-        """Of the stage that the run is in."""
+        """Pipeline sizes of the current stage."""
         return self.stages.config.pipeline
 
     @property
     def synchronous(self) -> bool:
-        """Problems are handed out in whole rounds, so that timing decides nothing."""
+        """True if problems are handed out in whole rounds, so that timing decides nothing."""
         return self.sizes.max_staleness == 0
 
     @property
     def in_mid_round(self) -> bool:
+        """True while a synchronous round has groups that are not graded."""
         return self.synchronous and len(self.ready) < len(self.outstanding)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of problems, by their standing."""
+        """Metrics of the problems; see `Problems.counts`."""
         return self.problems.counts(self.stages.number, self.trained_version)
 
     @property
     def exhausted(self) -> bool:
-        """No problem is left, and what was handed out makes no batch."""
-        return self._dry and len(self.ready) == len(self.outstanding) and not self.choice()
+        """True if no problem is left, and the outstanding groups make no batch."""
+        return (
+            self._no_problem_left and len(self.ready) == len(self.outstanding) and not self.choice()
+        )
 
     @property
     def stage_is_over(self) -> bool:
-        """All batches of this stage are trained on, and generators have the weights: the next
-        may begin (after the last, the run is at its end)."""
+        """True once all batches of this stage are trained on and generators have the weights: the
+        next stage may begin, or, after the last one, the run may end."""
         version = self.trained_version
         if self.batched or not self.generator_version == self.next_version == version:
             return False
         return self.exhausted or (version == self.stages.end and not self.stages.last)
 
-    def move_on(self) -> str:
-        """Enter the next stage; returns what happened, for people."""
-        for group in self.outstanding.values():  # there are some only where no problem is left
-            self.filtered.append((group, "left over: too few for a batch, and no problem is left"))
-        self.outstanding, self.ready, self._dry = {}, [], False
-        return self.stages.move_on(self.trained_version)
+    def begin_next_stage(self) -> str:
+        """Enter the next stage; returns a description of the event for people."""
+        # Groups are outstanding here only if no problem is left to complete a batch with them.
+        reason = FilterReason("left over", "too few for a batch, and no problem is left")
+        self.filtered += [(group, reason) for group in self.outstanding.values()]
+        self.outstanding, self.ready, self._no_problem_left = {}, [], False
+        return self.stages.begin_next(self.trained_version)
 
     def room(self, in_flight: int) -> int:
-        """Groups to hand out now, with so many completions in flight."""
-        if self.in_mid_round or self._dry:
+        """Groups to hand out now, with `in_flight` completions being generated."""
+        if self.in_mid_round or self._no_problem_left:
             return 0
         sizes = self.sizes
         free = (sizes.n_async - in_flight) // sizes.group_size
@@ -115,20 +138,20 @@ class Ledger:
             sizes.groups_per_batch,
             sizes.max_staleness,
         )
-        # A stage's last batches need no more than this; of the run's last, what is left over is in
-        # the last checkpoint.
+        # A stage's last batches need no more groups than this. Groups left over at the run's end
+        # are in its last checkpoint.
         useful = sizes.groups_per_batch * (self.stages.end - self.next_version)
         return max(0, min(free, allowed, useful - len(self.outstanding)))
 
     def open(self, groups: int) -> list[OpenGroup]:
-        """Hand out the next problems; fewer where no more are left."""
+        """Hand out the next problems; fewer than `groups` if no more are left."""
         if self.synchronous:
-            self._round = self._state()
+            self._round_start = self._state()
         opened = []
         for _ in range(groups):
             problem = self.problems.next(self.stages.number, self.trained_version)
             if problem is None:
-                self._dry = True
+                self._no_problem_left = True
                 break
             opened.append(self._open(problem))
         return opened
@@ -147,54 +170,54 @@ class Ledger:
         return group
 
     def take(self, completion: Completion) -> OpenGroup | None:
-        """Note a completion; returns its group once that is whole."""
+        """Note a completion; returns its group if that is now whole."""
         group = self.outstanding[completion.group]
         group.completions[completion.index] = completion
         group.requests = [r for r in group.requests if r.index != completion.index]
         return None if group.requests else group
 
     def ungraded(self) -> list[OpenGroup]:
-        """Groups that are whole and have no verdicts."""
+        """Whole groups without verdicts."""
         return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
 
     def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> None:
-        """Keep a group if it can teach anything (paper: section 2.1, diversity).
+        """Keep a group if it has diversity to learn from (paper: section 2.1).
 
         Raises:
-            RuntimeError: the verifiers have judged nothing for long.
+            RuntimeError: the last `MAX_UNSCORABLE_GROUPS` filtered groups could not be graded.
         """
         group.verdicts = verdicts
-        reason = self._why_filtered(verdicts)
+        reason = self._filter_reason(verdicts)
         if reason is None:
             self.ready.append(group.id)
         else:
             del self.outstanding[group.id]
             self.filtered.append((group, reason))
-        self._graded.append(group)
-        if not self.in_mid_round:  # in a round, timing decides the order
-            for done in sorted(self._graded, key=lambda g: g.id):
+        self._to_note.append(group)
+        if not self.in_mid_round:  # within a round, timing decides the order of completion
+            for graded in sorted(self._to_note, key=lambda g: g.id):
                 self.problems.note(
-                    done.problem, done.verdicts, self.stages.number, self.trained_version
+                    graded.problem, graded.verdicts, self.stages.number, self.trained_version
                 )
-            self._graded, self._dry = [], False
-        reasons = [why for _, why in self.filtered[-HOPELESS:]]
-        if len(reasons) == HOPELESS and all(why.startswith("unscorable") for why in reasons):
-            raise RuntimeError(f"the last {HOPELESS} groups were all {reasons[-1]}")
+            self._to_note, self._no_problem_left = [], False
+        last = [reason for _, reason in self.filtered[-MAX_UNSCORABLE_GROUPS:]]
+        if len(last) == MAX_UNSCORABLE_GROUPS and all(r.kind == "unscorable" for r in last):
+            raise RuntimeError(f"the last {MAX_UNSCORABLE_GROUPS} groups were all {last[-1]}")
 
-    def _why_filtered(self, verdicts: list[Verdict]) -> str | None:
+    def _filter_reason(self, verdicts: list[Verdict]) -> FilterReason | None:
         unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]
         if unscorable and (self.sizes.unscorable == "drop" or len(unscorable) == len(verdicts)):
-            return f"unscorable: {unscorable[0]}"
+            return FilterReason("unscorable", unscorable[0])
         if self.sizes.diversity == "none":
             return None
         if self.sizes.diversity == "correctness":
             values = {v.parts["correctness"] for v in verdicts}
         else:
             values = {round(v.reward, 9) for v in verdicts}
-        return "no diversity" if len(values) == 1 else None
+        return FilterReason("no diversity") if len(values) == 1 else None
 
     def choice(self) -> list[int]:
-        """The groups of the next batch; none where it cannot be formed yet."""
+        """Groups of the next batch; empty if it cannot be formed yet."""
         ids = list(self.outstanding)
         position = {group: i for i, group in enumerate(ids)}
         chosen = choose(
@@ -206,7 +229,7 @@ class Ledger:
         return [ids[i] for i in chosen or ()]
 
     def batch(self) -> Batch:
-        """Form the next batch, of the groups of `choice`."""
+        """Form the next batch from the groups of `choice`."""
         groups = [self.outstanding.pop(i) for i in sorted(self.choice())]
         self.batched.update((g.id, g) for g in groups)
         self.ready = [i for i in self.ready if i not in self.batched]
@@ -215,22 +238,22 @@ class Ledger:
         self.next_version += 1
         return batch
 
-    def trained(self, batch: Batch) -> list[tuple[Group, str]]:
-        """Forget a batch that was trained on; returns what was filtered since the one before."""
+    def trained(self, batch: Batch) -> list[tuple[Group, FilterReason]]:
+        """Forget a batch that was trained on; returns the groups filtered since the last update."""
         for group in batch.groups:
             del self.batched[group.id]
-        filtered, self.filtered = [(g.group(), why) for g, why in self.filtered], []
-        seen = [*batch.groups, *(group for group, _ in filtered)]
-        self.stages.trained(seen, self.next_version, len(self.outstanding))
+        filtered, self.filtered = [(g.group(), reason) for g, reason in self.filtered], []
+        graded = [*batch.groups, *(group for group, _ in filtered)]
+        self.stages.trained(graded, self.next_version, len(self.outstanding))
         return filtered
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the trainer's own state: JSON-able.
+        """Everything that a resumed run needs besides the trainer's state: JSON-able.
 
-        Of a synchronous round under way, the state before it: begun again as a whole, it gives the
-        same bits, which completions continued from their last token would not.
+        In the middle of a synchronous round this is the state before the round: begun again as a
+        whole, it gives the same bits, unlike completions continued from their last token.
         """
-        return self._round if self.in_mid_round else self._state()
+        return self._round_start if self.in_mid_round else self._state()
 
     def _state(self) -> dict[str, Any]:
         groups = [*self.batched.values(), *self.outstanding.values()]
@@ -240,21 +263,21 @@ class Ledger:
             "stage": self.stages.state(),
             "problems": self.problems.state(),
             "groups": [pack(group) for group in groups],
-            "filtered": [[pack(group), why] for group, why in self.filtered],
+            "filtered": [[pack(group), asdict(reason)] for group, reason in self.filtered],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a `snapshot`; completions begun go on from their last token."""
+        """Continue from a `snapshot`; unfinished completions continue from their last token."""
         version = state["version"]
         self.trained_version = self.generator_version = self.next_version = version
         self.next_group = state["next_group"]
         self.stages.load_state(state["stage"])
         self.problems.load_state(state["problems"])
-        self.filtered = [(unpack(row), why) for row, why in state["filtered"]]
+        self.filtered = [(unpack(row), FilterReason(**reason)) for row, reason in state["filtered"]]
         self.outstanding = {row["id"]: unpack(row) for row in state["groups"]}
         self.ready = [g.id for g in self.outstanding.values() if g.verdicts]
 
 
 def _seed(run: int, group: int, index: int) -> int:
-    """A request's seed depends on nothing but its place in the run."""
+    """The seed of one request, a function of the run's seed and the request's place in the run."""
     return (run * 1_000_003 + group) * 65_537 + index

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tramontane.types import Batch, Group
+from tramontane.types import Batch, FilterReason, Group
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Update:
 
     number: int
     batch: Batch
-    filtered: list[tuple[Group, str]]
+    filtered: list[tuple[Group, FilterReason]]
     metrics: dict[str, Any]
     busy_seconds: float
     pause_seconds: float
@@ -55,7 +55,7 @@ class PipelineState(Protocol):
 class Observer(Protocol):
     """Receives the events of one run; `run.recorder.Recorder` is one."""
 
-    def graded(self, ready: int, filtered: list[str]) -> None:
+    def graded(self, ready: int, filtered: list[FilterReason]) -> None:
         """A group was graded: the number of groups ready for a batch, and the reasons of those
         filtered since the last update."""
         ...

@@ -6,14 +6,17 @@ Four small loops around three kinds of workers, none of which waits for another:
       ▲                    ▲                                               │
       │                    └──weights── train ◀──batches── batch ◀─────────┘
 
-State is shared by the loops and touched only between awaits, so there are no locks around it.
-Every wait is `_until` (a condition, with a name and a timeout) or on a worker, likewise.
+The loops share state and touch it only between awaits, so it needs no locks. Every wait is for a
+condition (`_wait_until`) or for a worker, and has a name and a timeout.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
@@ -24,16 +27,30 @@ from tramontane.controller.observer import Observer, Update
 from tramontane.models.weights import Weights
 from tramontane.placement import Handle, Limit, WorkerStalled, call
 from tramontane.types import Batch, Problem, Verdict
+from tramontane.verifier.pool import PoolStats
+
+RESCAN_SECONDS = 1.0  # after which `run` also watches tasks that were started meanwhile
 
 
 class Verifiers(Protocol):
-    """Completions of one problem in, their verdicts out; `lengths` are l_max and l_cache."""
+    """Grades the completions of one problem; `lengths` are l_max and l_cache in tokens."""
 
     def score(
         self, problem: Problem, responses: list[tuple[str, int]], lengths: tuple[int, int]
-    ) -> Any: ...
+    ) -> Future[list[Verdict]]: ...
 
-    def stats(self) -> Any: ...
+    def stats(self) -> PoolStats: ...
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that a pipeline joins; `new_weights` makes an empty carrier for each version of
+    the weights on its way from the trainer to the generators."""
+
+    generators: GeneratorPool
+    verifiers: Verifiers
+    trainer: Handle
+    new_weights: Callable[[], Weights]
 
 
 class Pipeline:
@@ -43,25 +60,20 @@ class Pipeline:
     completions of whole groups; none is dropped for its length; no trained token is more than
     `max_staleness` versions old; every problem handed out is trained on, filtered with a recorded
     reason, or in the ledger's snapshot.
+
+    To its observer, a pipeline is a `PipelineState`.
     """
 
     def __init__(
-        self,
-        config: Config,
-        ledger: Ledger,
-        generators: GeneratorPool,
-        verifiers: Verifiers,
-        trainer: Handle,
-        new_weights: Callable[[], Weights],
-        observer: Observer,
+        self, config: Config, ledger: Ledger, workers: Workers, observer: Observer
     ) -> None:
-        self.timeouts, self.ledger = config.timeouts, ledger
-        self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
-        self.new_weights, self.observer = new_weights, observer
+        self.timeouts, self.ledger, self.observer = config.timeouts, ledger, observer
+        self.generators, self.verifiers = workers.generators, workers.verifiers
+        self.trainer, self.new_weights = workers.trainer, workers.new_weights
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
         self.stopping = False
         self._changed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[Any]] = set()  # the loops, and what they began
+        self._tasks: set[asyncio.Task[Any]] = set()  # the loops and the tasks that they started
 
     @property
     def sizes(self) -> PipelineConfig:
@@ -79,29 +91,32 @@ class Pipeline:
         return self.ledger.problems.records()
 
     async def run(self) -> None:
-        """Run all loops until `train` is done, or until one fails: its error is raised."""
-        for group in self.ledger.outstanding.values():  # restored: back to where they were
+        """Run all loops until `train` is done, or until a task fails: its error is raised."""
+        for group in self.ledger.outstanding.values():  # restored from a snapshot
             self.generators.submit(group.requests)
         for group in self.ledger.ungraded():
-            self._grade_soon(group)
+            self._start_grading(group)
         self._hand_out()
-        loops = [self.feed(), self.batch(), *(self.collect(g) for g in self.generators)]
-        self._tasks |= {asyncio.create_task(loop) for loop in loops}
-        train = asyncio.create_task(self.train())
+        self._start(self.feed(), "feed")
+        for generator in self.generators:
+            self._start(self.collect(generator), f"collect {generator.name}")
+        self._start(self.batch(), "batch")
+        train = self._start(self.train(), "train")
         try:
             while not train.done():
-                # A timeout, so that tasks begun meanwhile are looked at too.
                 done, _ = await asyncio.wait(
-                    [*self._tasks, train], timeout=1.0, return_when=asyncio.FIRST_COMPLETED
+                    self._tasks, timeout=RESCAN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 for task in done:
-                    task.result()
+                    if (error := task.exception()) is not None:
+                        if sys.version_info >= (3, 11):
+                            error.add_note(f"raised in the task {task.get_name()!r}")
+                        raise error
                 self._tasks -= done
         finally:
-            tasks = [*self._tasks, train]
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def feed(self) -> None:
         """Hand out problems. Waits for room among `n_async` and under the staleness bound, or for
@@ -109,11 +124,11 @@ class Pipeline:
         (new weights).
         """
         while True:
-            await self._until(
+            await self._wait_until(
                 lambda: self._room() or self.ledger.stage_is_over, "feed: room to hand out a group"
             )
             if self.ledger.stage_is_over:
-                await self._move_on()
+                await self._end_stage()
                 if self.stopping:
                     return
             self._hand_out()
@@ -121,27 +136,27 @@ class Pipeline:
 
     async def collect(self, generator: PooledGenerator) -> None:
         """Take one generator's completions as they end, and have each group graded once it is
-        whole. Waits for the generator; unblocked by `feed` (it has something to do).
+        whole. Waits for the generator; unblocked by `feed` (new requests).
 
-        A generator that is out of work waits only where no group may be handed out: what can be
-        is in its mailbox before its next poll.
+        A generator waits for requests only while no group may be handed out: a group that may be
+        is in the generator's mailbox before its next poll.
         """
         while True:
             if not generator.requests:
                 with generator.without_work():
-                    await self._until(lambda: generator.requests, "collect: something in flight")
+                    await self._wait_until(lambda: generator.requests, "collect: new requests")
             for completion in await generator.poll():
                 if group := self.ledger.take(completion):
-                    self._grade_soon(group)
+                    self._start_grading(group)
             self._hand_out()
             await self._notify()
 
     async def batch(self) -> None:
-        """Form batches. Waits for enough graded groups, those about to be too old among them;
+        """Form batches. Waits for enough graded groups, including all that would become too old;
         unblocked by `collect`. The queue holds one batch: a trainer that lags blocks this loop,
         and through the staleness bound `feed`."""
         while self.ledger.next_version < self.sizes.updates:
-            await self._until(self.ledger.choice, "batch: enough graded groups")
+            await self._wait_until(self.ledger.choice, "batch: enough graded groups")
             batch = self.ledger.batch()
             await self._notify()
             await self.batches.put(batch)
@@ -149,13 +164,13 @@ class Pipeline:
     async def train(self) -> None:
         """Train on each batch. Waits for a batch; unblocked by `batch`. Ends the run.
 
-        What follows an update goes on beside the next one, whose batch was chosen before: its
-        record, and where weights are copied to be sent, their way to the generators.
+        The next update, whose batch was chosen before, begins while this one is still recorded
+        and, if the trainer published a copy, while its weights are on their way to the generators.
         """
-        ledger, following = self.ledger, None
+        ledger, finishing = self.ledger, None
         limit = Limit.of(self.timeouts, "training")
         while ledger.trained_version < self.sizes.updates and not self.stopping:
-            await self._until(
+            await self._wait_until(
                 lambda: not self.batches.empty() or self.stopping, "train: a batch to train on"
             )
             if self.stopping:
@@ -163,21 +178,25 @@ class Pipeline:
             batch = self.batches.get_nowait()
             metrics = await call(self.trainer, "step", batch.train_batch(), limit=limit)
             busy = (await call(self.trainer, "stats", limit=limit))["busy_seconds"]
-            if following is not None:  # so that one copy of the weights at most is on its way
-                await following
+            if finishing is not None:  # so that at most one copy of the weights is on its way
+                await finishing
             ledger.trained_version += 1
-            following = asyncio.create_task(self._follow(batch, metrics, busy, await self._send()))
-            self._tasks.add(following)
+            sending = await self._start_sending()
+            finishing = self._start(
+                self._finish_update(batch, metrics, busy, sending),
+                f"finish update {ledger.trained_version}",
+            )
             if self.observer.holds(ledger.trained_version):
-                await following
-        if following is not None:
-            await following
+                await finishing
+        if finishing is not None:
+            await finishing
         await self.observer.ended(self)
 
-    async def _follow(
+    async def _finish_update(
         self, batch: Batch, metrics: dict[str, Any], busy: float, sending: asyncio.Task[float]
     ) -> None:
-        """Once the new weights are with the generators: what depends on it, and the observer."""
+        """Wait until the generators have the new weights; then let `feed` count on them, and
+        report the update to the observer."""
         ledger, number = self.ledger, batch.version + 1
         filtered, metrics = ledger.trained(batch), metrics | ledger.counts
         update = Update(number, batch, filtered, metrics, busy, await sending)
@@ -193,28 +212,27 @@ class Pipeline:
             await self._notify()
 
     async def send_weights(self) -> float:
-        """Trainer → generators, between two decode steps; returns the pause in seconds."""
-        return await (await self._send())
+        """Send the trainer's weights to the generators; returns their longest pause in seconds."""
+        return await (await self._start_sending())
 
-    async def _send(self) -> asyncio.Task[float]:
-        """Publish the trainer's weights; returns their sending, once the trainer may step on."""
-        limit = Limit.of(self.timeouts, "weight_update")
+    async def _start_sending(self) -> asyncio.Task[float]:
+        """Publish the trainer's weights; returns the task that sends them, once it may step on."""
+        limit, version = Limit.of(self.timeouts, "weight_update"), self.ledger.trained_version
         weights: Weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
-        sending = asyncio.create_task(self.generators.update(self.ledger.trained_version, weights))
-        self._tasks.add(sending)
+        sending = self._start(self.generators.update(version, weights), f"send weights {version}")
         if weights.borrowed:
             await sending
         return sending
 
-    async def _move_on(self) -> None:
-        """To the next stage, or the end of a run without problems left; nothing is in flight."""
+    async def _end_stage(self) -> None:
+        """Enter the next stage, or end a run without problems left; nothing is in flight."""
         ledger, stages = self.ledger, self.ledger.stages
         if stages.last:
             self.observer.happened(f"no problem is left after update {ledger.trained_version}")
             await self.stop()
         else:
             await self.generators.resize(stages.configs[stages.number + 1])
-            self.observer.happened(ledger.move_on())
+            self.observer.happened(ledger.begin_next_stage())
 
     async def stop(self) -> None:
         """End `run` cleanly after the update under way."""
@@ -230,20 +248,26 @@ class Pipeline:
             for group in self.ledger.open(room):
                 self.generators.submit(group.requests)
 
-    def _grade_soon(self, group: OpenGroup) -> None:
-        self._tasks.add(asyncio.create_task(self._grade(group)))
+    def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start a task that `run` watches, named for tracebacks and debuggers."""
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        return task
+
+    def _start_grading(self, group: OpenGroup) -> None:
+        self._start(self._grade(group), f"grade group {group.id}")
 
     async def _grade(self, group: OpenGroup) -> None:
         ledger = self.ledger
         ledger.grade(group, await self._verdicts(group))
-        self.observer.graded(len(ledger.ready), [why for _, why in ledger.filtered])
+        self.observer.graded(len(ledger.ready), [reason for _, reason in ledger.filtered])
         await self._notify()
 
     async def _verdicts(self, group: OpenGroup) -> list[Verdict]:
-        """Wait for a group's verdicts for as long as the verifiers give any at all.
+        """Wait for a group's verdicts for as long as the verifiers return any verdict at all.
 
-        One that hangs is found by whoever asked it, after `verification`, and what takes its place
-        has `start` to begin: only then is it too late.
+        A verifier that hangs is found by its pool after `verification` seconds, and its
+        replacement may take `start` seconds to begin: only after both is a verdict too late.
         """
         responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
         lengths = self.sizes.l_max, self.sizes.l_cache
@@ -254,11 +278,10 @@ class Pipeline:
                 raise WorkerStalled(f"no verdict within {limit.seconds:g} s ({limit.key})")
             seen = graded
             await asyncio.wait({future}, timeout=limit.seconds)
-        verdicts: list[Verdict] = future.result()
-        return verdicts
+        return future.result()
 
-    async def _until(self, condition: Callable[[], Any], name: str) -> None:
-        """Wait until `condition()` is true; it is looked at whenever something changed."""
+    async def _wait_until(self, condition: Callable[[], Any], name: str) -> None:
+        """Wait until `condition()` is true; it is evaluated after every change of state."""
 
         async def wait() -> None:
             async with self._changed:

@@ -92,7 +92,7 @@ class Stages:
             self._end = next_version + math.ceil(outstanding / sizes.groups_per_batch)
             self._why = f"{name}: {share / every:.3f} of {every:,} completions"
 
-    def move_on(self, version: int) -> str:
+    def begin_next(self, version: int) -> str:
         """Enter the next stage at `version`; returns what happened, for people."""
         left, why = self.name, self._why if self._end == version else "no problem is left in it"
         self._enter(self.number + 1, version)

@@ -18,7 +18,7 @@ from tramontane.controller.observer import PipelineState, Update
 from tramontane.evaluation.evaluate import thinking_text
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, Group, Outcome
+from tramontane.types import Completion, FilterReason, Group, Outcome
 
 
 class Screen(Protocol):
@@ -76,7 +76,7 @@ class Recorder:
         """Write down one update; take a checkpoint where one is due."""
         seen = update.batch.groups + [group for group, _ in update.filtered]
         rows = [r for g in update.batch.groups for r in self._rows(update.number, g, None)]
-        rows += [r for g, why in update.filtered for r in self._rows(update.number, g, why)]
+        rows += [r for g, reason in update.filtered for r in self._rows(update.number, g, reason)]
         await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
         metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
         if update.batch.settings.stage:
@@ -85,7 +85,7 @@ class Recorder:
         metrics |= {
             "groups_kept": len(update.batch.groups),
             "groups_filtered": len(update.filtered),
-            "groups_unscorable": sum(why.startswith("unscorable") for _, why in update.filtered),
+            "groups_unscorable": sum(r.kind == "unscorable" for _, r in update.filtered),
             "unscorable_trained": sum(
                 v.verdict == "unscorable" for g in update.batch.groups for v in g.verdicts
             ),
@@ -120,10 +120,10 @@ class Recorder:
         every = self.config.evaluation.every
         return bool(every) and update % every == 0 and update < self.updates
 
-    def graded(self, ready: int, filtered: list[str]) -> None:
+    def graded(self, ready: int, filtered: list[FilterReason]) -> None:
         """Show what moves between updates."""
         values = {"groups ready": ready, "groups filtered": len(filtered)}
-        self.screen.status(values | ({"the last": filtered[-1]} if filtered else {}))
+        self.screen.status(values | ({"last filtered": str(filtered[-1])} if filtered else {}))
 
     def happened(self, event: str) -> None:
         """Something that a person may want to know of."""
@@ -199,7 +199,9 @@ class Recorder:
             "verifier_idle_fraction": max(0.0, 1 - grading / (passed * workers)),
         }
 
-    def _rows(self, update: int, group: Group, filtered: str | None) -> Iterable[dict[str, Any]]:
+    def _rows(
+        self, update: int, group: Group, filtered: FilterReason | None
+    ) -> Iterable[dict[str, Any]]:
         problem = group.problem
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             yield {
@@ -221,7 +223,8 @@ class Recorder:
                 "verdict": verdict.verdict,
                 "reason": verdict.reason,
                 "advantage_kept": filtered is None,
-                "filtered": filtered,
+                "filtered": filtered.kind if filtered else None,
+                "filtered_detail": filtered.detail if filtered else None,
             }
 
     def _texts(self, token_ids: list[int]) -> list[str]:

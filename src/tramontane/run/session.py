@@ -22,7 +22,7 @@ import torch
 from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.controller.pipeline import Pipeline
+from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.verifiers import Grader, VerifierActors
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, evaluate, summarize
@@ -188,7 +188,8 @@ async def _run(
             began,
             state["version"] if state else -1,
         )
-        pipeline = Pipeline(config, ledger, generators, pool, trainer, placement.weights, recorder)
+        workers = Workers(generators, pool, trainer, placement.weights)
+        pipeline = Pipeline(config, ledger, workers, recorder)
         if checkpoint and state:
             limit = Limit.of(config.timeouts, "start")
             await call(trainer, "load_state", checkpoint.absolute() / "trainer", limit=limit)
