@@ -19,8 +19,8 @@ from pathlib import Path
 
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier import code
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import draw_tests, stdio_job
 
 CASES = [{"input": f"{n} 1\n", "output": f"{n + 1}\n"} for n in range(20)]
 SUM = Problem("sum", "code", "Add.", tests={"type": "stdio", "cases": CASES})
@@ -37,16 +37,16 @@ def processor() -> float:
 def once(program: str, language: str, rung: sandbox.Rung, tests: int) -> tuple[float, float]:
     """Milliseconds of the processor and of the clock."""
     config = VerifierConfig(allow_unsandboxed=True)
-    cases = code.draw_tests(SUM, 20)[:tests]
+    inputs = [case["input"] for _, case in draw_tests(SUM, 20)[:tests]]
     used, started = processor(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        job = code._job(program, language, cases, config, Path(folder))
-        with sandbox.Execution(job, rung) as runs:
+        job = stdio_job(program, language, inputs, config, Path(folder))
+        with sandbox.Sandbox(job, rung) as running:
             if language == "cpp":
-                assert not next(runs).failure
-            outputs = [run.output.split() for run in runs]
+                assert not next(running.results).failure
+            outputs = [result.output.split() for result in running.results]
             assert outputs == [[str(n + 1).encode()] for n in range(tests)]
-            runs._process.wait()  # what is killed before it ends is not counted
+            running.process.wait()  # the time of a process that is killed is not counted
     return 1000 * (processor() - used), 1000 * (time.perf_counter() - started)
 
 

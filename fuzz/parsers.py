@@ -30,7 +30,7 @@ from tramontane.types import Problem
 from tramontane.verifier import language
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import draw_tests, same_output, time_limit
-from tramontane.verifier.code.inside import runner, wire
+from tramontane.verifier.code.inside import records, wire
 from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
 from tramontane.verifier.math.grade import judge_answer
 from tramontane.verifier.math.normalize import normalize, split_unit, to_number, vote
@@ -223,19 +223,17 @@ def check_file(text: str, name: str) -> None:
 def check_records(text: str) -> None:
     """What comes out of a sandbox, which may have been killed in the middle of a word."""
     data = text.encode("utf-8", "surrogatepass")
-    ours, theirs = os.pipe()
-    os.write(theirs, data[:60_000])
-    os.close(theirs)
-    runs = sandbox.Execution.__new__(sandbox.Execution)
-    runs.job = sandbox.Job(Path(), [b""] * 3, 0.1, 300)
-    runs._limits, runs._results = [(0.1, 300)] * 3, ours
+    reading, writing = os.pipe()
+    os.write(writing, data[:60_000])
+    os.close(writing)
+    limits = [sandbox.Limits(0.1, 300)] * 3
     try:
-        ended = list(runs)
+        results = list(sandbox.Results(reading, limits, keep_going=False))
     finally:
-        os.close(ours)
-    assert 1 <= len(ended) <= 3
-    assert all(not run.failure for run in ended[:-1])
-    assert sum(len(run.output) + runner.RECORD.size for run in ended[:-1]) <= len(data)
+        os.close(reading)
+    assert 1 <= len(results) <= 3
+    assert all(not result.failure for result in results[:-1])
+    assert sum(len(x.output) + records.RECORD.size for x in results[:-1]) <= len(data)
 
 
 def check_wire(text: str) -> None:
@@ -294,7 +292,7 @@ class Target(NamedTuple):
 
 _PAIRS = [f"{a}{PART}{b}" for a, b in itertools.pairwise(ANSWERS)]
 _THREE = [f"{a}{PART}{b}{PART}{a}" for a in RESPONSES for b in RESPONSES]
-_RECORD = runner.RECORD.pack(0, 2, 0) + b"7\n"
+_RECORD = records.RECORD.pack(0, 2, 0) + b"7\n"
 _VALUES = [
     wire.encode(value, lambda kept: (wire.MINE, 0)).decode("latin-1")
     for value in (

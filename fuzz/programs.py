@@ -299,7 +299,7 @@ PYTHON = {
     "mends the runner": """
         import sys
         for module in list(sys.modules.values()):
-            for name in ("exit_code", "leave", "send", "run_python"):
+            for name in ("exit_code", "shut_down", "send_record", "run_python"):
                 if hasattr(module, name): setattr(module, name, lambda *_: 0)
         sys.stdout.write = lambda text: None
         os._exit = lambda code: None

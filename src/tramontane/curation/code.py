@@ -37,7 +37,8 @@ from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
-from tramontane.verifier.code.grade import NO_SANDBOX, Ran, Trial
+from tramontane.verifier.code.grade import NO_SANDBOX
+from tramontane.verifier.code.trial import Trial, TrialOutput
 from tramontane.verifier.pool import VerifierPool
 
 BATCH = 50  # inputs of one sandbox
@@ -287,7 +288,7 @@ class Code(ModelStage):
             found += sources[name](problem, max(0, SPARE * wanted - len(found)))
         return list(dict.fromkeys(found))
 
-    def _run(self, solutions: list[Solution], inputs: list[str]) -> list[list[Ran]]:
+    def _run(self, solutions: list[Solution], inputs: list[str]) -> list[list[TrialOutput]]:
         """What each solution prints on each input."""
         assert self.pool is not None
         self._prepare(solutions)
@@ -310,7 +311,7 @@ def _key(row: Row) -> str:
     return f"{row.number} {row.copied_by}"
 
 
-def _ballots(ran: list[list[Ran]]) -> list[list[str | None]]:
+def _ballots(ran: list[list[TrialOutput]]) -> list[list[str | None]]:
     """By input, what each solution printed."""
     by_input = zip(*ran, strict=True)
     return [[None if one.failure else one.output for one in ballot] for ballot in by_input]
@@ -335,7 +336,7 @@ def _count(things: Sequence[Any], name: str) -> str:
     return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
-def _without(ran: list[list[Ran]], trusted: list[int]) -> str:
+def _without(ran: list[list[TrialOutput]], trusted: list[int]) -> str:
     """Which solutions have no vote, and what is wrong with the most of them."""
     out = [runs for i, runs in enumerate(ran) if i not in trusted]
     if not out:

@@ -143,17 +143,17 @@ class VerifierPool:
             self._tasks.put(_Task(group, list(range(len(responses))), self.config.timeout_s))
         return future
 
-    def run(self, trial: code.Trial) -> Future[list[code.Ran]]:
+    def run(self, trial: code.Trial) -> Future[list[code.TrialOutput]]:
         """Run a program, for what it prints on each input.
 
         The future fails only when no worker can be started.
         """
         if self._closing:
             raise RuntimeError("the verifier pool is closed")
-        future: Future[list[code.Ran]] = Future()
+        future: Future[list[code.TrialOutput]] = Future()
         future.set_running_or_notify_cancel()
         group = _Group(
-            None, [trial], future, lambda why, _: [code.Ran("", why)] * len(trial.inputs)
+            None, [trial], future, lambda why, _: [code.TrialOutput("", why)] * len(trial.inputs)
         )
         self._tasks.put(_Task(group, [0], trial.time_limit(self.config)))
         return future

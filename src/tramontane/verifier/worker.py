@@ -37,7 +37,7 @@ def main(descriptor: int) -> None:
         problem, items, l_max, l_cache = connection.recv()
         for item in items:
             if isinstance(item, code.Trial):
-                connection.send(code.try_out(item, config))
+                connection.send(code.run_trial(item, config))
             else:
                 text, n_tokens = item
                 connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))

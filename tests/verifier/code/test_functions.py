@@ -20,7 +20,7 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import cpp, sandbox
 from tramontane.verifier.code.grade import judge, time_limit
-from tramontane.verifier.code.inside import remote, wire
+from tramontane.verifier.code.inside import tests_side, wire
 
 CONFIG = VerifierConfig(code_timeout_s=1.5, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
@@ -162,7 +162,7 @@ def test_depth_and_cycles_are_refused():
 def test_arguments_change_in_place():
     row = [1, 2]
     grid = [row, {"a": [3]}, "x"]
-    remote.update(grid, [[9, 2, 4], {"b": 1, "a": [3, 5]}])
+    tests_side.update(grid, [[9, 2, 4], {"b": 1, "a": [3, 5]}])
     assert grid == [[9, 2, 4], {"b": 1, "a": [3, 5]}]
     assert grid[0] is row
 
@@ -427,9 +427,9 @@ def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
     if rung == "rlimits" or os.geteuid() != 0:
         pytest.skip("needs root and a sandbox")
     (tmp_path / "main.py").write_text("import os\nprint(os.getuid())")
-    job = sandbox.Job(tmp_path, [b""], 5.0, 300, source="main.py")
-    with sandbox.Execution(job, rung) as one, sandbox.Execution(job, rung) as two:
-        assert next(one).output != next(two).output
+    job = sandbox.Job(tmp_path, [b""], sandbox.Limits(5.0, 300), source="main.py")
+    with sandbox.Sandbox(job, rung) as one, sandbox.Sandbox(job, rung) as two:
+        assert next(one.results).output != next(two.results).output
 
 
 def test_time_limit_covers_both_compilers():

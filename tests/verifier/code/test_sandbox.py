@@ -13,6 +13,7 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX, judge
+from tramontane.verifier.code.sandbox import ladder
 
 CONFIG = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
 CASES = [{"input": "7\n", "output": "7\n"}, {"input": "8\n", "output": "8\n"}]
@@ -271,7 +272,7 @@ def test_without_a_sandbox_consent_is_needed(monkeypatch):
 
 
 def test_the_warning_is_loud(monkeypatch):
-    monkeypatch.setattr(sandbox, "why_not", lambda rung: "no")
+    monkeypatch.setattr(ladder, "why_not", lambda rung: "no")
     sandbox.probe.cache_clear()
     with pytest.warns(RuntimeWarning, match="NO SANDBOX"):
         assert sandbox.probe() == "rlimits"

@@ -1,13 +1,14 @@
-"""Programs → right, wrong or unscorable, by their tests, in a sandbox."""
+"""Verdicts on programs: right, wrong or unscorable, by their tests, in a sandbox."""
 
-from tramontane.verifier.code.grade import (
-    Judgement,
-    Ran,
-    Trial,
-    draw_tests,
-    judge,
-    time_limit,
-    try_out,
-)
+from tramontane.verifier.code.grade import Judgement, draw_tests, judge, time_limit
+from tramontane.verifier.code.trial import Trial, TrialOutput, run_trial
 
-__all__ = ["Judgement", "Ran", "Trial", "draw_tests", "judge", "time_limit", "try_out"]
+__all__ = [
+    "Judgement",
+    "Trial",
+    "TrialOutput",
+    "draw_tests",
+    "judge",
+    "run_trial",
+    "time_limit",
+]

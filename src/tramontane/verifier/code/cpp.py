@@ -1,8 +1,9 @@
-"""The two C++ sources of a function test: the program with what serves its functions, and the
-tests with stand-ins of the same signatures that call them in the other process.
+"""The two C++ sources of a function test.
 
-Of the program's text only names are read here. Signatures are what its compiler says, and only
-types of the standard library are let through into the tests' source.
+One is the program, with code that serves its functions. The other is the tests, with stand-in
+functions of the same signatures, which call the program's process. Only names are read from the
+program's text. Signatures come from its compiler, and only types of the standard library are let
+through into the tests' source.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from tramontane.verifier.code.inside import runner
+from tramontane.verifier.code import inside
 
 TESTS_FLAGS = ("-std=c++20", "-O0")
 _NO_CODE = re.compile(
@@ -44,25 +45,25 @@ class Definition(NamedTuple):
     """A function's definition at the top level of a text."""
 
     name: str
-    declaration: str  # up to the brace
-    text: str  # to the brace that closes it; "" where none does
+    declaration: str  # the text before the opening brace
+    text: str  # the text through the closing brace; "" if there is none
     is_template: bool
 
 
 class Signature(NamedTuple):
-    """Of a function, in the compiler's words."""
+    """A function's types, as the compiler writes them."""
 
     result: str
     parameters: list[str]
 
 
 def blanked(text: str) -> str:
-    """The text with spaces for all that is no code, at the same places."""
+    """The text with comments, strings and preprocessor lines replaced by spaces."""
     return _NO_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
-def called(text: str) -> set[str]:
-    """The names that stand before an opening parenthesis."""
+def called_names(text: str) -> set[str]:
+    """Names followed by an opening parenthesis."""
     return set(_CALL.findall(blanked(text)))
 
 
@@ -73,19 +74,19 @@ def definitions(text: str) -> list[Definition]:
     start = depth = 0
     head: tuple[int, int] = (0, 0)
     for match in re.finditer(r"[{};]|\n[ \t]*\n", code):
-        at, sign = match.start(), match[0]
+        position, sign = match.start(), match[0]
         if sign == "{":
             if depth == 0:
-                head = (start, at)
+                head = (start, position)
             depth += 1
         elif sign == "}":
             depth = max(0, depth - 1)
             if depth == 0:
-                if definition := _definition(text, code, *head, at + 1):
+                if definition := _definition(text, code, *head, position + 1):
                     found.append(definition)
                 head = (0, 0)
-                start = at + 1
-        elif depth == 0:  # a blank line ends what is no code
+                start = position + 1
+        elif depth == 0:  # a blank line separates prose from code
             start = match.end()
     if depth and (definition := _definition(text, code, *head, None)):
         found.append(definition)
@@ -102,44 +103,48 @@ def _definition(text: str, code: str, start: int, brace: int, end: int | None) -
 
 
 def helpers(statement: str) -> dict[str, str]:
-    """The functions that the statement defines whole. They are taken from there: a program that
-    redefines them would decide over its own tests."""
+    """The functions that the statement defines completely, by name.
+
+    The tests take these functions from the statement: a program that redefines them would decide
+    its own tests.
+    """
     return {d.name: d.text for d in definitions(statement) if d.text}
 
 
-def exported(program: str, tests: str, statement: str) -> list[str]:
-    """The program's functions that the tests call, and do not have from elsewhere."""
-    own = {d.name for d in definitions(tests)} | helpers(statement).keys()
-    wanted = called(tests) - own
-    return sorted({d.name for d in definitions(program)} & wanted)
+def exported_names(program: str, tests: str, statement: str) -> list[str]:
+    """The program's functions that the tests call; not those that tests or statement define."""
+    elsewhere = {d.name for d in definitions(tests)} | helpers(statement).keys()
+    return sorted({d.name for d in definitions(program)} & (called_names(tests) - elsewhere))
 
 
-def demanded(name: str, program: str, statement: str) -> bool:
-    """Whether the program declares the function as the statement does."""
-    said = {re.sub(r"\s", "", d.declaration) for d in definitions(statement) if d.name == name}
-    own = {re.sub(r"\s", "", d.declaration) for d in definitions(program) if d.name == name}
-    return bool(said & own)
+def is_declared(name: str, program: str, statement: str) -> bool:
+    """True if the statement declares the function in the same words as the program."""
+    return bool(_declarations(name, statement) & _declarations(name, program))
+
+
+def _declarations(name: str, text: str) -> set[str]:
+    return {re.sub(r"\s", "", d.declaration) for d in definitions(text) if d.name == name}
 
 
 @functools.cache
 def _prefix() -> str:
-    return (Path(runner.__file__).parent / "rpc.hpp").read_text(encoding="utf-8")
+    return (Path(inside.__file__).parent / "rpc.hpp").read_text(encoding="utf-8")
 
 
 def program_source(program: str, names: list[str], statement: str) -> str:
-    """The program, and what serves these functions of it.
+    """The program, and the code that serves the functions of these names.
 
-    `main` is ours, and stands before the program, out of reach of its macros.
+    `main` is the server's; it stands before the program, so the program's macros cannot change it.
     """
-    own = definitions(program)
-    told = {d.name: d.declaration for d in definitions(statement)}
+    defined = definitions(program)
+    declared = {d.name: d.declaration for d in definitions(statement)}
     lines = []
     for number, name in enumerate(names):
-        same = [d for d in own if d.name == name]
+        same = [d for d in defined if d.name == name]
         function = f"&::{name}"
-        if (len(same) > 1 or same[0].is_template) and name in told:
-            # Of several, that which the statement declares.
-            lines.append(f"namespace tramontane_{number} {{ {told[name]}; }}")
+        if (len(same) > 1 or same[0].is_template) and name in declared:
+            # Of several functions of this name, serve the one that the statement declares.
+            lines.append(f"namespace tramontane_{number} {{ {declared[name]}; }}")
             function = f"static_cast<decltype(&tramontane_{number}::{name})>({function})"
         lines.append(f"auto tramontane_{name} = tramontane::exported<{number}>({function});")
     start = "int main() { return tramontane::serve(); }\n#define main tramontane_own_main\n"
@@ -147,18 +152,19 @@ def program_source(program: str, names: list[str], statement: str) -> str:
     return f'{_prefix()}{start}#line 1 "main.cpp"\n{program}\n#line 1 "exports"\n{served}\n'
 
 
-def telling_signatures(compiler: list[str]) -> list[str]:
-    """A command that compiles, and prints the signatures of what is exported.
+def print_signatures(compiler: list[str]) -> list[str]:
+    """A command that compiles, and prints the signatures of the exported functions.
 
-    All of the library stands before the program, since that is compiled already. A program in
-    which `count`, say, is then ambiguous may still be right: again with little of it.
+    The whole library stands before the program, because it is precompiled. In that company a
+    program's name such as `count` can be ambiguous; the command then compiles again with the few
+    headers that the server needs.
     """
     script = """
-    if ! said=$("$@" 2>&1)
+    if ! errors=$("$@" 2>&1)
     then
-        case $said in
+        case $errors in
         *" is ambiguous"* | *" redeclared as "*) "$@" -DTRAMONTANE_LEAN || exit 1 ;;
-        *) echo "$said" >&2; exit 1 ;;
+        *) echo "$errors" >&2; exit 1 ;;
         esac
     fi
     nm -C "$0" | grep "tramontane::exported<"
@@ -167,7 +173,7 @@ def telling_signatures(compiler: list[str]) -> list[str]:
 
 
 def signatures(printed: str, names: list[str]) -> dict[str, Signature | str]:
-    """By name: the signature, or why there is none that can be called from elsewhere."""
+    """For each name the signature, or the reason why it cannot be called from another process."""
     found: dict[str, Signature | str] = {}
     for line in printed.splitlines():
         if match := _EXPORTED.search(line):
@@ -189,7 +195,7 @@ def _checked(result: str, parameters: list[str]) -> Signature | str:
 
 
 def _split(arguments: str) -> list[str]:
-    """A template's arguments."""
+    """The arguments of a template."""
     parts, depth = [""], 0
     for sign in arguments:
         depth += (sign in "<(") - (sign in ">)")
@@ -201,7 +207,7 @@ def _split(arguments: str) -> list[str]:
 
 
 def tests_source(code: str, found: dict[str, Signature | str], statement: str) -> str:
-    """The tests, with stand-ins for the program's functions."""
+    """The tests, with stand-in functions for the program's."""
     lines = ["using namespace std;"]
     for number, (name, signature) in enumerate(found.items()):
         assert isinstance(signature, Signature)
@@ -213,8 +219,7 @@ def tests_source(code: str, found: dict[str, Signature | str], statement: str) -
             f"{result} {name}({parameters}) "
             f"{{ return tramontane::call<{listed}>({number}{arguments}); }}"
         )
-    wanted = called(code)
-    whole = helpers(statement)
-    if wanted & whole.keys():
-        lines += whole.values()
+    complete = helpers(statement)
+    if called_names(code) & complete.keys():
+        lines += complete.values()
     return f"{_prefix()}\n" + "\n".join(lines) + f'\n#line 1 "tests"\n{code}\n'

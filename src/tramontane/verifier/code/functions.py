@@ -1,8 +1,8 @@
 """Function tests: the program in one sandbox, its tests in another, joined by a socket.
 
-What the tests expect is in their process alone, and so is the comparison. The program's process
-is called by plain values (`inside.remote` for Python, `inside/rpc.hpp` for C++), and can neither
-see the tests nor end them as passed: the verdict is how their process ended.
+Expected values and comparisons are in the tests' process alone. It calls the program's process by
+plain values (`inside.program_side` for Python, `inside/rpc.hpp` for C++). The program can neither
+see the tests nor end them as passed: the verdict is how the tests' process ended.
 """
 
 from __future__ import annotations
@@ -15,35 +15,45 @@ from pathlib import Path
 from tramontane.config import VerifierConfig
 from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import cpp, sandbox
-from tramontane.verifier.code.inside import remote
+from tramontane.verifier.code.inside import peer
 
-# The tests' clock bounds both; the program's is only for the case that it fails.
-LONGER = 2 * sandbox.GRACE_SECONDS
-LAST_WORDS_SECONDS = 1.0
+# The tests' time limit bounds both processes; the program's is longer, and only a safeguard.
+EXTRA_SECONDS = 2 * sandbox.GRACE_SECONDS
+LAST_RESULT_SECONDS = 1.0  # to learn how a program ended that left its tests
 
 
 def run_tests(
     program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
 ) -> tuple[Outcome, str]:
-    """The verdict, and why, of a program under `tests.code`; `folder` is empty, and ours."""
+    """The verdict on a program under `tests.code`, and its reason.
+
+    Args:
+        program: the source text.
+        language: `python` or `cpp`.
+        problem: the problem with the tests, and the statement that may define helper functions.
+        config: the limits.
+        folder: an empty folder of the judge's.
+    """
     tests = problem.tests or {}
     if not isinstance(tests.get("code"), str):
         return "unscorable", "the problem has no tests"
-    folder.chmod(0o711)  # programs may run as a user of their own
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        jobs: list[sandbox.Job] = []
-        for name, end in (("program", theirs), ("tests", ours)):
-            (folder / name).mkdir()
-            job = sandbox.Job(folder / name, [b""], config.code_timeout_s, config.code_memory_mb)
-            job.channel = end.fileno()
-            jobs.append(job)
-        jobs[0].seconds += LONGER
-        run = _cpp if language == "cpp" else _python
-        return run(program, problem, jobs, (theirs, ours))
+    folder.chmod(0o711)  # the program may run as another user
+    limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
+    longer = limits._replace(seconds=limits.seconds + EXTRA_SECONDS)
+    tests_end, program_end = socket.socketpair()
+    with tests_end, program_end:
+        jobs = [_job(folder / "program", longer, program_end)]
+        jobs += [_job(folder / "tests", limits, tests_end)]
+        run = _run_cpp if language == "cpp" else _run_python
+        return run(program, problem, jobs, (program_end, tests_end))
 
 
-def _python(
+def _job(folder: Path, limits: sandbox.Limits, end: socket.socket) -> sandbox.Job:
+    folder.mkdir()
+    return sandbox.Job(folder, [b""], limits, channel=end.fileno())
+
+
+def _run_python(
     program: str,
     problem: Problem,
     jobs: list[sandbox.Job],
@@ -60,13 +70,13 @@ def _python(
     }
     tests_job.inputs = [marshal.dumps(settings)]
     rung = sandbox.probe()
-    with sandbox.Execution(job, rung) as running, sandbox.Execution(tests_job, rung) as testing:
-        ends[0].close()  # the sandboxes have them now, and see each other's end
+    with sandbox.Sandbox(job, rung) as running, sandbox.Sandbox(tests_job, rung) as testing:
+        ends[0].close()  # the sandboxes have the ends now; a copy here would hide a closed end
         ends[1].close()
-        return _verdict(running, testing)
+        return _verdict(running.results, testing.results)
 
 
-def _cpp(
+def _run_cpp(
     program: str,
     problem: Problem,
     jobs: list[sandbox.Job],
@@ -74,51 +84,50 @@ def _cpp(
 ) -> tuple[Outcome, str]:
     code = (problem.tests or {})["code"]
     job, tests_job = jobs
-    if "main" not in cpp.called(code):
+    if "main" not in cpp.called_names(code):
         return "unscorable", "the tests have no main()"
-    names = cpp.exported(program, code, problem.problem)
+    names = cpp.exported_names(program, code, problem.problem)
     if not names:
         return "wrong", "defines none of the functions that the tests call"
-    (job.folder / "main.cpp").write_text(
-        cpp.program_source(program, names, problem.problem), encoding="utf-8", errors="replace"
-    )
-    job.compile(*sandbox.CPP_FLAGS)
-    job.compiler = cpp.telling_signatures(job.compiler)
-    tests_job.compile(*cpp.TESTS_FLAGS)
-    job.seconds += sandbox.COMPILE_SECONDS  # it waits for the tests' compiler
+    source = cpp.program_source(program, names, problem.problem)
+    (job.folder / "main.cpp").write_text(source, encoding="utf-8", errors="replace")
+    job.compile_with(*sandbox.CPP_FLAGS)
+    job.compiler = cpp.print_signatures(job.compiler)
+    tests_job.compile_with(*cpp.TESTS_FLAGS)
+    # The program waits for the tests' compiler.
+    job.limits = job.limits._replace(seconds=job.limits.seconds + sandbox.COMPILE_SECONDS)
     rung = sandbox.probe()
-    with sandbox.Execution(job, rung) as running:
+    with sandbox.Sandbox(job, rung) as running:
         ends[0].close()
-        compiled = next(running)
+        compiled = next(running.results)
         if compiled.failure:
             return "wrong", f"does not compile: {compiled.failure}"
         signatures = cpp.signatures(compiled.output.decode(errors="replace"), names)
         for name, signature in signatures.items():
             if isinstance(signature, str):
-                outcome: Outcome = (
-                    "unscorable" if cpp.demanded(name, program, problem.problem) else "wrong"
-                )
-                return outcome, f"{name}: {signature}"
+                declared = cpp.is_declared(name, program, problem.problem)
+                return "unscorable" if declared else "wrong", f"{name}: {signature}"
         source = cpp.tests_source(code, signatures, problem.problem)
         (tests_job.folder / "main.cpp").write_text(source, encoding="utf-8", errors="replace")
-        with sandbox.Execution(tests_job, rung) as testing:
+        with sandbox.Sandbox(tests_job, rung) as testing:
             ends[1].close()
-            if failure := next(testing).failure:
+            if failure := next(testing.results).failure:
                 return "wrong", f"the tests do not compile against the program: {failure}"
-            return _verdict(running, testing)
+            return _verdict(running.results, testing.results)
 
 
-def _verdict(running: sandbox.Execution, testing: sandbox.Execution) -> tuple[Outcome, str]:
-    ended = next(testing)
-    if not ended.failure:
+def _verdict(program: sandbox.Results, tests: sandbox.Results) -> tuple[Outcome, str]:
+    """The verdict, by the end of the tests' process; by the program's end if that came first."""
+    end = next(tests)
+    if not end.failure:
         return "right", ""
-    if ended.code == remote.BROKEN:
-        return "unscorable", ended.failure.partition(": ")[2]
-    if ended.code == remote.GONE:
-        own = running.next(LAST_WORDS_SECONDS)
-        if own.code:
-            return "wrong", own.failure
-        return "wrong", "ended before its tests" if own.code == 0 else "left its tests"
-    if line := re.search(r"tests:(\d+): .*Assertion", ended.failure):
+    if end.code == peer.BROKEN:
+        return "unscorable", end.failure.partition(": ")[2]
+    if end.code == peer.GONE:
+        program_end = program.wait(LAST_RESULT_SECONDS)
+        if program_end.code:
+            return "wrong", program_end.failure
+        return "wrong", "ended before its tests" if program_end.code == 0 else "left its tests"
+    if line := re.search(r"tests:(\d+): .*Assertion", end.failure):
         return "wrong", f"assertion failed (line {line[1]} of the tests)"
-    return "wrong", ended.failure.removeprefix("exit code 1: ")
+    return "wrong", end.failure.removeprefix("exit code 1: ")

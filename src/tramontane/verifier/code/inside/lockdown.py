@@ -1,10 +1,10 @@
 """Locks that a process puts on itself: seccomp on system calls, Landlock on files (Linux).
 
-Both hold for all that it starts, and cannot be taken off. On every rung the filter closes the
-system calls that a program with tests has no use for and that reach around a sandbox: other
-processes' memory, namespaces, mounts, memory and queues that outlive a process or that its limit
-does not count. Landlock is for the rung without namespaces: there it hides the files, and the
-filter closes sockets, signals and changes of others' attributes too.
+Child processes inherit both locks, and no process can remove them. On every rung the filter closes
+the system calls that reach around a sandbox and that a program with tests never needs: other
+processes' memory, namespaces, mounts, and memory and queues that outlive a process or that its
+limit does not count. Landlock is for the rung without namespaces: it hides the files there, and
+the filter also closes sockets, signals and changes of file attributes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_NEW_PRIVS = 38
 _SECCOMP, _FILTER_MODE = 22, 2
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000  # the other calling convention of x86-64
-# Names and their numbers on x86-64 and on ARM.
+# System calls by name, with their numbers on x86-64 and on ARM.
 _ALWAYS = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438), "kcmp": (312, 272), "unshare": (272, 97), "setns": (308, 268),
@@ -50,25 +50,28 @@ _CLONE_NEW = 0x7E020000  # every kind of namespace
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _READ_FILE, _READ_DIR, _EXECUTE, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 0, 1 << 1, 1 << 14
 _FILE_BITS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-# The first that can forbid emptying a file by its name (Linux 6.2).
-LANDLOCK_NEEDED = 3
-_SCOPES = 6  # from here on it keeps signals within (Linux 6.12)
+LANDLOCK_NEEDED = 3  # the first version that can forbid truncating a file (Linux 6.2)
+_SCOPES = 6  # the first version that confines signals (Linux 6.12)
 
 
 def landlock_version() -> int:
-    """Of the running kernel; below 1 where it has none."""
+    """Landlock's version in the running kernel; below 1 if it has none."""
     return _syscall(_LANDLOCK_CREATE, None, 0, 1)
 
 
 def supported() -> bool:
+    """True if the system calls' numbers on this machine are known."""
     return os.uname().machine in _AUDIT_ARCH
 
 
 def filter_calls(namespaces: bool) -> None:
-    """Close system calls for this process and all that it starts; they fail with EPERM.
+    """Close system calls for this process and its children: the calls fail with EPERM.
+
+    Args:
+        namespaces: the process is in namespaces of its own, which leaves more calls open.
 
     Raises:
-        OSError: the kernel would not have the filter.
+        OSError: the kernel refuses the filter.
     """
     machine = os.uname().machine
     column = list(_AUDIT_ARCH).index(machine)
@@ -113,7 +116,7 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
         instruction(jump_set, 0, 1, _CLONE_NEW),
         instruction(answer, 0, 0, refuse),
         instruction(load, 0, 0, 0),
-        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # one's own limits only
+        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # of this process only
         instruction(load, 0, 0, 16),
         instruction(jump_if, 1, 0, 0),
         instruction(answer, 0, 0, refuse),
@@ -123,10 +126,15 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
 
 
 def hide_files(readable: list[str], devices: list[str], writable: str) -> None:
-    """Leave these paths in reach, and nothing else of the disk.
+    """Hide every file from this process and its children, except under these paths.
+
+    Args:
+        readable: paths whose files can be read and executed.
+        devices: files that can be read and written.
+        writable: the folder in which everything is allowed.
 
     Raises:
-        OSError: the kernel has no Landlock, or a path is not there.
+        OSError: the kernel has no Landlock, or a path does not exist.
     """
     version = landlock_version()
     everything = (1 << (16 if version >= 5 else 15)) - 1

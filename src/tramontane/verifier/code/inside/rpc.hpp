@@ -1,8 +1,8 @@
-// Calls of C++ functions from another process, by plain values, each as its static type says.
-// Before the program's text and before the tests': nothing they define can change what is here.
+// Calls of C++ functions from another process. Plain values are sent, encoded by their static types.
+// This text stands before the program's and before the tests': neither can change its meaning.
 #ifndef TRAMONTANE_LEAN
 #include <bits/stdc++.h>
-#else  // for a program whose names are ambiguous beside the whole library
+#else  // for a program with names that are ambiguous next to the whole library
 #include <array>
 #include <complex>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace tramontane {
 
-// The system's, by symbols that no variable of a program has.
+// System calls, by symbols that no variable of a program can have.
 long system_send(int, const void*, std::size_t, int) asm("__send");
 long system_read(int, void*, std::size_t) asm("__read");
 long system_write(int, const void*, std::size_t) asm("__write");
@@ -37,7 +37,7 @@ struct garbage : std::exception {
     const char* what() const noexcept override { return "answered with no value"; }
 };
 
-// ------------------------------------------------------------------- which types can travel
+// ------------------------------------------------------------------- types that can travel
 
 template <class T> struct travels : std::is_arithmetic<T> {};
 template <class... E> struct all_travel : std::bool_constant<(travels<std::remove_cv_t<E>>::value && ...)> {};
@@ -59,7 +59,7 @@ template <class... E> struct travels<std::tuple<E...>> : all_travel<E...> {};
 template <class T> struct travels<std::optional<T>> : travels<T> {};
 template <class T> struct travels<std::complex<T>> : travels<T> {};
 
-// What an argument of type A is kept in while the function runs.
+// The type that holds an argument of type A while the function runs.
 template <class A> struct held { using type = std::remove_cvref_t<A>; };
 template <class A> requires std::is_same_v<std::decay_t<A>, const char*> struct held<A> { using type = std::string; };
 template <class A> requires std::is_same_v<std::remove_cvref_t<A>, std::string_view> struct held<A> { using type = std::string; };
@@ -103,18 +103,18 @@ template <class T> void put(bytes& out, const T& value) {
 }
 
 struct reader {
-    const char* at;
+    const char* position;
     const char* end;
     void take(void* to, std::size_t size) {
-        if (size > static_cast<std::size_t>(end - at)) throw garbage();
-        if (size) std::memcpy(to, at, size);
-        at += size;
+        if (size > static_cast<std::size_t>(end - position)) throw garbage();
+        if (size) std::memcpy(to, position, size);
+        position += size;
     }
 };
 
 template <class T> T get(reader& in);
 
-template <class T> struct made {  // of parts
+template <class T> struct made {  // a value with parts
     static T from(reader& in) { T value; for (auto& part : value) part = get<typename T::value_type>(in); return value; }
 };
 template <class A, class B> struct made<std::pair<A, B>> {
@@ -147,11 +147,11 @@ template <class T> T get(reader& in) {
         auto size = get<std::uint32_t>(in);
         T value;
         if constexpr (numbers<T>) {
-            if (size > static_cast<std::size_t>(in.end - in.at) / sizeof(typename T::value_type)) throw garbage();
+            if (size > static_cast<std::size_t>(in.end - in.position) / sizeof(typename T::value_type)) throw garbage();
             value.resize(size);
             in.take(value.data(), size * sizeof(typename T::value_type));
         } else {
-            if (size > static_cast<std::size_t>(in.end - in.at)) throw garbage();
+            if (size > static_cast<std::size_t>(in.end - in.position)) throw garbage();
             while (size--) {
                 if constexpr (product<typename T::value_type>) {
                     value.insert(value.end(), made<typename T::value_type>::from(in));
@@ -234,7 +234,7 @@ template <class A> decltype(auto) pass(held_t<A>& value) {
     else return std::move(value);
 }
 
-// Its symbol tells the tests' side the signature.
+// The tests' side reads the signature from this function's symbol.
 template <int number, class R, class... A> __attribute__((noinline, used)) bool exported(R (*f)(A...)) {
     if constexpr (((std::is_void_v<R> || travels<std::remove_cvref_t<R>>::value) && ... && travels<held_t<A>>::value)) {
         table().resize(std::max<std::size_t>(table().size(), number + 1));
@@ -302,7 +302,7 @@ template <class R, class... A> R call(std::uint32_t number, std::remove_referenc
         }
         auto finish = [&] {
             ([&] { if constexpr (comes_back<A>) args = get<std::remove_cvref_t<A>>(in); }(), ...);
-            if (in.at != in.end) throw garbage();
+            if (in.position != in.end) throw garbage();
         };
         if constexpr (std::is_void_v<R>) {
             finish();

@@ -1,0 +1,41 @@
+"""Unbuffered reads and writes of file descriptors, and the descriptor of a function test."""
+
+from __future__ import annotations
+
+import os
+
+CHANNEL = 3  # the socket to the other half of a function test
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_block(descriptor: int) -> bytes:
+    """Read a length (8 bytes, big-endian) and the bytes after it.
+
+    Without a buffer: a later test's input must not lie in the memory that this test inherits.
+    """
+    size = int.from_bytes(os.read(descriptor, 8), "big")
+    parts = []
+    while size and (part := os.read(descriptor, size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def memory_file() -> int:
+    """An empty file in memory (a temporary file on systems other than Linux)."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("test")
+    import tempfile
+
+    return os.dup(tempfile.TemporaryFile().fileno())
+
+
+def read_file(descriptor: int, limit: int) -> bytes:
+    """The file's first `limit` bytes, read from its beginning."""
+    size = min(os.fstat(descriptor).st_size, limit)
+    return os.pread(descriptor, size, 0) if size else b""

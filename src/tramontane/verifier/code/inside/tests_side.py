@@ -1,0 +1,242 @@
+"""The tests' half of a function test: runs the tests' code, which asks the program by values."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, NoReturn
+
+from . import wire
+from .peer import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
+from .statement import helper_source, names_used
+
+
+def run_tests(settings: dict[str, Any]) -> int:
+    """Run the tests' code against the program; returns the exit code.
+
+    Args:
+        settings: `code` (the tests), `statement` and `entry_point` (of the problem).
+    """
+    code, statement, entry_point = (settings[x] for x in ("code", "statement", "entry_point"))
+    module = ModuleType("__main__")
+    space = module.__dict__
+    sys.modules["__main__"] = module
+    try:
+        compiled = compile(code, "<tests>", "exec")
+    except (SyntaxError, ValueError) as error:
+        exit_with(BROKEN, f"the tests do not compile: {error}")
+
+    def declared(name: str) -> bool:
+        return name == entry_point or f"def {name}(" in statement
+
+    names = names_used(compiled)
+    helpers = compile(helper_source(statement, names, entry_point), "<statement>", "exec")
+    try:
+        space.update(Tests().bind(names, declared))
+        exec(helpers, space)
+        exec(compiled, space)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            exit_with(1, "the tests ended the process")
+    except BaseException as error:
+        exit_with(1, describe(error))
+    return 0
+
+
+def describe(error: BaseException) -> str:
+    """The error's class and message, and the line of the tests that it came from."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<tests>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    text = "" if isinstance(error, AssertionError) else str(error)[:100].replace("\n", " ")
+    return f"{type(error).__name__}{text and ': ' + text} (line {line} of the tests)"
+
+
+def exit_with(code: int, reason: str) -> NoReturn:
+    """End this process at once: the tests cannot catch it."""
+    os.write(2, reason.encode("utf-8", "replace"))
+    os._exit(code)
+
+
+class Handle:
+    """An object of the program's, as the tests see it.
+
+    Operations are asked of the program, but not equality and order: a handle equals only itself.
+    """
+
+    __slots__ = ("_number", "_tests")
+    _tests: Tests
+    _number: int
+
+    def __init__(self, tests: Tests, number: int) -> None:
+        object.__setattr__(self, "_tests", tests)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        result, changed = self._tests.ask("call", self, list(args), named)
+        arguments = [*args, *named.values()]
+        for i, value in changed.items():
+            update(arguments[i], value)
+        return result
+
+    def _ask(self, *question: Any) -> Any:
+        return self._tests.ask(question[0], self, *question[1:])[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask("get", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._ask("set item", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._ask("delete item", key)
+
+    def __len__(self) -> int:
+        return self._ask("len")  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._ask("iter")  # type: ignore[no-any-return]
+
+    def __next__(self) -> Any:
+        return self._ask("next")
+
+    def __str__(self) -> str:
+        return self._ask("str")  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return self._ask("repr")  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return self._ask("bool")  # type: ignore[no-any-return]
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, Handle) and bool(value._ask("has", self))
+
+
+def update(old: Any, new: Any) -> Any:
+    """Make `old` equal to `new` in place, and its parts too; returns `new` where that fails."""
+    if type(old) is not type(new) or not isinstance(old, MUTABLE_TYPES):
+        return new
+    if isinstance(old, (list, deque, tuple)):
+        parts = [update(a, b) for a, b in zip(old, new)]  # noqa: B905 - lengths may differ
+        parts += list(new)[len(parts) :]
+        if isinstance(old, tuple):
+            return tuple(parts)
+        old.clear()
+        old.extend(parts)
+    elif isinstance(old, dict):
+        parts_of = {key: update(old[key], new[key]) if key in old else new[key] for key in new}
+        old.clear()
+        old.update(parts_of)
+    else:
+        old.clear()
+        old.update(new) if isinstance(old, set) else old.extend(new)
+    return old
+
+
+class NoPlainValue(TypeError):
+    """A value that the tests pass to the program cannot travel."""
+
+
+class Tests(Peer):
+    """Asks the program. A frame that is no message ends the process: the program has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: dict[int, Handle] = {}
+        self.errors: dict[str, type[Exception]] = {}  # the program's exception classes
+        self.bound: list[Any] = []  # handles that have a name in the tests
+
+    def on_closed(self) -> NoReturn:
+        exit_with(GONE, "")
+
+    def ask(self, *question: Any) -> Any:
+        try:
+            return super().ask(*question)
+        except wire.Garbage as garbage:
+            exit_with(1, f"answered with {garbage}")
+        except NoPlainValue as error:
+            # Not the program's fault if the tests call a function by its name.
+            if any(question[1] is x for x in self.bound):
+                exit_with(BROKEN, str(error))
+            raise
+
+    def receive(self) -> Any:
+        message = super().receive()
+        # A message of another shape would fail somewhere in the tests.
+        shapes: dict[Any, tuple[type, ...]] = {
+            "error": (list, list),
+            "call": (int, list, dict),
+            "next": (int,),
+        }
+        if not isinstance(message, tuple) or not message or type(message[0]) is not str:
+            raise wire.Garbage("no message")
+        kinds = shapes.get(message[0])
+        if kinds is not None and tuple(map(type, message[1:])) != kinds:
+            raise wire.Garbage("no message")
+        if kinds is None and message[0] != "value":
+            raise wire.Garbage("no message")
+        return message
+
+    def refer(self, value: Any) -> tuple[int, int]:
+        if isinstance(value, Handle):
+            return wire.YOURS, value._number
+        if not callable(value) and not hasattr(value, "__next__"):
+            raise NoPlainValue(f"the tests pass a {type(value).__name__}, which is no plain value")
+        return wire.MINE, self.number(value)
+
+    def resolve(self, tag: int, number: int) -> Any:
+        if tag == wire.YOURS:
+            return self.objects[number]
+        return self.handles.setdefault(number, Handle(self, number))
+
+    def answer(self, message: Any) -> None:
+        if message[0] == "next":
+            self.reply(lambda: (next(self.objects[message[1]]),))
+        else:
+            _, number, args, named = message
+            self.reply(lambda: (self.objects[number](*args, **named),))
+
+    def as_error(self, message: Any) -> Exception:
+        names = [name for name in message[1] if type(name) is str]
+        for name in names:
+            if name in self.errors:
+                return self.errors[name](*message[2])
+        return super().as_error((message[0], names, message[2]))
+
+    def bind(self, names: set[str], declared: Callable[[str], bool]) -> dict[str, Any]:
+        """The program's values of the names that the tests use.
+
+        Args:
+            names: used by the tests.
+            declared: true of a name that the problem asks for, which may hide a built-in.
+        """
+        found: dict[str, Any] = {}
+        (defined,) = self.ask("names")
+        for name in sorted(names & set(defined)):
+            if name in sys.stdlib_module_names and not declared(name):
+                found[name] = __import__(name)
+            elif not hasattr(builtins, name) or declared(name):
+                kind, value = self.ask("name", name)
+                if kind == "exception":
+                    base = next(
+                        (BUILTIN_ERRORS[x] for x in value if x in BUILTIN_ERRORS), Exception
+                    )
+                    value = self.errors[name] = type(name, (base,), {})
+                elif kind == "module":  # `import numpy as np` and the like
+                    value = __import__(value) if value in sys.stdlib_module_names else None
+                found[name] = value
+        self.bound = [x for x in found.values() if isinstance(x, Handle)]
+        return found

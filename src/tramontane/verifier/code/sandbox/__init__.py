@@ -1,0 +1,42 @@
+"""Run a program on its inputs in the best sandbox that works on this machine.
+
+The rungs of the ladder, best first: `bubblewrap`; `namespaces`, the same by `unshare`, `mount` and
+`setpriv`; `landlock`, for machines that allow no namespaces; `rlimits`, which is no sandbox: it
+bounds accidents only, and requires the user's consent. Behind the first three a program reads the
+system's programs and libraries and its own source, and writes to a small private directory. It has
+no network, reaches no other process, and gains no capability. If the judge is root, the program
+runs as a user that nobody else is.
+
+One sandbox serves all inputs of a program (`inside.runner`). The judge outside receives the output
+of each execution and compares: expected outputs never enter the sandbox.
+"""
+
+from tramontane.verifier.code.sandbox.headers import precompiled
+from tramontane.verifier.code.sandbox.job import (
+    COMPILE_SECONDS,
+    CPP_FLAGS,
+    GRACE_SECONDS,
+    RUNGS,
+    Job,
+    Limits,
+    Rung,
+)
+from tramontane.verifier.code.sandbox.ladder import probe, why_not
+from tramontane.verifier.code.sandbox.results import Result, Results
+from tramontane.verifier.code.sandbox.running import Sandbox
+
+__all__ = [
+    "COMPILE_SECONDS",
+    "CPP_FLAGS",
+    "GRACE_SECONDS",
+    "RUNGS",
+    "Job",
+    "Limits",
+    "Result",
+    "Results",
+    "Rung",
+    "Sandbox",
+    "precompiled",
+    "probe",
+    "why_not",
+]

@@ -1,0 +1,62 @@
+"""The ladder of rungs: finds the best rung on which a program runs, by trying each."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+from tramontane.verifier.code.sandbox import bubblewrap, landlock, namespaces
+from tramontane.verifier.code.sandbox.job import RUNGS, Job, Limits, Rung
+from tramontane.verifier.code.sandbox.running import Sandbox
+from tramontane.verifier.code.sandbox.system import ENVIRONMENT
+
+_PROBE = """
+import os, threading, heapq
+threading.Thread(target=int).start()
+def look(what):
+    try: return what()
+    except OSError: return "hidden"
+power = lambda: [int(x.split()[1], 16) for x in open("/proc/self/status") if x.startswith("CapEff")]
+print(input(), look(power), look(lambda: sum(x.isdigit() for x in os.listdir("/proc"))))
+"""
+
+
+@functools.cache
+def probe() -> Rung:
+    """The best rung on which a program runs here; tried once in a process."""
+    for rung in RUNGS[:-1]:
+        if sys.platform == "linux" and not why_not(rung):
+            return rung
+    warnings.warn(
+        "NO SANDBOX: neither bubblewrap nor namespaces nor Landlock work here. Programs that "
+        "models write are run only with verifier.allow_unsandboxed=true, under rlimits alone: "
+        "they can then read your files and use the network. `tramontane doctor` says how to mend "
+        "it.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return "rlimits"
+
+
+def why_not(rung: Rung) -> str:
+    """Run a small program on a rung; returns what went wrong, "" if nothing did."""
+    tools = {"bubblewrap": bubblewrap.TOOLS, "namespaces": namespaces.TOOLS}.get(rung, [])
+    path = ENVIRONMENT["PATH"]
+    if missing := [tool for tool in tools if shutil.which(tool, path=path) is None]:
+        return f"{', '.join(missing)} not found"
+    if rung == "landlock" and (reason := landlock.why_unsupported()):
+        return reason
+    with tempfile.TemporaryDirectory(prefix="tramontane-probe-") as name:
+        folder = Path(name)
+        (folder / "main.py").write_text(_PROBE)
+        job = Job(folder, [b"in\n"], Limits(5.0, 300), source="main.py")
+        with Sandbox(job, rung) as sandbox:
+            result = next(sandbox.results)
+            if result.failure:
+                return f"{result.failure} {sandbox.last_error()}".strip()
+    expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
+    return "" if result.output == expected else f"gave {result.output!r}"

@@ -1,0 +1,111 @@
+"""Results of the executions in a sandbox, read from the runner's records."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tramontane.verifier.code.inside import records
+from tramontane.verifier.code.sandbox.job import BOX_MB, GRACE_SECONDS, OUTPUT_BYTES, Limits
+
+
+class Result(NamedTuple):
+    """The end of one execution: its output, or in `failure` why the output does not count."""
+
+    output: bytes
+    failure: str
+    code: int | None = None  # exit code, negative for a signal; None if the runner killed it
+
+
+class Results(Iterator[Result]):
+    """Iterates over the results of a sandbox's executions, as they end.
+
+    Ends after the first failure, unless `keep_going`, and when the sandbox ends.
+
+    Args:
+        descriptor: the pipe with the runner's records. Nothing in it is trusted.
+        limits: limits of each execution, the compiler's first if there is one.
+        keep_going: continue after a failed execution.
+    """
+
+    def __init__(self, descriptor: int, limits: list[Limits], keep_going: bool) -> None:
+        self._descriptor, self._limits, self._keep_going = descriptor, limits, keep_going
+
+    def __next__(self) -> Result:
+        if not self._limits:
+            raise StopIteration
+        return self.wait(self._limits[0].seconds + GRACE_SECONDS)
+
+    def wait(self, seconds: float) -> Result:
+        """The next result; a failure if it does not come within `seconds`."""
+        limits = self._limits.pop(0)
+        deadline = time.monotonic() + seconds
+        head = self._read(records.RECORD.size, deadline)
+        if head is None:
+            self._limits.clear()
+            late = time.monotonic() >= deadline
+            reason = f"timed out after {limits.seconds:g} s" if late else "killed the sandbox"
+            return Result(b"", reason)
+        status, n_output, n_errors = records.RECORD.unpack(head)
+        n_output = min(n_output, OUTPUT_BYTES)
+        output = self._read(n_output, deadline)
+        errors = self._read(min(n_errors, records.ERROR_BYTES), deadline)
+        if status == 0 and output is not None:
+            return Result(output, "", 0)
+        if not self._keep_going:
+            self._limits.clear()
+        failure = _describe_failure(status, limits, n_output, errors or b"")
+        return Result(b"", failure, None if status < 0 else _exit_code(status))
+
+    def drain(self, seconds: float) -> None:
+        """Read until the pipe closes, `seconds` at most, and close it."""
+        deadline = time.monotonic() + seconds
+        while self._readable(deadline) and os.read(self._descriptor, 1 << 20):
+            pass
+        os.close(self._descriptor)
+
+    def _readable(self, deadline: float) -> bool:
+        poll = select.poll()  # `select.select` accepts no descriptor above 1,023
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+
+    def _read(self, size: int, deadline: float) -> bytes | None:
+        """`size` bytes, or None if the deadline passes or the sandbox ends before."""
+        data = b""
+        while len(data) < size:
+            if not self._readable(deadline):
+                return None
+            part = os.read(self._descriptor, size - len(data))
+            if not part:
+                return None
+            data += part
+        return data
+
+
+def _exit_code(status: int) -> int:
+    """`os.waitstatus_to_exitcode` for any number: a broken sandbox may send an impossible one."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes) -> str:
+    if status == records.LATE:
+        return f"timed out after {limits.seconds:g} s"
+    if status == records.MEMORY:
+        return f"needed more than {limits.memory_mb} MB"
+    if status == records.CROWD:
+        return f"started more than {records.MAX_PROCESSES} processes"
+    if status == records.DISK:
+        return f"wrote more than {BOX_MB} MB"
+    code = _exit_code(status)
+    if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
+        return f"printed more than {OUTPUT_BYTES >> 20} MB"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    line = next((x for x in lines if "error:" in x), lines[-1] if lines else "")
+    if "MemoryError" in line or "bad_alloc" in line:
+        return f"needed more than {limits.memory_mb} MB"
+    end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{end}: {line[:200]}" if line else end

@@ -1,0 +1,74 @@
+"""Trials: a program run on inputs in the sandbox, with no expected outputs. Used by curation."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tramontane.config import VerifierConfig
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import (
+    MAX_OUTPUT,
+    MAX_TIMEOUTS,
+    NO_COMPILER,
+    NO_SANDBOX,
+    seconds_for,
+    stdio_job,
+)
+
+
+class Trial(NamedTuple):
+    """A program, in `python` or `cpp`, and the inputs to run it on."""
+
+    language: str
+    program: str
+    inputs: list[str]
+
+    def time_limit(self, config: VerifierConfig) -> float:
+        """Longest time of the whole trial in seconds, the compiler included."""
+        return seconds_for(len(self.inputs), compilers=1, config=config)
+
+
+class TrialOutput(NamedTuple):
+    """What one execution printed, or in `failure` why it does not count."""
+
+    output: str
+    failure: str = ""
+
+
+def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
+    """Run a program on each input, in the sandbox.
+
+    After three timeouts, or if the program kills the sandbox, the remaining inputs are not run:
+    each gets the last failure.
+    """
+    if trial.language == "cpp" and shutil.which("g++") is None:
+        return [TrialOutput("", NO_COMPILER)] * len(trial.inputs)
+    if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
+        return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
+    timeouts, outputs = 0, []
+    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
+        job = stdio_job(trial.program, trial.language, trial.inputs, config, Path(folder))
+        job.keep_going = True
+        with sandbox.Sandbox(job, sandbox.probe()) as running:
+            if trial.language == "cpp" and (failure := next(running.results).failure):
+                return [TrialOutput("", f"does not compile: {failure}")] * len(trial.inputs)
+            for result in running.results:
+                outputs.append(_as_output(result))
+                timeouts += result.failure.startswith("timed out")
+                if timeouts == MAX_TIMEOUTS:
+                    break
+    return outputs + [outputs[-1]] * (len(trial.inputs) - len(outputs))
+
+
+def _as_output(result: sandbox.Result) -> TrialOutput:
+    if result.failure:
+        return TrialOutput("", result.failure)
+    if len(result.output) > MAX_OUTPUT:
+        return TrialOutput("", f"printed more than {MAX_OUTPUT >> 20} MB")
+    try:
+        return TrialOutput(result.output.decode())
+    except UnicodeDecodeError:
+        return TrialOutput("", "printed what is not UTF-8")
