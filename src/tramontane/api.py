@@ -20,7 +20,7 @@ from tramontane.errors import InputError
 
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
-    from tramontane.audit.audit import Audit
+    from tramontane.audit.findings import Audit
     from tramontane.evaluation import EvaluationResult
     from tramontane.evaluation.score import ScoreSummary
     from tramontane.planning.plan import Plan
@@ -316,7 +316,7 @@ def audit(
     config: VerifierConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Find what looks like reward hacking or verifier error; see `verifier.audit`."""
+    """Find what looks like reward hacking or verifier error; see `audit.audit`."""
     from tramontane.audit.audit import audit as run
 
     return run(path, out, rows=rows, sample=sample, config=config, progress=progress)

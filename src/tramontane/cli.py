@@ -240,7 +240,9 @@ def audit(
         )
     table = Table("kind", "count", "share", "an example", show_lines=True)
     for kind in found.totals:
-        examples = [f"{f.where}: {f.answer} for {f.reference} {f.detail}" for f in found.of(kind)]
+        examples = [
+            f"{f.where}: {f.answer} for {f.reference} {f.detail}" for f in found.findings_of(kind)
+        ]
         example = _escape(examples[0][:200]) if examples else ""
         table.add_row(kind, str(len(examples)), found.share(kind), example)
     console.print(table)

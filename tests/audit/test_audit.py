@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import tramontane
 from tests.paths import DATA
-from tramontane.audit.audit import KINDS
+from tramontane.audit.findings import KINDS
 from tramontane.audit.opinions import same_number, same_string
-from tramontane.audit.suspicion import cheats, hedges, occurs
+from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.cli import app
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
@@ -173,7 +173,7 @@ def test_an_evaluation_whose_answer_is_what_was_extracted(tmp_path):
 def test_the_sample_bounds_what_others_look_at(tmp_path):
     rows = [rollout(text(i), "wrong", str(i), group=i) for i in range(10)]
     result = tramontane.audit(write(tmp_path / "in.jsonl", rows), sample=3)
-    assert len(result.of("disputed")) == 3
+    assert len(result.findings_of("disputed")) == 3
     assert result.totals["disputed"][0] == 3
 
 
@@ -268,7 +268,7 @@ def test_bad_input(tmp_path):
     ],
 )
 def test_hedges(box, reference, found):
-    assert bool(hedges(box, reference)) == found
+    assert bool(describe_hedge(box, reference)) == found
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_hedges(box, reference, found):
     ],
 )
 def test_occurs(answer, thoughts, found):
-    assert occurs(answer, thoughts) == found
+    assert occurs_in(answer, thoughts) == found
 
 
 def test_plain_opinions():
@@ -331,7 +331,7 @@ def test_plain_opinions():
 def test_programs_that_cheat(code, why):
     outputs = ["1234", "2.5e3", "-77"]
     cases = [{"input": f"{i}\n", "output": f"{o}\n"} for i, o in enumerate(outputs, 1)]
-    said = cheats(code, {"type": "stdio", "cases": cases})
+    said = describe_cheat(code, {"type": "stdio", "cases": cases})
     assert why in said and bool(why) == bool(said), said
 
 
@@ -345,4 +345,4 @@ def test_reference_solutions_do_not_look_like_cheats():
             if isinstance(solutions, str):
                 solutions = {"": solutions}
             for solution in solutions.values():
-                assert not cheats(solution, row["tests"]), (file, row["id"])
+                assert not describe_cheat(solution, row["tests"]), (file, row["id"])

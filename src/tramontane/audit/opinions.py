@@ -1,6 +1,7 @@
-"""Second opinions on maths verdicts, for `audit`: verifiers that share no rule with ours.
+"""Second opinions on maths verdicts: verifiers that share no rule with `verifier.math`.
 
-Each says True (right), False (wrong) or None (cannot say) of a box and a reference as they stand.
+Each takes the content of a box and a reference, and returns True (right), False (wrong) or None
+(undecided).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ _PLAIN = re.compile(r"[+-]?(?:\d{1,30}|\d{1,3}(?:,\d{3}){1,9})(?:\.\d{1,30}|/0*[
 
 
 def same_string(box: str, reference: str) -> bool | None:
-    """Equal but for whitespace; unequal strings may still mean the same."""
+    """True if equal but for whitespace, else None: unequal strings may have one meaning."""
     return "".join(box.split()) == "".join(reference.split()) or None
 
 
 def same_number(box: str, reference: str) -> bool | None:
-    """Equal as integers, decimals or fractions, where both are nothing else."""
+    """Comparison of integers, decimals or fractions; None if a side is anything else."""
     a, b = (side.strip().strip("$").strip() for side in (box, reference))
     if not _PLAIN.fullmatch(a) or not _PLAIN.fullmatch(b):
         return None
@@ -29,9 +30,10 @@ def same_number(box: str, reference: str) -> bool | None:
 
 
 def math_verify(problem: Problem, text: str, n_tokens: int) -> float:
-    """What math-verify alone says, as a custom reward: 1 right, 0 wrong, ½ cannot say.
+    """The opinion of math-verify, as a custom reward: 1 right, 0 wrong, ½ undecided.
 
-    A custom reward because it may run for ever, as only the pool's workers can afford.
+    It is a custom reward because math-verify may never return: the pool kills a worker that is
+    late.
     """
     from math_verify import parse, verify
     from math_verify.parser import LatexExtractionConfig

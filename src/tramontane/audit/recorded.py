@@ -1,4 +1,4 @@
-"""Recorded rollouts as rows of one shape: of a run, of an evaluation, or what `score` wrote."""
+"""Recorded rollouts in one form: from a run, from an evaluation, or from the output of `score`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERDICTS = ("right", "wrong", "unscorable", "malformed")
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion and its verdict; `tests` where they were recorded."""
+    """One completion and its verdict; `tests` is None if they were not recorded."""
 
     file: str
     line: int
@@ -27,23 +27,23 @@ class Rollout:
     verdict: str
     reason: str
     reference: str | None
-    group: Any
+    group: str | int
     index: int | None
     tests: Row | None
 
 
 def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
-    """The rollouts of a run folder or a file; what is none goes to `broken`, as `file:line: why`.
+    """The rollouts of a run folder or a file, one at a time.
 
     Args:
         path: a run folder, or a JSONL file (also gzip).
-        rows: what `score` read, where `path` is what it wrote.
-        broken: gets a line a broken row.
+        rows: the input of `score`, if `path` is its output.
+        broken: gets `file:line: reason` for each row that is no rollout.
 
     Raises:
-        InputError: no such file, or one that is cut off or damaged.
+        InputError: a file does not exist, or is cut off or damaged.
     """
-    scored = _Scored(rows) if rows is not None else None
+    scored = _ScoredRows(rows) if rows is not None else None
     for file in _files(path):
         for number, line in row_lines(file):
             try:
@@ -63,11 +63,11 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _rollout(row: Row, file: str, line: int, scored: _Scored | None) -> Rollout:
+def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Rollout:
     if scored is not None:
         row = row | scored.find(str(row.get("id")))
     text = row.get("text", row.get("response"))
-    # `answer` is the label, but in an evaluation, which says `reference`.
+    # The label is `reference` in an evaluation, `answer` elsewhere.
     reference = row["reference"] if "reference" in row else row.get("answer")
     if isinstance(reference, int | float):
         reference = str(reference)
@@ -84,22 +84,22 @@ def _rollout(row: Row, file: str, line: int, scored: _Scored | None) -> Rollout:
         name = "group" if isinstance(reference, str | None) else "the reference answer"
         raise InputError(f"{name} is of the wrong type")
     return Rollout(
-        file,
-        line,
-        problem_id,
-        row.get("domain") or ("code" if reference is None else "math"),
-        text,
-        row["verdict"],
-        str(row.get("reason") or ""),
-        reference,
-        group,
-        row.get("index"),
-        row["tests"] if isinstance(row.get("tests"), dict) else None,
+        file=file,
+        line=line,
+        problem_id=problem_id,
+        domain=row.get("domain") or ("code" if reference is None else "math"),
+        text=text,
+        verdict=row["verdict"],
+        reason=str(row.get("reason") or ""),
+        reference=reference,
+        group=group,
+        index=row.get("index"),
+        tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
     )
 
 
-class _Scored:
-    """What `score` read, by id; of rows with one id, in their order."""
+class _ScoredRows:
+    """The rows that `score` read, by id; rows of one id in the order of the file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -109,12 +109,17 @@ class _Scored:
         for _, line in row_lines(self.path):
             try:
                 problem, response, _ = parse_row(line)
-            except InputError:  # `score` has said so, and written nothing for it
+            except InputError:  # reported by `score`, which wrote no row for it
                 continue
             row = {"domain": problem.domain, "reference": problem.answer, "text": response}
             self.rows[problem.id].append(row | {"tests": problem.tests})
 
     def find(self, row_id: str) -> Row:
+        """The next row of this id.
+
+        Raises:
+            InputError: there is none, or all have been given out.
+        """
         if not self.rows[row_id]:
             raise InputError(f"id {row_id!r} is not in {self.path} (so often)")
         return self.rows[row_id].popleft()
