@@ -33,7 +33,7 @@ from tests.generator.slot_models import (
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator, SlotEngine
-from tramontane.generator.cache import positions
+from tramontane.generator.cache import max_positions
 from tramontane.models.loading import load_model
 from tramontane.types import Request, SamplingParams
 
@@ -176,7 +176,7 @@ def test_lanes_never_hold_more_than_was_said_before(slots):
         )
         finish(generator)
     taken = generator.stats()["cache_bytes"] / (2 * 3 * 2 * 8 * 4)
-    assert slots * 112 <= taken <= positions(slots, 100)
+    assert slots * 112 <= taken <= max_positions(slots, 100)
 
 
 def test_probe_is_right_and_disturbs_nothing():

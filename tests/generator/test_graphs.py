@@ -32,9 +32,9 @@ from tests.generator.slot_models import (
 )
 from tramontane.config import GeneratorConfig
 from tramontane.generator import Generator, slab
-from tramontane.generator.cache import SlotCache
+from tramontane.generator.decoders import LaneDecoder, RecordedDecoder
 from tramontane.generator.engine import SlotEngine
-from tramontane.generator.graphs import CudaGraphs, Looks, bucket
+from tramontane.generator.graphs import CudaGraphs, ValueReadDetector, padded_rows
 from tramontane.types import Request, SamplingParams
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -42,9 +42,9 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GP
 
 def traced(step):
     """A recorder for any device: the operations of one step, with every tensor that it reads."""
-    with Looks() as looks:
+    with ValueReadDetector() as detector:
         step()
-    assert not looks.seen
+    assert not detector.operations
     return make_fx(lambda: step(), tracing_mode="real")()
 
 
@@ -96,8 +96,8 @@ def test_replays_draw_what_lanes_draw(family, kinds):
     assert {c.finish_reason for c in got.values()} == {"stop", "length"}
     assert replays.stats == lanes.stats
     # Few steps were recorded for many.
-    assert {rows for rows, _ in replays._recorded} >= {4, 16}
-    assert len(replays._recorded) < 16 < replays.stats.decode_steps
+    assert {rows for rows, _ in replays._decoder._recorded} >= {4, 16}
+    assert len(replays._decoder._recorded) < 16 < replays.stats.decode_steps
 
 
 @settings(max_examples=25, deadline=None)
@@ -193,7 +193,7 @@ def flash(
 def test_flash_attention_is_asked_for_the_same(family, monkeypatch):
     requests = make_requests(5, 3, seed=6, tokens=(5, 60))
     engine, eager = engines(make_model(family), slots=8, record=plain)
-    monkeypatch.setattr(slab, "takes_ragged", lambda value: True)
+    monkeypatch.setattr(slab, "supports_varlen", lambda value: True)
     monkeypatch.setattr(slab, "varlen_attn", flash)
     for e in (engine, eager):
         e.submit(requests)
@@ -203,9 +203,9 @@ def test_flash_attention_is_asked_for_the_same(family, monkeypatch):
 @given(st.integers(1, 700), st.integers(1, 700))
 def test_buckets(rows, slots):
     rows = min(rows, slots)
-    size = bucket(rows, slots)
+    size = padded_rows(rows, slots)
     assert rows <= size <= min(slots, 2 * rows)
-    assert len({bucket(n, slots) for n in range(1, slots + 1)}) <= slots.bit_length() + 1
+    assert len({padded_rows(n, slots) for n in range(1, slots + 1)}) <= slots.bit_length() + 1
 
 
 def test_a_forward_that_looks_at_values_is_not_recorded():
@@ -221,20 +221,19 @@ def test_a_forward_that_looks_at_values_is_not_recorded():
     for e in (lanes, engine):
         e.submit(requests)
     assert_same(finish(engine), finish(lanes))
-    assert not engine._recorded
-    assert isinstance(engine._cache, SlotCache)
+    assert isinstance(engine._decoder, LaneDecoder)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_looks(mode):
     x = torch.arange(6.0)
-    with mode(), Looks() as looks:
+    with mode(), ValueReadDetector() as detector:
         (x * 2).sum(), x[torch.tensor([1, 2])], x.argmax(), torch.where(x > 2, x, -x)
-        assert not looks.seen
+        assert not detector.operations
         for look in (lambda: x.max().item(), lambda: bool(x[0]), x.nonzero, lambda: x[x > 2]):
-            looks.seen.clear()
+            detector.operations.clear()
             look()
-            assert looks.seen
+            assert detector.operations
 
 
 def test_a_cleared_slab_is_freed_at_once():
@@ -242,7 +241,7 @@ def test_a_cleared_slab_is_freed_at_once():
     _, engine = engines(make_model(), record=plain)
     engine.submit(make_requests(2, 4))
     engine.step()
-    old = [weakref.ref(slab) for slab in engine._cache.slabs]
+    old = [weakref.ref(slab) for slab in engine._decoder.cache.slabs]
     gc.disable()
     try:
         engine.clear()
@@ -254,7 +253,7 @@ def test_a_cleared_slab_is_freed_at_once():
 def on_gpu(family, dtype, slots=16):
     model = make_model(family, dtype=dtype).to("cuda")
     engine = SlotEngine(model, slots, 130, [EOS], record=CudaGraphs(model.device))
-    assert engine._recorder is not None
+    assert isinstance(engine._decoder, RecordedDecoder)
     return model, engine
 
 

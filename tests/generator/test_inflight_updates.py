@@ -27,7 +27,7 @@ from tramontane.types import Completion, Request
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
 def many_slots(request, monkeypatch):
     """Both ways to lay out keys and values, which the number of slots decides between."""
-    monkeypatch.setattr(cache, "_MANY", 1 if request.param == "prefixes shared" else 1000)
+    monkeypatch.setattr(cache, "_SHARING_SLOTS", 1 if request.param == "prefixes shared" else 1000)
 
 
 def make_generator(model: PreTrainedModel, slots: int = 8, **config) -> Generator:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tramontane.generator.cache import Own, Shared, SlotCache
+from tramontane.generator.cache import PrefixPart, SlotCache, UnsharedPart
 from tramontane.generator.lanes import Lane, Layout, PackedCache, Prefix
 
 SHAPES = ((2, 3), (1, 5))  # (heads, head size) of layer 0 and of layer 1
@@ -70,15 +70,15 @@ def test_everyone_keeps_their_own_keys(events):
 
 
 def check(cache: SlotCache, lengths: dict[int, int], prefixes: dict[int, int]) -> None:
-    assert sorted(cache.rows) == sorted(lengths)
+    assert sorted(cache.slots) == sorted(lengths)
     for lane in cache.lanes:
-        for place, row in enumerate(lane.rows):
+        for place, row in enumerate(lane.owners):
             assert lengths[row] < lane.capacity
             assert_equal(read(lane, place, lengths[row]), written(row, lengths[row]))
             assert all(s[:, place].isfinite().all() for s in lane.stacks)
     members = []
     for lane in cache.prefixes:
-        for place, block in enumerate(lane.rows):
+        for place, block in enumerate(lane.owners):
             assert 0 < len(block.members) <= 16
             assert {prefixes[row] for row in block.members} == {block.length}
             assert_equal(read(lane, place, block.length), written(block.length, block.length))
@@ -87,10 +87,10 @@ def check(cache: SlotCache, lengths: dict[int, int], prefixes: dict[int, int]) -
     assert sorted(members) == sorted(lengths)
     if lengths:
         # What attention takes for each seat, and where each row of the batch then looks for it.
-        step = cache.begin(torch.tensor([lengths[r] for r in cache.rows]))
-        query = torch.tensor(cache.rows).float()[:, None, None, None]
-        seated = torch.cat([part.queries(query).flatten(0, 1) for part in step.shared])
-        assert torch.equal(seated[step.seats], query[:, 0])
+        step = cache.begin(torch.tensor([lengths[r] for r in cache.slots]))
+        query = torch.tensor(cache.slots).float()[:, None, None, None]
+        seated = torch.cat([part.queries(query).flatten(0, 1) for part in step.prefixes])
+        assert torch.equal(seated[step.members], query[:, 0])
 
 
 def read(lane: Lane, place: int, length: int) -> Prefix:
@@ -104,7 +104,7 @@ def assert_equal(found: Prefix, expected: Prefix) -> None:
 
 
 def leave(cache: SlotCache, gone: set[int], lengths: dict[int, int]) -> None:
-    rows = cache.rows
+    rows = cache.slots
     cache.end(gone, [])
     for b in gone:
         del lengths[rows[b]]
@@ -112,7 +112,7 @@ def leave(cache: SlotCache, gone: set[int], lengths: dict[int, int]) -> None:
 
 def decode_one(cache: SlotCache, lengths: dict[int, int]) -> None:
     """One token for everyone, by the calls that a model and the engine make."""
-    rows = cache.rows
+    rows = cache.slots
     if not rows:
         return
     cache.begin(torch.tensor([lengths[r] for r in rows]))
@@ -141,11 +141,11 @@ def test_bias_shows_a_token_itself_its_past_and_no_more_than_the_window(sequence
         cache.admit([row], row, written(row, prefix))
     step = cache.begin(torch.tensor([own for _, own in sequences]))
     seen: dict[int, list[int]] = {row: [] for row in range(len(sequences))}
-    (part,) = step.own
+    (part,) = step.unshared
     for row, (prefix, _) in enumerate(sequences):
         seen[row] += [prefix + p for p in visible(part, row, window)]
-    for shared in step.shared:
-        for place, block in enumerate(shared.lane.rows):
+    for shared in step.prefixes:
+        for place, block in enumerate(shared.lane.owners):
             seen[block.members[0]] += visible(shared, place, window)
     for row, (prefix, own) in enumerate(sequences):
         newest = prefix + own
@@ -153,7 +153,7 @@ def test_bias_shows_a_token_itself_its_past_and_no_more_than_the_window(sequence
         assert sorted(seen[row]) == list(range(first, newest + 1))
 
 
-def visible(part: Own | Shared, entry: int, window: int | None) -> list[int]:
+def visible(part: UnsharedPart | PrefixPart, entry: int, window: int | None) -> list[int]:
     bias = part.bias(window)[entry, 0, 0]
     assert ((bias == 0) | (bias < -1e30)).all()
     return (bias == 0).nonzero()[:, 0].tolist()

@@ -29,7 +29,7 @@ from tramontane.types import Request, SamplingParams
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
 def many_slots(request, monkeypatch):
     """Both ways to lay out keys and values, which the number of slots decides between."""
-    monkeypatch.setattr(cache, "_MANY", 1 if request.param == "prefixes shared" else 1000)
+    monkeypatch.setattr(cache, "_SHARING_SLOTS", 1 if request.param == "prefixes shared" else 1000)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,7 +1,7 @@
 """Attention over slots: one query token a sequence, against that sequence's cached keys.
 
-Registered with transformers as `slots`. Prefill and any other forward go to `packed_attention`;
-a decode step is told by its `decode` keyword.
+Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
+other forwards go to `packed_attention`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from tramontane.errors import InputError
-from tramontane.generator.cache import Part, Step
+from tramontane.generator.cache import LaneStep, Part
 from tramontane.generator.lanes import Lane
 from tramontane.generator.slab import SlabStep
 from tramontane.models.attention import packed_attention, refuse_unsupported
@@ -30,28 +30,28 @@ def slot_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    decode: Step | SlabStep | None = None,
+    decode: LaneStep | SlabStep | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Decode attention as transformers' interface wants it.
+    """Decode attention with the signature of transformers' attention interface.
 
-    In lanes, each sequence attends to its prefix, with all that share it, and to its own
-    positions; the two are merged by the share that each has of the softmax' denominator. The query
-    heads that share a key-value head are the rows of one matrix product, so keys and values are
-    never repeated. Batched matrix products rather than scaled_dot_product_attention, which is
-    several times slower for one query in bfloat16 on a CPU. Softmax in float32.
+    In lanes, each sequence attends to its prefix, together with all that share it, and to its
+    unshared positions; the two are merged by their shares of the softmax' denominator. Query heads
+    that share a key-value head are the rows of one matrix product, so keys and values are never
+    repeated. Batched matrix products are used because scaled_dot_product_attention is several times
+    slower for one query in bfloat16 on a CPU. Softmax in float32.
 
     Args:
         module: the attention layer.
         query: [B, Hq, 1, d].
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
         value: [B, Hkv, 1, dv], likewise.
-        attention_mask: unused: the step knows who may look where.
+        attention_mask: unused: the step decides which positions are visible.
         scaling: of the scores, by default 1/√d.
-        decode: the step; None for any forward but a decode step.
-        sliding_window: how many positions a token sees, itself included; None for all.
-        **kwargs: what else transformers passes; `packing` for packed forwards.
+        decode: the step; None in any forward other than a decode step.
+        sliding_window: number of positions that a token sees, itself included; None for all.
+        **kwargs: further arguments of transformers; `packing` for packed forwards.
 
     Returns:
         [B, 1, Hq, dv].
@@ -65,61 +65,61 @@ def slot_attention(
         return packed_attention(
             module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
         )
-    if not decode.holds(key, value):
+    if not decode.was_written(key, value):
         raise InputError(
-            f"{type(module).__name__} does not attend to the keys and values that it caches; the "
-            f"embedded generator cannot run it; generate with vLLM"
+            f"{type(module).__name__} does not attend to the keys and values that it caches: the "
+            f"embedded generator cannot run it; choose another model"
         )
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     if isinstance(decode, SlabStep):
         return decode.attend(query, scale, sliding_window)[:, None], None
     query = query * scale
-    own, own_mass = _attend(query, decode, decode.own, sliding_window)
-    if decode.shared:
-        shared, mass = _attend(query, decode, decode.shared, sliding_window)
-        assert mass is not None
-        assert own_mass is not None
-        share = torch.sigmoid(mass[decode.seats] - own_mass)[:, :, None]
-        own = torch.lerp(own, shared[decode.seats], share.to(own.dtype))
-    return own[:, None], None
+    out, log_sum = _attend(query, decode, decode.unshared, sliding_window)
+    if decode.prefixes:
+        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, sliding_window)
+        assert log_sum is not None
+        assert prefix_log_sum is not None
+        share = torch.sigmoid(prefix_log_sum[decode.members] - log_sum)[:, :, None]
+        out = torch.lerp(out, prefix_out[decode.members], share.to(out.dtype))
+    return out[:, None], None
 
 
 def _attend(
-    query: torch.Tensor, step: Step, parts: Sequence[Part], window: int | None
+    query: torch.Tensor, step: LaneStep, parts: Sequence[Part], window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax attention to each part's lane alone.
 
     Returns:
-        Its output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
-        the logarithm of its softmax' denominator [N, Hq] float32; None where nothing is merged.
+        The output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
+        the logarithm of the softmax' denominator [N, Hq] float32; None if nothing is merged.
     """
-    outputs, masses = [], []
+    outputs, log_sums = [], []
     for part in parts:
         keys, values = step.read(part.lane)
         entries, kv_heads, length, d = keys.shape
-        asked = part.queries(query)
-        members = asked.shape[1]
+        queries = part.queries(query)
+        members = queries.shape[1]
         # The rows of one product: all queries that read the same keys.
-        asked = (
-            asked.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(entries * kv_heads, -1, d)
+        queries = (
+            queries.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(entries * kv_heads, -1, d)
         )
-        scores = torch.bmm(asked, keys.flatten(0, 1).transpose(1, 2))
+        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
         scores.view(entries, kv_heads, members, -1, length).add_(part.bias(window).unsqueeze(3))
         weights = torch.softmax(scores, -1, dtype=torch.float32)
         mixed = _mix(weights.to(values.dtype), values.flatten(0, 1), part.lane)
         mixed = mixed.view(entries, kv_heads, members, -1, values.shape[3])
         outputs.append(mixed.transpose(1, 2).reshape(entries * members, query.shape[1], -1))
-        if step.shared:
-            mass = _mass(scores, weights)
-            mass = mass.view(entries, kv_heads, members, -1).transpose(1, 2)
-            masses.append(mass.reshape(entries * members, -1))
-    return torch.cat(outputs), torch.cat(masses) if masses else None
+        if step.prefixes:
+            log_sum = _log_sum_exp(scores, weights)
+            log_sum = log_sum.view(entries, kv_heads, members, -1).transpose(1, 2)
+            log_sums.append(log_sum.reshape(entries * members, -1))
+    return torch.cat(outputs), torch.cat(log_sums) if log_sums else None
 
 
-def _mass(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """log Σ exp s, by any one number of a softmax w = exp s / Σ exp s."""
+def _log_sum_exp(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """log Σ exp s, from any one entry of a softmax w = exp s / Σ exp s."""
     first = weights[..., 0]
-    # On a CPU two searches for the largest cost more than a softmax; on a GPU, looking would wait.
+    # On a CPU two maxima cost more than a softmax; on a GPU, reading a value would block.
     if first.device.type == "cpu" and bool((first > _UNDERFLOW).all()):  # nearly always
         return scores[..., 0].float() - first.log()
     return scores.amax(-1).float() - weights.amax(-1).log()
@@ -131,7 +131,7 @@ def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tenso
     if rows > 1 or weights.device.type != "cpu":
         return torch.bmm(weights, values)
     # As bags of embeddings: half the time of a product of one row, a third in bfloat16.
-    index = lane.index(n)
+    index = lane.position_numbers(n)
     return F.embedding_bag(
         index,
         values.reshape(n * length, -1),

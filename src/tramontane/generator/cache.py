@@ -1,9 +1,10 @@
-"""Keys and values of the sequences in flight, as attention reads and writes them.
+"""Keys and values of everything in flight, in lanes, as attention reads and writes them.
 
-Each sequence's are in two parts. What it was admitted with is its *prefix*: the members of a group
-share their prompt's, and up to 16 of them read it together, as one matrix product (a *block*). What
-it generates is its own. Both lie in lanes; a sequence that outgrows its lane moves to the next, so
-a long sequence is paid for by itself, not by everyone.
+A sequence's keys and values are in two parts. The part that the sequence was admitted with is its
+*prefix*: the members of a group share the prefix of their prompt, and up to 16 members read it
+together, as one matrix product (a *block*). The part that the sequence generates is *unshared*.
+Both parts lie in lanes; a sequence that outgrows its lane moves to the next, so a long sequence
+adds no cost to the others.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from transformers.cache_utils import Cache
 
 from tramontane.generator.lanes import Lane, Layout, Prefix
 
-_MEMBERS = 16
-# With few slots, calls cost more than the reading that they save: below `_MANY`, each sequence has
-# a copy of its prefix, and lanes are fewer.
-_MANY = 48
-# The shortest lane and how much longer each next one is.
-_FINE, _COARSE = (32, 1.5), (64, 3.0)
-_ROUND = 16
+_BLOCK_MEMBERS = 16
+# With few slots, the extra calls cost more than the reading that they save: below this number of
+# slots, each sequence has a copy of its prefix, and there are fewer lanes.
+_SHARING_SLOTS = 48
+# Shortest lane in positions, and the factor to the next lane: with shared prefixes, and without.
+_FINE_LANES, _COARSE_LANES = (32, 1.5), (64, 3.0)
+_CAPACITY_MULTIPLE = 16
 
 
 @dataclass(eq=False)
 class Block:
-    """Sequences that read one prefix together; `members` are their rows."""
+    """Sequences that read one prefix together; `members` are their slots."""
 
     key: Hashable
     length: int
@@ -36,7 +37,7 @@ class Block:
 
 
 class Part(Protocol):
-    """A lane's part in a decode step: the rows of the batch that read its entries."""
+    """A lane's part in a decode step: its entries, and the rows of the batch that read them."""
 
     lane: Lane
 
@@ -45,18 +46,18 @@ class Part(Protocol):
         ...
 
     def bias(self, window: int | None) -> torch.Tensor:
-        """To add to scores: 0 where a token may look, very low elsewhere; [entries, 1, members or
-        1, capacity]. With a sliding `window`, it sees the last `window` positions."""
+        """Added to scores: 0 at visible positions, very low elsewhere; [entries, 1, members or 1,
+        capacity]. With a sliding `window`, a token sees the last `window` positions."""
         ...
 
 
-class Own:
-    """One lane of what sequences have generated: rows `first` up to `last` of the batch.
+class UnsharedPart:
+    """One lane of unshared positions: rows `first` to `last` of the batch.
 
     Args:
-        lane: where their keys and values lie.
+        lane: holds their keys and values.
         first: the lane's first row in the batch.
-        lengths: [n] of its sequences, without their prefix and the token of this step.
+        lengths: [n] int64 unshared positions of its sequences, before this step's token.
     """
 
     def __init__(self, lane: Lane[int], first: int, lengths: torch.Tensor) -> None:
@@ -69,7 +70,7 @@ class Own:
         return query[self.first : self.last].transpose(1, 2)
 
     def rows(self, heads: int) -> torch.Tensor:
-        """[n · heads]: the rows of a plane seen as [room · heads · capacity, d] to be written."""
+        """[n · heads]: the rows to write in a plane seen as [room · heads · capacity, d]."""
         if heads not in self._rows:
             block = torch.arange(len(self._lengths) * heads, device=self._lengths.device)
             written = self._lengths.repeat_interleave(heads)
@@ -85,61 +86,66 @@ class Own:
         return self._bias[window]
 
 
-class Shared:
-    """One lane of prefixes, each read by its block's members.
+class PrefixPart:
+    """One lane of prefixes, each read by the members of its block.
 
     Args:
-        lane: where the prefixes' keys and values lie.
-        batch: [blocks, members]: which row of the batch is whose; absent ones say any.
+        lane: holds the prefixes' keys and values.
+        batch: [blocks, members] int64, each member's row of the batch; any row for absent members.
     """
 
     def __init__(self, lane: Lane[Block], batch: torch.Tensor) -> None:
         self.lane, self._batch = lane, batch
-        lengths = torch.tensor([block.length for block in lane.rows], device=batch.device)
-        self._before = torch.arange(lane.capacity, device=batch.device) - lengths[:, None]
+        lengths = torch.tensor([block.length for block in lane.owners], device=batch.device)
+        # Position less prefix length: negative inside the prefix.
+        self._offset = torch.arange(lane.capacity, device=batch.device) - lengths[:, None]
         self._bias: dict[int | None, torch.Tensor] = {}
-        self._own = torch.empty(0)
+        self._unshared = torch.empty(0)
 
-    def begin(self, own: torch.Tensor) -> None:
-        """`own` [B]: positions that each sequence has behind its prefix in this step."""
-        self._own = own
-        self._bias = {w: bias for w, bias in self._bias.items() if w is None}
+    def begin(self, unshared: torch.Tensor) -> None:
+        """Set the step's `unshared` positions, [B]; biases that depend on them are made anew."""
+        self._unshared = unshared
+        self._bias = {window: bias for window, bias in self._bias.items() if window is None}
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         return query[:, :, 0].index_select(0, self._batch.view(-1)).unflatten(0, self._batch.shape)
 
     def bias(self, window: int | None) -> torch.Tensor:
         if window not in self._bias:
-            hidden = (self._before >= 0)[:, None]
+            hidden = (self._offset >= 0)[:, None]
             if window is not None:
-                far = self._own[self._batch][:, :, None] - self._before[:, None] >= window
-                hidden = hidden | far
+                distance = self._unshared[self._batch][:, :, None] - self._offset[:, None]
+                hidden = hidden | (distance >= window)
             self._bias[window] = _hide(hidden, self.lane)[:, None]
         return self._bias[window]
 
 
 def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:
-    # Not −∞: a softmax over nothing else must stay finite; it weighs nothing beside a true one.
+    # Not −∞: a softmax over hidden positions alone must stay finite. It weighs nothing next to a
+    # softmax over visible ones.
     dtype = lane.stacks[0].dtype
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return bias.masked_fill_(hidden, torch.finfo(dtype).min / 2)
 
 
-class Step:
-    """One decode step as attention sees it: who reads what, and the keys and values of the layer
-    that is being computed.
+class LaneStep:
+    """One decode step as attention sees it: the parts to read, and the layer being computed.
 
     Args:
         layout: of the model's keys and values.
-        own: the lanes of the sequences' own positions, in the order of the batch.
-        shared: the lanes of prefixes.
-        seats: [B] where each row of the batch finds itself among all members of `shared`.
+        unshared: the lanes of unshared positions, in the order of the batch.
+        prefixes: the lanes of prefixes.
+        members: [B] int64, the place of each row of the batch among all members of `prefixes`.
     """
 
     def __init__(
-        self, layout: Layout, own: list[Own], shared: list[Shared], seats: torch.Tensor
+        self,
+        layout: Layout,
+        unshared: list[UnsharedPart],
+        prefixes: list[PrefixPart],
+        members: torch.Tensor,
     ) -> None:
-        self.own, self.shared, self.seats = own, shared, seats
+        self.unshared, self.prefixes, self.members = unshared, prefixes, members
         self.reads = 0
         self._layout = layout
         self._layer = 0
@@ -149,7 +155,7 @@ class Step:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer = layer
         self._written = (key.data_ptr(), value.data_ptr())
-        for part in self.own:
+        for part in self.unshared:
             for which, new in enumerate((key, value)):
                 plane = self._plane(part.lane, which)
                 # On a flat view by index_copy_: scatter_ costs 90 times as much in bfloat16.
@@ -159,40 +165,41 @@ class Step:
                     new[part.first : part.last].reshape(-1, plane.shape[-1]),
                 )
 
-    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether these are the tensors last written: some models cache one thing and attend to
-        another made from it, e.g. compressed latents."""
+    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """True if these are the tensors last written. Some models cache one tensor and attend to
+        another made from it, e.g. from compressed latents."""
         return (key.data_ptr(), value.data_ptr()) == self._written
 
     def read(self, lane: Lane) -> tuple[torch.Tensor, torch.Tensor]:
         """A lane's keys and values, [entries, heads, capacity, d] each: views, contiguous."""
         self.reads += 1
-        n = len(lane.rows)
+        n = len(lane.owners)
         return self._plane(lane, 0)[:n], self._plane(lane, 1)[:n]
 
     def _plane(self, lane: Lane, which: int) -> torch.Tensor:
-        stack, plane = self._layout.where[self._layer, which]
+        stack, plane = self._layout.plane_index[self._layer, which]
         return lane.stacks[stack][plane]
 
 
-def capacities(slots: int, max_len: int) -> list[int]:
-    """Positions that an entry of each lane has, from the shortest lane."""
-    found = [-(-max_len // _ROUND) * _ROUND]
-    shortest, growth = _FINE if slots >= _MANY else _COARSE
-    while (shorter := int(found[0] / growth) // _ROUND * _ROUND) >= shortest:
-        found.insert(0, shorter)
-    return found
+def lane_capacities(slots: int, max_len: int) -> list[int]:
+    """Positions of each lane's entries, from the shortest lane."""
+    capacities = [-(-max_len // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE]
+    shortest, factor = _FINE_LANES if slots >= _SHARING_SLOTS else _COARSE_LANES
+    multiple = _CAPACITY_MULTIPLE
+    while (shorter := int(capacities[0] / factor) // multiple * multiple) >= shortest:
+        capacities.insert(0, shorter)
+    return capacities
 
 
-def positions(slots: int, max_len: int) -> int:
-    """The most that all lanes of a `SlotCache` ever hold. Beyond it comes, while a lane grows, its
-    old copy.
+def max_positions(slots: int, max_len: int) -> int:
+    """Maximum of positions that all lanes of a `SlotCache` hold together.
 
-    A lane keeps the room that it once had, so each may in time have room for every slot; the lanes
-    of shared prefixes as well, of which the long ones serve sequences that are continued after an
-    interruption.
+    A lane keeps the room that it once had, so each lane may in time have room for every slot. So do
+    the lanes of shared prefixes, of which the long ones serve sequences that are continued after an
+    interruption. While a lane grows, its old copy comes on top.
     """
-    return sum(capacities(slots, max_len)) * slots * (2 if slots >= _MANY else 1)
+    kinds = 2 if slots >= _SHARING_SLOTS else 1  # unshared positions, and prefixes
+    return sum(lane_capacities(slots, max_len)) * slots * kinds
 
 
 class SlotCache(Cache):
@@ -200,25 +207,26 @@ class SlotCache(Cache):
 
     Args:
         layout: of the model's keys and values.
-        slots: sequences that fit in all.
-        max_len: positions that the longest lane has.
+        slots: maximum number of sequences.
+        max_len: positions of the longest lane.
     """
 
     def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
         super().__init__(layers=[])
         self.layout = layout
-        self.sharing = slots >= _MANY
-        lanes = capacities(slots, max_len)
-        self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in lanes]
-        self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in lanes]
-        self._blocks: dict[int, Block] = {}  # by row
-        self._newest: dict[Hashable, Block] = {}  # by key
-        self._shared: tuple[list[Shared], torch.Tensor] | None = None
-        self._step: Step | None = None
+        self.shares_prefixes = slots >= _SHARING_SLOTS
+        capacities = lane_capacities(slots, max_len)
+        self.lanes: list[Lane[int]] = [Lane(layout, c, slots) for c in capacities]
+        self.prefixes: list[Lane[Block]] = [Lane(layout, c, slots) for c in capacities]
+        self._blocks: dict[int, Block] = {}  # by slot
+        self._open_blocks: dict[Hashable, Block] = {}  # by key: the newest, which others may join
+        # Reused by the steps until a sequence arrives, moves or leaves.
+        self._prefix_parts: tuple[list[PrefixPart], torch.Tensor] | None = None
+        self._step: LaneStep | None = None
 
     @property
     def reads(self) -> int:
-        """How often attention has read the lanes in the step that is open."""
+        """Number of times that attention has read a lane in the open step."""
         return self._step.reads if self._step else 0
 
     @property
@@ -227,111 +235,113 @@ class SlotCache(Cache):
         return sum(stack.nbytes for lane in lanes for stack in lane.stacks)
 
     @property
-    def rows(self) -> list[int]:
-        """Whose the sequences are, in the order in which a step takes them: lane by lane."""
-        return [row for lane in self.lanes for row in lane.rows]
+    def slots(self) -> list[int]:
+        """Slot of each row of a step's batch: lane by lane."""
+        return [slot for lane in self.lanes for slot in lane.owners]
 
     @property
     def capacities(self) -> list[int]:
-        """Own positions that each of `rows` has room for where it is."""
-        return [lane.capacity for lane in self.lanes for _ in lane.rows]
+        """Unshared positions that each row of a step's batch has room for in its lane."""
+        return [lane.capacity for lane in self.lanes for _ in lane.owners]
 
-    def admit(self, rows: Sequence[int], key: Hashable, prefix: Prefix) -> None:
-        """Add sequences that start with `prefix`, and share it with all of the same `key`; without
-        `sharing`, each has it as its own."""
-        self._shared = None
-        if not self.sharing:
+    def admit(self, slots: Sequence[int], key: Hashable, prefix: Prefix) -> None:
+        """Add sequences that start with `prefix`, and share it among all of the same `key`; each
+        has its own copy where prefixes are not shared."""
+        self._prefix_parts = None
+        if not self.shares_prefixes:
             lane = next(lane for lane in self.lanes if lane.capacity > prefix.length)
-            lane.append(rows, [planes[:, None] for planes in prefix.planes])
+            lane.append(slots, [planes[:, None] for planes in prefix.planes])
             return
-        self.lanes[0].append(rows)
+        self.lanes[0].append(slots)
         shelf = next(lane for lane in self.prefixes if lane.capacity >= prefix.length)
-        rows = list(rows)
-        if block := self._newest.get(key):
-            rows = self._join(block, rows)
-        while rows:
-            block = self._newest[key] = Block(key, prefix.length, [])
+        remaining = list(slots)
+        if block := self._open_blocks.get(key):
+            remaining = self._join(block, remaining)
+        while remaining:
+            block = self._open_blocks[key] = Block(key, prefix.length, [])
             shelf.append([block], [planes[:, None] for planes in prefix.planes])
-            rows = self._join(block, rows)
+            remaining = self._join(block, remaining)
 
-    def _join(self, block: Block, rows: list[int]) -> list[int]:
-        """Seat as many as there is room for; returns the others."""
-        n = _MEMBERS - len(block.members)
-        block.members += rows[:n]
-        self._blocks |= dict.fromkeys(rows[:n], block)
-        return rows[n:]
+    def _join(self, block: Block, slots: list[int]) -> list[int]:
+        """Add slots to a block up to its maximum; returns the others."""
+        n = _BLOCK_MEMBERS - len(block.members)
+        block.members += slots[:n]
+        self._blocks |= dict.fromkeys(slots[:n], block)
+        return slots[n:]
 
-    def begin(self, lengths: torch.Tensor) -> Step:
-        """Open a decode step; `lengths` [B] int64 are the sequences' own positions cached, in the
-        order of `rows`."""
-        own, first = [], 0
+    def begin(self, unshared: torch.Tensor) -> LaneStep:
+        """Open a decode step; `unshared` [B] int64 are the cached positions of each row that are
+        not in a shared prefix."""
+        parts, first = [], 0
         for lane in self.lanes:
-            if lane.rows:
-                own.append(Own(lane, first, lengths[first : first + len(lane.rows)]))
-                first += len(lane.rows)
-        if self._shared is None:
-            self._shared = self._seat(lengths.device)
-        shared, seats = self._shared
-        for part in shared:
-            part.begin(lengths)
-        self._step = Step(self.layout, own, shared, seats)
+            if lane.owners:
+                lengths = unshared[first : first + len(lane.owners)]
+                parts.append(UnsharedPart(lane, first, lengths))
+                first += len(lane.owners)
+        if self._prefix_parts is None:
+            self._prefix_parts = self._find_members(unshared.device)
+        prefixes, members = self._prefix_parts
+        for part in prefixes:
+            part.begin(unshared)
+        self._step = LaneStep(self.layout, parts, prefixes, members)
         return self._step
 
-    def _seat(self, device: torch.device) -> tuple[list[Shared], torch.Tensor]:
-        """Who sits where: the lanes of prefixes in use, and each row's place among all members."""
-        at = {row: b for b, row in enumerate(self.rows)}
-        shared, seats, first = [], [0] * len(at), 0
+    def _find_members(self, device: torch.device) -> tuple[list[PrefixPart], torch.Tensor]:
+        """The lanes of prefixes in use, and each row's place among all their members."""
+        row_of = {slot: row for row, slot in enumerate(self.slots)}
+        parts, places, first = [], [0] * len(row_of), 0
         for lane in self.prefixes:
-            if not lane.rows:
+            if not lane.owners:
                 continue
-            members = max(len(block.members) for block in lane.rows)
-            batch = [0] * (members * len(lane.rows))
-            for place, block in enumerate(lane.rows):
-                for seat, row in enumerate(block.members, place * members):
-                    batch[seat] = at[row]
-                    seats[at[row]] = first + seat
-            shared.append(Shared(lane, torch.tensor(batch, device=device).view(-1, members)))
+            most = max(len(block.members) for block in lane.owners)
+            batch = [0] * (most * len(lane.owners))
+            for entry, block in enumerate(lane.owners):
+                for place, slot in enumerate(block.members, entry * most):
+                    batch[place] = row_of[slot]
+                    places[row_of[slot]] = first + place
+            parts.append(PrefixPart(lane, torch.tensor(batch, device=device).view(-1, most)))
             first += len(batch)
-        return shared, torch.tensor(seats, device=device)
+        return parts, torch.tensor(places, device=device)
 
-    def end(self, gone: Collection[int], full: Collection[int]) -> None:
-        """After a step: take out what is finished, move up what fills its lane.
+    def end(self, finished: Collection[int], full: Collection[int]) -> None:
+        """After a step: remove finished sequences, and move those that fill their lane.
 
         Args:
-            gone: indices into `rows` of sequences that leave.
-            full: indices of those that fill their lane; some may be among `gone`.
+            finished: rows of the batch whose sequences leave.
+            full: rows whose sequences fill their lane; some may be in `finished` too.
         """
-        self._shared = None
-        rows, gone, full = self.rows, set(gone), set(full)
-        last = len(rows)
-        # From the longest, so that nobody moves twice.
+        self._prefix_parts = None
+        slots, finished, full = self.slots, set(finished), set(full)
+        last = len(slots)
+        # From the longest lane, so that no sequence moves twice.
         for i, lane in reversed(list(enumerate(self.lanes))):
-            first = last - len(lane.rows)
-            here = range(first, last)
-            if moving := [b - first for b in here if b in full and b not in gone]:
-                self.lanes[i + 1].append([lane.rows[p] for p in moving], lane.take(moving))
-            lane.drop({b - first for b in here if b in full or b in gone})
+            first = last - len(lane.owners)
+            rows = range(first, last)
+            if moving := [row - first for row in rows if row in full and row not in finished]:
+                owners = [lane.owners[place] for place in moving]
+                self.lanes[i + 1].append(owners, lane.copy_entries(moving))
+            lane.remove({row - first for row in rows if row in full or row in finished})
             last = first
-        for b in gone:
-            if block := self._blocks.pop(rows[b], None):
-                block.members.remove(rows[b])
-                if not block.members and self._newest.get(block.key) is block:
-                    del self._newest[block.key]
+        for row in finished:
+            if block := self._blocks.pop(slots[row], None):
+                block.members.remove(slots[row])
+                if not block.members and self._open_blocks.get(block.key) is block:
+                    del self._open_blocks[block.key]
         for prefixes in self.prefixes:
-            prefixes.drop({p for p, block in enumerate(prefixes.rows) if not block.members})
+            prefixes.remove({p for p, block in enumerate(prefixes.owners) if not block.members})
 
     def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
-        """Replace all that is cached of each row, prefix and own."""
-        places = {row: (lane, p) for lane in self.lanes for p, row in enumerate(lane.rows)}
-        blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.rows)}
-        for row, context in contexts:
-            own = context
-            if block := self._blocks.get(row):
-                prefix, own = context.cut(block.length)
-                lane, place = blocks[block]
-                lane.write(place, prefix)
-            row_lane, place = places[row]
-            row_lane.write(place, own)
+        """Replace all that is cached of each (slot, context), prefix and unshared part."""
+        places = {slot: (lane, p) for lane in self.lanes for p, slot in enumerate(lane.owners)}
+        blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.owners)}
+        for slot, context in contexts:
+            unshared = context
+            if block := self._blocks.get(slot):
+                prefix, unshared = context.split(block.length)
+                prefix_lane, place = blocks[block]
+                prefix_lane.write(place, prefix)
+            lane, place = places[slot]
+            lane.write(place, unshared)
 
     def update(
         self,

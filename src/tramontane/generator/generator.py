@@ -22,16 +22,16 @@ from tramontane.types import Completion, Progress, Request, SamplingParams
 
 
 class Generator:
-    """Samples completions and says of each token how likely it was and which weights drew it.
+    """Samples completions, with the log-prob of each token and the weight version that drew it.
 
-    A plain class: it knows nothing of where it runs, and shares no memory with anyone.
+    A plain class: it does not know where it runs, and shares no memory with other workers.
 
     Args:
-        model: a causal LM, which the generator makes its own (attention, weights).
+        model: a causal LM; the generator replaces its attention and its weights.
         tokenizer: for the EOS token and the completions' text.
         config: `kv_cache`, `steps_per_call`, `prefill_tokens` and `cuda_graphs` are used here.
         slots: completions decoded at once.
-        max_len: the longest prompt plus its `max_tokens`.
+        max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
 
     Raises:
         InputError: a model that the slot engine cannot run.
@@ -52,81 +52,83 @@ class Generator:
             slots,
             max_len,
             _eos_ids(model, tokenizer),
-            config.prefill_tokens,
-            record=self._recorder(),
+            prefill_tokens=config.prefill_tokens,
+            record=self._step_recorder(),
         )
-        self._busy = 0.0
+        self._busy_seconds = 0.0
 
     @classmethod
     def load(cls, model_path: str, config: GeneratorConfig, slots: int, max_len: int) -> Generator:
         """Load a checkpoint folder, Hugging Face name or `tiny` in the configured dtype.
 
         Raises:
-            InputError: nothing there, damaged weights, no EOS token, or an unfit architecture.
+            InputError: no checkpoint there, damaged weights, no EOS token, or an architecture that
+                the slot engine cannot run.
         """
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
         return cls(model, load_tokenizer(model_path), config, slots, max_len)
 
-    def _recorder(self) -> CudaGraphs | None:
+    def _step_recorder(self) -> CudaGraphs | None:
         device = self.model.device
         return CudaGraphs(device) if device.type == "cuda" and self.config.cuda_graphs else None
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Make room for other sizes, and free the room of the old ones. The arguments are those of
-        the constructor.
+        """Change the number of slots and their length, and free the memory of the old ones. The
+        arguments are those of the constructor.
 
         Raises:
-            RuntimeError: something is in flight.
+            RuntimeError: a request is unfinished.
         """
         self._engine.resize(slots, max_len)
 
     @property
     def version(self) -> int:
-        """The version of the weights that sample from now on."""
+        """Version of the weights that sample the next token."""
         return self._engine.version
 
     def submit(self, requests: list[Request]) -> None:
-        """Queue requests; they take slots in this order as slots fall free.
+        """Queue requests; they take slots in this order as slots become free.
 
         Raises:
-            InputError: one that can never run, e.g. prompt and `max_tokens` beyond `max_len` or
-                the model's context. None of the call's requests is queued then.
+            InputError: a request that can never run, e.g. prompt and `max_tokens` beyond `max_len`
+                or the model's context. No request of the call is queued then.
         """
         self._engine.submit(requests)
 
     def step(self, n: int | None = None) -> list[Completion]:
-        """Run up to `n` decode steps (`config.steps_per_call`), and return what finished."""
-        with self._at_work():
-            return self._steps(self.config.steps_per_call if n is None else n)
+        """Run up to `n` decode steps (default `config.steps_per_call`), and return the completions
+        that finished."""
+        with self._timed():
+            return self._run_steps(self.config.steps_per_call if n is None else n)
 
-    def _steps(self, n: int) -> list[Completion]:
-        done: list[Completion] = []
+    def _run_steps(self, n: int) -> list[Completion]:
+        completions: list[Completion] = []
         for _ in range(n):
             if not self._engine.unfinished:
                 break
-            done += self._engine.step()
-        for completion in done:
+            completions += self._engine.step()
+        for completion in completions:
             completion.text = self._decode(completion.token_ids)
-        return done
+        return completions
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _timed(self) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        self._busy += time.perf_counter() - start
+        self._busy_seconds += time.perf_counter() - start
 
     def poll(self, requests: list[Request]) -> Progress:
-        """Take new requests, `step`, and say what ended and what the others gained: all that it
-        takes to go on elsewhere, should this generator die.
+        """Take new requests, `step`, and return the finished completions and the new tokens of
+        unfinished ones: with these, another generator can continue if this one dies.
 
         Raises:
             InputError: as `submit`.
         """
-        with self._at_work():
+        with self._timed():
             self.submit(requests)
-            completions = self._steps(self.config.steps_per_call)
-            grown = self._engine.grown()
-        return Progress(completions, grown, self._busy)
+            completions = self._run_steps(self.config.steps_per_call)
+            growth = self._engine.take_growth()
+        return Progress(completions, growth, self._busy_seconds)
 
     def receive(self, version: int, weights: Weights) -> float:
         """Replace the weights between two decode steps, bucket by bucket; everything in flight
@@ -137,7 +139,8 @@ class Generator:
 
         Args:
             version: recorded with every token sampled from now on.
-            weights: every parameter by name, on any device, in any dtype; tied ones once or twice.
+            weights: every parameter by name, on any device, in any dtype; tied weights once or
+                twice.
 
         Returns:
             Seconds that generation stood still.
@@ -146,51 +149,51 @@ class Generator:
             InputError: names or shapes that are not the model's; nothing is changed then.
         """
         start = time.perf_counter()
-        with self._at_work():
-            own = self.model.state_dict()
-            self._check_shapes(weights.shapes(), own)
+        with self._timed():
+            state = self.model.state_dict()
+            self._check_shapes(weights.shapes(), state)
             with torch.no_grad():
                 for bucket in weights.buckets():
                     # Tied weights are written once.
-                    for name in {own[name].data_ptr(): name for name in bucket}.values():
-                        own[name].copy_(bucket[name])
+                    for name in {state[name].data_ptr(): name for name in bucket}.values():
+                        state[name].copy_(bucket[name])
             self._engine.version = version
             if self.config.kv_cache == "recompute":
                 self._engine.recompute()
         return time.perf_counter() - start
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
-        """`receive` of weights that are at hand.
+        """`receive` weights given as one dictionary.
 
         Raises:
-            InputError: as `receive`, or weights that the model ties differ; nothing is changed.
+            InputError: as `receive`, or tensors that the model ties differ; nothing is changed.
         """
-        own = self.model.state_dict()
+        current = self.model.state_dict()
         weights = LocalWeights()
         weights.add(state)
-        self._check_shapes(weights.shapes(), own)
-        given: dict[int, torch.Tensor] = {}
+        self._check_shapes(weights.shapes(), current)
+        by_parameter: dict[int, torch.Tensor] = {}
         for name, tensor in state.items():
-            twin = given.setdefault(own[name].data_ptr(), tensor)
+            twin = by_parameter.setdefault(current[name].data_ptr(), tensor)
             if twin.data_ptr() != tensor.data_ptr() and not torch.equal(twin, tensor):
                 raise InputError(f"weights of {name} are tied to others but differ from them")
         return self.receive(version, weights)
 
     def pending(self) -> list[Request]:
-        """Everything submitted and unfinished, with tokens, log-probs and versions so far."""
+        """All unfinished requests, with their tokens, log-probs and versions so far."""
         return self._engine.pending()
 
     def cancel_all(self) -> None:
-        """Drop everything submitted and unfinished."""
+        """Drop all unfinished requests."""
         self._engine.clear()
 
     def probe(
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
-        """Complete `prompts` by exactly `tokens` tokens each, beside what is in flight.
+        """Complete `prompts` by exactly `tokens` tokens each; requests in flight are not affected.
 
-        The same prefill and decode path with a small slot cache of its own; EOS is ignored. For
-        comparing log-probs with the trainer's.
+        The prefill and decode path is the same, with a small slot cache for the probe; EOS is
+        ignored. For comparing log-probs with the trainer's.
         """
         longest = max(len(p) for p in prompts) + tokens
         engine = SlotEngine(
@@ -199,16 +202,16 @@ class Generator:
             longest,
             prefill_tokens=self.config.prefill_tokens,
             version=self.version,
-            record=self._recorder(),
+            record=self._step_recorder(),
         )
         sampling = SamplingParams(tokens, temperature)
         engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])
-        done: list[Completion] = []
+        completions: list[Completion] = []
         while engine.unfinished:
-            done += engine.step()
-        for completion in done:
+            completions += engine.step()
+        for completion in completions:
             completion.text = self._decode(completion.token_ids)
-        return sorted(done, key=lambda c: c.group)
+        return sorted(completions, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of the weights on the CPU, for the diagnosis of a parity mismatch."""
@@ -218,21 +221,22 @@ class Generator:
 
     @torch.inference_mode()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
-        """Of one sequence: the embeddings, then each layer's output, [len(ids), hidden] float32."""
+        """Embeddings, then each layer's output, of one sequence: [len(ids), hidden] float32."""
         inputs = pack([ids], self.model.device).model_inputs
         output = self.model(**inputs, output_hidden_states=True)
         return [h[0].float().cpu() for h in output.hidden_states]
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds since the start: see `engine.Stats`, and
+        """Counts and seconds since the start.
 
-        `busy_seconds` spent in `step`, `poll` and `receive`; `in_flight`, sequences in a slot now;
-        `utilisation`, live share of all slots over all decode steps; `cache_bytes`, the slots' keys
-        and values.
+        Returns:
+            The fields of `engine.Stats`; `busy_seconds`, spent in `step`, `poll` and `receive`;
+            `in_flight`, sequences that hold a slot now; `utilisation`, the live share of all slots
+            over all decode steps; `cache_bytes`, memory of the slots' keys and values.
         """
         counts = self._engine.stats
         return asdict(counts) | {
-            "busy_seconds": self._busy,
+            "busy_seconds": self._busy_seconds,
             "in_flight": self._engine.in_flight,
             "utilisation": counts.live_slot_steps / max(1, counts.slot_steps),
             "cache_bytes": self._engine.cache_bytes,
@@ -246,24 +250,26 @@ class Generator:
         return text
 
     def _check_shapes(
-        self, shapes: Mapping[str, torch.Size], own: Mapping[str, torch.Tensor]
+        self, shapes: Mapping[str, torch.Size], state: Mapping[str, torch.Tensor]
     ) -> None:
-        if unknown := sorted(shapes.keys() - own.keys()):
+        """Compare an update's shapes with the model's `state`."""
+        if unknown := sorted(shapes.keys() - state.keys()):
             raise InputError(f"weights unknown to the generator's model: {', '.join(unknown)}")
         for name, shape in shapes.items():
-            if shape != own[name].shape:
+            if shape != state[name].shape:
                 raise InputError(
                     f"weights of {name}: shape {tuple(shape)}, "
-                    f"but the generator's model has {tuple(own[name].shape)}"
+                    f"but the generator's model has {tuple(state[name].shape)}"
                 )
-        given = {own[name].data_ptr() for name in shapes}
-        missing = [n for n, p in self.model.named_parameters() if p.data_ptr() not in given]
+        updated = {state[name].data_ptr() for name in shapes}
+        missing = [n for n, p in self.model.named_parameters() if p.data_ptr() not in updated]
         if missing:
             raise InputError(f"weights missing from the update: {', '.join(missing)}")
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Chat models have several: the tokenizer's own and those of the generation config."""
+    """EOS tokens of the tokenizer and of the generation config, of which chat models have
+    several."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
-    more = configured if isinstance(configured, list) else [configured]
-    return {t for t in [tokenizer.eos_token_id, *more] if t is not None}
+    listed = configured if isinstance(configured, list) else [configured]
+    return {t for t in [tokenizer.eos_token_id, *listed] if t is not None}

@@ -1,8 +1,8 @@
-"""Where keys and values lie.
+"""Storage of keys and values.
 
-A decode step is bound by reading keys and values, so what matters is that reads are contiguous
-(2–3 times faster than strided ones on a CPU) and short. Hence *lanes*: entries of similar length
-lie side by side without gaps.
+A decode step is bound by reading keys and values, so reads must be contiguous (2–3 times faster
+than strided reads on a CPU) and short. Hence *lanes*: entries of similar length lie side by side
+without gaps.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class Prefix:
     length: int
     planes: list[torch.Tensor]
 
-    def cut(self, at: int) -> tuple[Prefix, Prefix]:
-        """The first `at` positions, and the others; views."""
-        first, rest = [p[:, :, :at] for p in self.planes], [p[:, :, at:] for p in self.planes]
-        return Prefix(at, first), Prefix(self.length - at, rest)
+    def split(self, length: int) -> tuple[Prefix, Prefix]:
+        """The first `length` positions, and the others; views."""
+        first = [planes[:, :, :length] for planes in self.planes]
+        rest = [planes[:, :, length:] for planes in self.planes]
+        return Prefix(length, first), Prefix(self.length - length, rest)
 
 
 class PackedCache(Cache):
@@ -51,13 +52,19 @@ class PackedCache(Cache):
 
 
 class Layout:
-    """How a model's keys and values are stacked, so that a sequence moves in one copy.
+    """Stacking of a model's keys and values, so that a sequence moves in one copy.
 
     A *plane* is the keys, or the values, of one layer. Planes with equal heads and head size form
-    one tensor; nearly all models have a single one, of 2 · layers planes.
+    one tensor, a *stack*; nearly all models have a single stack, of 2 · layers planes.
 
     Args:
-        example: a recorded prefill, from which the planes are learnt.
+        example: a recorded prefill, which shows the model's planes.
+
+    Attributes:
+        shapes: (planes, heads, head size) of each stack.
+        plane_index: (layer, 0 for keys or 1 for values) → (stack, index in the stack).
+        dtype: of keys and values.
+        device: of keys and values.
     """
 
     def __init__(self, example: PackedCache) -> None:
@@ -65,14 +72,16 @@ class Layout:
         for plane, tensor in example.recorded.items():
             stacks.setdefault((tensor.shape[1], tensor.shape[3]), []).append(plane)
         self.shapes = [(len(planes), *shape) for shape, planes in stacks.items()]
-        self._planes = list(stacks.values())
-        self.where = {p: (s, i) for s, ps in enumerate(self._planes) for i, p in enumerate(ps)}
+        self._stacks = list(stacks.values())
+        self.plane_index = {
+            p: (s, i) for s, ps in enumerate(self._stacks) for i, p in enumerate(ps)
+        }
         tensor = next(iter(example.recorded.values()))
         self.dtype, self.device = tensor.dtype, tensor.device
 
     def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
-        """What was recorded, by sequence."""
-        stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._planes]
+        """The recorded keys and values of each sequence, given the sequences' `lengths`."""
+        stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._stacks]
         parts = [stack.split(list(lengths), dim=2) for stack in stacks]
         return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
 
@@ -80,32 +89,38 @@ class Layout:
 class Lane(Generic[Owner]):
     """Entries of at most `capacity` positions, side by side without gaps.
 
-    `rows` says whose they are; `stacks` holds one [planes, room, heads, capacity, d] per shape of
-    the layout. Room doubles as entries come, up to `most`.
+    `owners` names the owner of each entry; `stacks` holds one [planes, room, heads, capacity, d]
+    per shape of the layout. Room doubles as entries arrive.
+
+    Args:
+        layout: of the model's keys and values.
+        capacity: positions of each entry.
+        most: maximum number of entries.
     """
 
     def __init__(self, layout: Layout, capacity: int, most: int) -> None:
         self.capacity = capacity
-        self.rows: list[Owner] = []
+        self.owners: list[Owner] = []
         self.stacks: list[torch.Tensor] = []
         self._layout, self._most = layout, most
-        self._room = self._clean = 0
+        self._room = 0  # entries that memory is reserved for
+        self._initialised = 0  # the first entries, which hold no uninitialised memory
         self._positions = torch.empty(0)
 
-    def append(self, rows: Sequence[Owner], planes: Sequence[torch.Tensor] = ()) -> None:
-        """Add entries that start with `planes`, each [planes, len(rows) or 1, heads, length, d]."""
-        first = len(self.rows)
-        self.rows += rows
-        self._reserve(len(self.rows))
+    def append(self, owners: Sequence[Owner], planes: Sequence[torch.Tensor] = ()) -> None:
+        """Add entries that start with `planes`, each [planes, owners or 1, heads, length, d]."""
+        first = len(self.owners)
+        self.owners += owners
+        self._reserve(len(self.owners))
         for stack, plane in zip(self.stacks, planes, strict=False):
-            stack[:, first : len(self.rows), :, : plane.shape[3]] = plane
+            stack[:, first : len(self.owners), :, : plane.shape[3]] = plane
 
     def write(self, place: int, prefix: Prefix) -> None:
-        """Replace what the entry at `place` starts with."""
+        """Replace the first positions of the entry at `place`."""
         for stack, planes in zip(self.stacks, prefix.planes, strict=False):
             stack[:, place, :, : prefix.length] = planes
 
-    def index(self, heads: int) -> torch.Tensor:
+    def position_numbers(self, heads: int) -> torch.Tensor:
         """[heads · capacity] int32: the numbers of that many heads' positions, from 0."""
         if len(self._positions) < heads * self.capacity:
             self._positions = torch.arange(
@@ -113,30 +128,30 @@ class Lane(Generic[Owner]):
             )
         return self._positions[: heads * self.capacity]
 
-    def take(self, places: Sequence[int]) -> list[torch.Tensor]:
+    def copy_entries(self, places: Sequence[int]) -> list[torch.Tensor]:
         """Copies of whole entries, [planes, len(places), heads, capacity, d] a stack."""
         return [
             _flat(stack).index_select(0, self._index(stack, places)).unflatten(0, (-1, len(places)))
             for stack in self.stacks
         ]
 
-    def drop(self, places: Collection[int]) -> None:
-        """Take entries out; the last ones fill their places."""
-        left = len(self.rows) - len(places)
-        holes = [p for p in places if p < left]
-        fillers = [p for p in range(left, len(self.rows)) if p not in places]
+    def remove(self, places: Collection[int]) -> None:
+        """Remove entries; the last entries fill their places."""
+        remaining = len(self.owners) - len(places)
+        holes = [p for p in places if p < remaining]
+        fillers = [p for p in range(remaining, len(self.owners)) if p not in places]
         if holes:
-            for stack, entries in zip(self.stacks, self.take(fillers), strict=True):
+            for stack, entries in zip(self.stacks, self.copy_entries(fillers), strict=True):
                 _flat(stack).index_copy_(0, self._index(stack, holes), entries.flatten(0, 1))
         for hole, filler in zip(holes, fillers, strict=True):
-            self.rows[hole] = self.rows[filler]
-        del self.rows[left:]
+            self.owners[hole] = self.owners[filler]
+        del self.owners[remaining:]
 
     def _index(self, stack: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
         """Entries of all planes as rows of the flat stack."""
-        at = torch.tensor(places, device=stack.device)
+        columns = torch.tensor(places, device=stack.device)
         planes = torch.arange(stack.shape[0], device=stack.device)
-        return (planes[:, None] * self._room + at).view(-1)
+        return (planes[:, None] * self._room + columns).view(-1)
 
     def _reserve(self, n: int) -> None:
         if n > self._room:
@@ -151,14 +166,14 @@ class Lane(Generic[Owner]):
                 for planes, heads, d in layout.shapes
             ]
             for new, stack in zip(self.stacks, old, strict=False):
-                new[:, : self._clean] = stack[:, : self._clean]
-        if n > self._clean:
-            # What was never written is multiplied by an attention weight of 0: it must not be NaN.
+                new[:, : self._initialised] = stack[:, : self._initialised]
+        if n > self._initialised:
+            # Hidden positions are multiplied by an attention weight of 0: they must not be NaN.
             for stack in self.stacks:
-                stack[:, self._clean : n] = 0
-            self._clean = n
+                stack[:, self._initialised : n] = 0
+            self._initialised = n
 
 
 def _flat(stack: torch.Tensor) -> torch.Tensor:
-    """[planes · room, heads, capacity, d]: moving rows of this is one plain copy a row."""
+    """[planes · room, heads, capacity, d]: moving a row of this view is one plain copy."""
     return stack.flatten(0, 1)

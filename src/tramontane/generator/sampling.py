@@ -1,13 +1,13 @@
-"""Drawing tokens, with random numbers that belong to a request alone.
+"""Drawing tokens, with random numbers that depend on the request alone.
 
 The uniform for a token is a hash of the request's seed and the token's place in its completion
-(a counter-based generator: no state to carry, nothing to restore). So a request draws the same
-numbers whatever runs beside it, in whichever slot, and however often it is interrupted.
+(a counter-based generator, which has no state to carry or restore). So a request draws the same
+numbers in any slot, next to any neighbours, and after any number of interruptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +15,12 @@ import torch
 from tramontane.types import SamplingParams
 
 _MASK = (1 << 64) - 1
-_BLOCK = 64
-_FEW = 512  # tokens of a vocabulary that is not worth dividing into blocks
+_BLOCK_TOKENS = 64
+_UNDIVIDED_VOCAB = 512  # largest vocabulary that is not worth dividing into blocks
 
 
 def _signed(x: int) -> int:
-    """The int64 that has the bits of the unsigned 64-bit `x`."""
+    """The int64 with the bits of the unsigned 64-bit `x`."""
     x &= _MASK
     return x - (1 << 64) if x >> 63 else x
 
@@ -32,7 +32,7 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift; int64's own drags the sign along."""
+    """Logical right shift; the shift of int64 is arithmetic and copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -43,33 +43,48 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def streams(seeds: list[int]) -> torch.Tensor:
-    """The start of each seed's random stream, [B] int64. Any Python integers will do as seeds."""
+    """Start of each seed's random stream, [B] int64. Seeds may be any Python integers."""
     return _mix(torch.tensor([_signed(s) for s in seeds], dtype=torch.int64) + _WEYL)
 
 
 def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """One number in [0, 1) per row, with 53 random bits: [B], [B] int64 → [B] float64."""
+    """One number in [0, 1) per row, with 53 random bits.
+
+    Args:
+        stream: [B] int64, from `streams`.
+        position: [B] int64, the token's place in its completion, from 0.
+
+    Returns:
+        [B] float64.
+    """
     return _shift(_mix(stream + (position + 1) * _WEYL), 11).double() * 2.0**-53
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """Which of the ways to draw some row of a batch asks for. The others are left out, without a
-    look at the rows: on a GPU a look waits for all that was launched before it."""
+class SamplingPlan:
+    """Operations that some row of a batch requires. The others are skipped without reading the
+    rows' parameters: on a GPU, reading a value waits for everything launched before.
 
-    scaled: bool = True  # a temperature that is not 1
-    narrow: bool = True  # top-k or top-p
+    Attributes:
+        scaled: a temperature other than 1.
+        truncated: top-k or top-p.
+        greedy: a temperature of 0.
+        static_shapes: no shape may depend on values, so every row gets what any row requires.
+    """
+
+    scaled: bool = True
+    truncated: bool = True
     greedy: bool = True
-    fixed: bool = False  # shapes may not depend on values: what one row needs, all do
+    static_shapes: bool = False
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], fixed: bool) -> Drawing:
-        """What drawing for all of these takes."""
+    def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> SamplingPlan:
+        """The plan for a batch of these sampling parameters."""
         return cls(
-            any(p.temperature != 1 for p in params),
-            any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
-            any(p.temperature == 0 for p in params),
-            fixed,
+            scaled=any(p.temperature != 1 for p in params),
+            truncated=any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
+            greedy=any(p.temperature == 0 for p in params),
+            static_shapes=static_shapes,
         )
 
 
@@ -79,79 +94,89 @@ def sample(
     temperature: torch.Tensor,
     top_p: torch.Tensor,
     top_k: torch.Tensor,
-    drawing: Drawing = Drawing(),
+    plan: SamplingPlan = SamplingPlan(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
-    What one row gets depends on that row alone: a neighbour's top-p does not change how it is
-    drawn. Top-k is applied first, top-p to what it leaves.
+    A row's draw depends on that row alone: a neighbour's top-p does not change how it is computed.
+    Top-k is applied first, then top-p to the tokens that top-k kept.
 
     Args:
         logits: [B, V] float32.
         uniform: [B] float64 in [0, 1).
-        temperature: [B]; 0 is greedy.
-        top_p: [B]; 1 is off.
+        temperature: [B] float32; 0 is greedy.
+        top_p: [B] float32; 1 is off.
         top_k: [B] int64; 0 is off.
-        drawing: what the rows may ask for; by default anything.
+        plan: operations that the rows may require; by default all.
 
     Returns:
         Tokens [B] int64 and their log-probabilities [B] float32 under softmax(logits /
         temperature), before top-p and top-k; under softmax(logits) where greedy.
     """
     greedy = temperature == 0
-    if drawing.scaled:
+    if plan.scaled:
         logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
     probs = torch.softmax(logits, -1)
     tokens = invert(probs, uniform)
-    if drawing.narrow:
-        narrow = ((top_p < 1) | (top_k > 0)) & ~greedy
-        if drawing.fixed:
-            tokens = torch.where(narrow, _narrowed(probs, uniform, top_p, top_k), tokens)
-        elif len(rows := narrow.nonzero()[:, 0]):
-            tokens[rows] = _narrowed(probs[rows], uniform[rows], top_p[rows], top_k[rows])
-    if drawing.greedy:
+    if plan.truncated:
+        truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
+        if plan.static_shapes:
+            tokens = torch.where(truncated, _draw_truncated(probs, uniform, top_p, top_k), tokens)
+        elif len(rows := truncated.nonzero()[:, 0]):
+            tokens[rows] = _draw_truncated(probs[rows], uniform[rows], top_p[rows], top_k[rows])
+    if plan.greedy:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
 
 
 def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The inverse of each row's cumulative distribution at `uniform`: [B, V], [B] → [B].
+    """The inverse of each row's cumulative distribution.
 
-    `mass` is non-negative and need not sum to 1; a token without mass is never drawn. In a large
-    vocabulary, the block of 64 tokens is found first, then the token within it: only the blocks'
-    sums are accumulated, in float64, so that a vocabulary of 100,000 costs no more than one pass
-    over it, and its rare tokens keep their chances.
+    A large vocabulary is searched in two stages: for the block of 64 tokens, then for the token
+    within the block. Only the blocks' sums are accumulated, in float64, so a vocabulary of 100,000
+    costs one pass over it, and rare tokens keep their probabilities.
+
+    Args:
+        mass: [B, V] float32, non-negative; a row need not sum to 1. A token of mass 0 is never
+            drawn.
+        uniform: [B] float64 in [0, 1).
+
+    Returns:
+        [B] int64: the first token at which the row's cumulative mass exceeds `uniform` · its total.
     """
     vocab = mass.shape[1]
-    if vocab <= _FEW:
+    if vocab <= _UNDIVIDED_VOCAB:
         edges = mass.cumsum(-1, dtype=torch.float64)
         target = (uniform[:, None] * edges[:, -1:]).clamp_max(edges[:, -1:] * (1 - 1e-12))
         return torch.searchsorted(edges, target, right=True)[:, 0]
-    blocks = vocab // _BLOCK
-    whole = mass[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).sum(-1)
-    sums = torch.cat([whole, mass[:, blocks * _BLOCK :].sum(-1, keepdim=True)], 1).double()
+    # The last block has the tokens that fill no whole block, possibly none.
+    blocks = vocab // _BLOCK_TOKENS
+    divided = blocks * _BLOCK_TOKENS
+    whole = mass[:, :divided].unflatten(1, (blocks, _BLOCK_TOKENS)).sum(-1)
+    sums = torch.cat([whole, mass[:, divided:].sum(-1, keepdim=True)], 1).double()
     edges = sums.cumsum(-1)
     target = uniform[:, None] * edges[:, -1:]
     block = torch.searchsorted(edges, target, right=True).clamp_max(blocks)
-    inside = block * _BLOCK + torch.arange(_BLOCK, device=mass.device)
+    inside = block * _BLOCK_TOKENS + torch.arange(_BLOCK_TOKENS, device=mass.device)
     part = mass.gather(1, inside.clamp_max(vocab - 1)).masked_fill(inside >= vocab, 0.0)
     within = part.cumsum(-1, dtype=torch.float64)
     rest = target - (edges.gather(1, block) - sums.gather(1, block))
-    # The two sums of a block may differ by rounding; stay inside its last token that has mass.
+    # The block's sum in float32 and its cumulative sum in float64 differ by rounding: stay inside
+    # the last token that has mass.
     rest = torch.minimum(rest.clamp_min(0.0), within[:, -1:] * (1 - 1e-12))
-    return (block * _BLOCK + torch.searchsorted(within, rest, right=True))[:, 0]
+    return (block * _BLOCK_TOKENS + torch.searchsorted(within, rest, right=True))[:, 0]
 
 
-def _narrowed(
+def _draw_truncated(
     probs: torch.Tensor, uniform: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
 ) -> torch.Tensor:
     """Draw among the `top_k` likeliest tokens, and of those among the fewest whose mass reaches
-    `top_p`; rows as in `sample`."""
+    `top_p`; shapes as in `sample`."""
     ordered, token = probs.sort(stable=True, descending=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])
     mass = kept.cumsum(-1, dtype=torch.float64)
     before = mass - kept
-    # The likeliest token always stays: nothing comes before it.
+    # The likeliest token always stays: no mass comes before it.
     kept = kept * ((before < top_p[:, None].double() * mass[:, -1:]) | (top_p >= 1)[:, None])
     return token.gather(1, invert(kept, uniform)[:, None])[:, 0]

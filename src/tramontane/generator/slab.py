@@ -1,12 +1,12 @@
 """Keys and values at fixed addresses, for decode steps of fixed shapes, as CUDA graphs need them.
 
-Each slot owns `max_len` positions, whether it holds a sequence or not. Flash attention reads of
-each only what is used, so that nothing is paid for the rest but memory.
+Each slot has `max_len` positions, occupied or not. Flash attention reads only the used positions of
+each slot, so the others cost memory and no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,22 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers.cache_utils import Cache
 
 from tramontane.generator.lanes import Layout, Prefix
-from tramontane.models.attention import takes_ragged
+from tramontane.models.attention import supports_varlen
 
 
 class SlabCache(Cache):
-    """One [planes, slots, max_len, heads, d] per shape of the layout, and the cache that a model's
-    forward is given while decoding. A step takes the slots from 0 on, as many as it is told.
+    """The cache that a model's forward is given while decoding with fixed shapes.
+
+    One tensor [planes, slots, max_len, heads, d] for each shape of the layout. A step takes slots 0
+    to B.
 
     Args:
         layout: of the model's keys and values.
-        slots: sequences that fit in all.
-        max_len: positions of each.
+        slots: maximum number of sequences.
+        max_len: positions of each slot.
     """
 
-    sharing = False  # each sequence has a copy of its prefix
+    shares_prefixes = False  # each sequence has a copy of its prefix
 
     def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
         super().__init__(layers=[])
@@ -39,8 +41,7 @@ class SlabCache(Cache):
             )
             for planes, heads, d in layout.shapes
         ]
-        self.rows = range(slots)
-        self.capacities = [max_len] * slots
+        self.slots = range(slots)
         ends = torch.arange(slots + 1, dtype=torch.int32, device=layout.device)
         self.query_ends, self.key_ends = ends, ends * max_len
         self._step: SlabStep | None = None
@@ -49,25 +50,22 @@ class SlabCache(Cache):
     def nbytes(self) -> int:
         return sum(slab.nbytes for slab in self.slabs)
 
-    def admit(self, rows: Sequence[int], key: Hashable, prefix: Prefix) -> None:
-        """Write what sequences start with into their slots; `key` is of no use here."""
-        for row in rows:
-            self._write(row, prefix)
+    def admit(self, slots: Sequence[int], key: Hashable, prefix: Prefix) -> None:
+        """Write a prefix into the slots of the sequences that start with it; `key` is unused."""
+        for slot in slots:
+            self._write(slot, prefix)
 
     def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
-        """Replace all that is cached of each slot."""
-        for row, prefix in contexts:
-            self._write(row, prefix)
+        """Replace all that is cached of each (slot, context)."""
+        for slot, context in contexts:
+            self._write(slot, context)
 
-    def _write(self, row: int, prefix: Prefix) -> None:
+    def _write(self, slot: int, prefix: Prefix) -> None:
         for slab, planes in zip(self.slabs, prefix.planes, strict=False):
-            slab[:, row, : prefix.length] = planes.transpose(1, 2)
-
-    def end(self, gone: Collection[int], full: Collection[int]) -> None:
-        """Nothing moves: the next sequence in a slot writes over the last."""
+            slab[:, slot, : prefix.length] = planes.transpose(1, 2)
 
     def begin(self, lengths: torch.Tensor) -> SlabStep:
-        """Open a decode step; `lengths` [B] int64 are the positions cached of slots 0 to B."""
+        """Open a decode step; `lengths` [B] int64 are the cached positions of slots 0 to B."""
         self._step = SlabStep(self, lengths)
         return self._step
 
@@ -86,7 +84,7 @@ class SlabCache(Cache):
 
 
 class SlabStep:
-    """One decode step of a slab's first slots.
+    """One decode step of a slab's first slots, as attention sees it.
 
     Args:
         cache: the slab.
@@ -94,13 +92,15 @@ class SlabStep:
     """
 
     def __init__(self, cache: SlabCache, lengths: torch.Tensor) -> None:
-        # Not the cache itself: it holds its newest step, and both would wait for a collection.
-        self._slabs, self._where, self._max_len = cache.slabs, cache.layout.where, cache.max_len
-        self._rows = len(lengths)
-        self._query_ends = cache.query_ends[: self._rows + 1]
-        self._key_ends = cache.key_ends[: self._rows + 1]
+        # No reference to the cache: the cache holds its newest step, and a cycle would keep the
+        # slab's memory until the next garbage collection.
+        self._slabs, self._plane_index = cache.slabs, cache.layout.plane_index
+        self._max_len = cache.max_len
+        self._batch = len(lengths)
+        self._query_ends = cache.query_ends[: self._batch + 1]
+        self._key_ends = cache.key_ends[: self._batch + 1]
         self._used = (lengths + 1).int()
-        self._at = torch.arange(len(lengths), device=lengths.device) * cache.max_len + lengths
+        self._places = torch.arange(len(lengths), device=lengths.device) * cache.max_len + lengths
         self._layer = 0
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -108,10 +108,10 @@ class SlabStep:
         """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
         self._layer, self._written = layer, (key, value)
         for which, new in enumerate((key, value)):
-            self._plane(which).flatten(0, 1).index_copy_(0, self._at, new[:, :, 0])
+            self._plane(which).flatten(0, 1).index_copy_(0, self._places, new[:, :, 0])
 
-    def holds(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """Whether these are the tensors last written."""
+    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """True if these are the tensors last written."""
         return self._written is not None and key is self._written[0] and value is self._written[1]
 
     def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
@@ -119,9 +119,10 @@ class SlabStep:
         keys, values = self._plane(0), self._plane(1)
         if window is not None and window >= self._max_len:
             window = None
-        if takes_ragged(values):
-            # It reads what `seqused_k` says is used, and no more. The one query stands at its end:
-            # no causal mask, with which the heads that share keys would not be read together.
+        if supports_varlen(values):
+            # The kernel reads the first `seqused_k` keys of each slot. The single query stands at
+            # their end and needs no causal mask; with one, the kernel would not read the keys once
+            # for all query heads that share them.
             out = varlen_attn(
                 query[:, :, 0],
                 keys.flatten(0, 1),
@@ -138,20 +139,20 @@ class SlabStep:
             assert isinstance(out, torch.Tensor)
             return out
         position = torch.arange(self._max_len, device=query.device)
-        seen = position < self._used[:, None]
+        visible = position < self._used[:, None]
         if window is not None:
-            seen = seen & (position >= self._used[:, None] - window)
-        # The heads that share keys are rows of one product, so keys are not repeated.
+            visible = visible & (position >= self._used[:, None] - window)
+        # Query heads that share keys are rows of one product, so keys are not repeated.
         out = F.scaled_dot_product_attention(
             query[:, :, 0].unflatten(1, (keys.shape[2], -1)),
-            keys[: self._rows].transpose(1, 2),
-            values[: self._rows].transpose(1, 2),
-            attn_mask=seen[:, None, None],
+            keys[: self._batch].transpose(1, 2),
+            values[: self._batch].transpose(1, 2),
+            attn_mask=visible[:, None, None],
             scale=scale,
         )
         return out.flatten(1, 2)
 
     def _plane(self, which: int) -> torch.Tensor:
         """The layer's keys (0) or values (1): [slots, max_len, heads, d]."""
-        stack, plane = self._where[self._layer, which]
+        stack, plane = self._plane_index[self._layer, which]
         return self._slabs[stack][plane]

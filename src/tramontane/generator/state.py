@@ -1,4 +1,4 @@
-"""What the slots of an engine hold, as tensors: nothing of it leaves the device while decoding."""
+"""State of an engine's slots as tensors: decoding never takes it off the device."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from tramontane.generator.sampling import streams
 from tramontane.types import Request
 
 
-class State:
-    """What each slot holds: [slots], or [slots, max_len] for what was generated."""
+class SlotState:
+    """One entry a slot: [slots], or [slots, max_len] for the generated tokens."""
 
     def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        self.max_len = max_len
         self.last = zeros(slots)  # the newest token, not cached yet
-        self.offset = zeros(slots)  # positions cached before a token was generated
-        self.start = zeros(slots)  # positions cached when it was admitted
+        self.offset = zeros(slots)  # positions cached before the first token was generated
+        self.start = zeros(slots)  # positions cached at admission
         self.count = zeros(slots)  # tokens generated
-        self.limit = zeros(slots)  # tokens to generate at most; 0 where the slot is empty
-        self.stream = zeros(slots)  # where its random numbers start
+        self.limit = zeros(slots)  # maximum of tokens to generate; 0 for an empty slot
+        self.stream = zeros(slots)  # start of the random stream
         self.top_k = zeros(slots)
         self.top_p = zeros(slots, dtype=torch.float32) + 1
         self.temperature = zeros(slots, dtype=torch.float32) + 1
@@ -28,14 +29,15 @@ class State:
         self.versions = zeros(slots, max_len)
         self.logprobs = zeros(slots, max_len, dtype=torch.float32)
 
-    def empty(self, slots: torch.Tensor) -> None:
-        """Make slots [N] what steps of fixed shapes pass over: nothing cached, none to draw."""
+    def clear(self, slots: torch.Tensor) -> None:
+        """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
+        draw."""
         for column in (self.limit, self.count, self.offset):
             column.index_fill_(0, slots, 0)
 
-    def place(self, slots: list[int], requests: list[Request]) -> None:
-        """Write requests into slots."""
-        at = torch.tensor(slots, device=self.last.device)
+    def write(self, slots: list[int], requests: list[Request]) -> None:
+        """Put requests into slots."""
+        index = torch.tensor(slots, device=self.last.device)
         columns: list[tuple[torch.Tensor, list]] = [
             (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
             (self.offset, [len(r.prompt_ids) - 1 for r in requests]),
@@ -47,8 +49,8 @@ class State:
             (self.temperature, [r.sampling.temperature for r in requests]),
         ]
         for column, values in columns:
-            column[at] = torch.tensor(values, dtype=column.dtype, device=at.device)
-        self.stream[at] = streams([r.seed for r in requests]).to(at.device)
+            column[index] = torch.tensor(values, dtype=column.dtype, device=index.device)
+        self.stream[index] = streams([r.seed for r in requests]).to(index.device)
         for slot, r in zip(slots, requests, strict=True):
             if n := len(r.token_ids):
                 self.tokens[slot, :n] = torch.tensor(r.token_ids)

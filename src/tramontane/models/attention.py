@@ -57,7 +57,7 @@ def packed_attention(
     scale = d**-0.5 if scaling is None else scaling
     # [N, heads, d]; under autocast, rotary embeddings have made float32 of queries and keys.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
-    if dropout == 0.0 and takes_ragged(value):
+    if dropout == 0.0 and supports_varlen(value):
         out = _ragged_attention(q, k, v, packing.ragged, scale, sliding_window)
     elif dropout == 0.0 and not packing.long:
         out = _ShortAttention.apply(q, k, v, packing, scale, sliding_window)
@@ -95,7 +95,7 @@ def _narrow(window: int | None, block: Block) -> int | None:
     return window if (window or block.keys) < block.keys else None
 
 
-def takes_ragged(value: torch.Tensor) -> bool:
+def supports_varlen(value: torch.Tensor) -> bool:
     """Whether flash attention of sequences of any lengths is there for these."""
     if value.device.type != "cuda" or value.dtype not in (torch.bfloat16, torch.float16):
         return False

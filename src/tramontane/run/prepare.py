@@ -14,7 +14,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.data.load import load_problems
 from tramontane.data.prompts import check_prompt_length, encode_prompt
 from tramontane.errors import InputError
-from tramontane.generator.cache import positions
+from tramontane.generator.cache import max_positions
 from tramontane.models import loading
 from tramontane.placement.place import check
 from tramontane.trainer import compiling
@@ -157,7 +157,7 @@ def _cache_bytes(prepared: Prepared, stage: Config) -> int:
     """That the slots of all generators take at most in a stage."""
     config, longest = stage.generator, prepared.max_prompt + stage.pipeline.l_max
     slab = config.cuda_graphs and config.device.startswith("cuda")
-    most = slots(stage) * longest if slab else positions(slots(stage), longest)
+    most = slots(stage) * longest if slab else max_positions(slots(stage), longest)
     return _bytes_per_token(stage) * most * stage.generator.workers
 
 
