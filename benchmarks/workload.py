@@ -21,7 +21,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from tramontane.config import Config
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
-from tramontane.run.session import train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 
 VOCAB = 2048
 
@@ -42,22 +43,6 @@ class Lengths:
 
 # Equal means, as far as whole tokens allow; the longest is 1, 2 and 5 times the mean.
 FIXED, TWICE, FIVEFOLD = Lengths("fixed", 62, 1), Lengths("2x", 124, 26), Lengths("5x", 310, 33)
-
-
-class Silent:
-    """A screen that shows nothing."""
-
-    def start(self, *args: Any) -> None: ...
-
-    def phase(self, *args: Any) -> None: ...
-
-    def status(self, *args: Any) -> None: ...
-
-    def update(self, metrics: dict[str, Any]) -> None: ...
-
-    def sample(self, *args: Any) -> None: ...
-
-    def summary(self, *args: Any) -> None: ...
 
 
 def make_model(folder: Path, lengths: Lengths, size: str = "1.8M") -> Path:
@@ -110,7 +95,7 @@ def run(
 ) -> dict[str, Any]:
     """Run `settings` to the end; returns `measured`'s figures."""
     raw = settings(folder, model, lengths, **sections)
-    train(Config.model_validate(raw), Silent())
+    train(Config.model_validate(raw), QuietScreen())
     return measured(RunFolder(raw["run_dir"]).metrics(), skip)
 
 

@@ -21,10 +21,15 @@ from tramontane.errors import InputError
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
     from tramontane.audit.findings import Audit
+    from tramontane.doctor import Finding
     from tramontane.evaluation import EvaluationResult
     from tramontane.evaluation.score import ScoreSummary
     from tramontane.planning.plan import Plan
     from tramontane.run.folder import RunFolder
+    from tramontane.run.prepare import DryRunResult
+    from tramontane.run.screen import Screen
+    from tramontane.run.session import OnUpdate
+    from tramontane.run.summary import TrainResult
 
 
 def train(
@@ -32,26 +37,35 @@ def train(
     overrides: list[str] | None = None,
     *,
     resume: str | Path | None = None,
-    screen: Any = None,
-) -> dict[str, Any]:
-    """Run the whole loop and return the summary; see `training.train`.
+    screen: Screen | None = None,
+    quiet: bool = False,
+    report: bool = True,
+    on_update: OnUpdate | None = None,
+) -> TrainResult:
+    """Run the whole loop, from a config to a finished run folder; see `run.train`.
+
+    Seven parameters: which run it is (three), and four independent choices of what a caller sees.
 
     Args:
         config: a `Config` or the path of one.
         overrides: `key.sub=value` texts laid over a config file.
-        resume: a run folder to continue instead.
-        screen: where progress is shown; by default a `LiveDisplay`.
+        resume: a run folder to continue, in place of a config.
+        screen: shows progress; by default a `LiveDisplay`.
+        quiet: show nothing.
+        report: draw `report.html` at the end, which takes a few seconds.
+        on_update: called with the metrics of each update (its line of `metrics.jsonl`).
 
     Raises:
         InputError: before any work is done.
     """
     from tramontane.run.display import LiveDisplay
-    from tramontane.run.session import train as run
+    from tramontane.run.screen import QuietScreen
+    from tramontane.run.train import train as run
 
     folder, settings = _open(config, overrides, resume)
-    screen = screen or LiveDisplay()
+    screen = screen or (QuietScreen() if quiet else LiveDisplay())
     try:
-        return run(settings, screen, folder)
+        return run(settings, screen, folder, report=report, on_update=on_update)
     finally:
         screen.close()
 
@@ -61,15 +75,22 @@ def dry_run(
     overrides: list[str] | None = None,
     *,
     resume: str | Path | None = None,
-) -> dict[str, str]:
-    """Check all that `train` would check, and return the run's sizes, by name.
+) -> DryRunResult:
+    """Check everything that `train` checks before it starts, and return the run's sizes.
 
     Raises:
         InputError: as `train`.
     """
-    from tramontane.run.session import prepare, resolved
+    from tramontane.run.prepare import prepare, sizes
 
-    return resolved(prepare(_open(config, overrides, resume)[1]))
+    return sizes(prepare(_open(config, overrides, resume)[1]))
+
+
+def doctor() -> list[Finding]:
+    """Examine what of this machine tramontane can use; see `doctor.examine`."""
+    from tramontane.doctor import examine
+
+    return examine()
 
 
 def _open(

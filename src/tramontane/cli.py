@@ -56,14 +56,14 @@ def train(
 ) -> None:
     """Train with reinforcement learning."""
     if dry_run:
-        for name, value in api.dry_run(config, overrides, resume=resume).items():
+        for name, value in api.dry_run(config, overrides, resume=resume).lines.items():
             console.print(f"{name}: {value}")
         return
     result = api.train(config, overrides, resume=resume)
-    if not result["finished"]:
+    if not result.finished:
         console.print(
-            f"stopped after {result['updates']} updates; "
-            f"go on with: tramontane train --resume {result['run_dir']}"
+            f"stopped after {result.updates} updates; "
+            f"continue with: tramontane train --resume {result.run_dir}"
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
 from tramontane.controller.observer import PipelineState, Update
@@ -19,7 +19,8 @@ from tramontane.controller.staleness import room
 from tramontane.placement.handle import WorkerStalled
 from tramontane.run.folder import RunFolder
 from tramontane.run.recorder import Recorder
-from tramontane.run.session import train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 from tramontane.trainer import Trainer
 from tramontane.types import TrainBatch
 
@@ -82,14 +83,14 @@ def weights(folder: Path, update: int) -> dict[str, torch.Tensor]:
 def test_asynchronous_run_keeps_its_invariants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
-    monkeypatch.setattr("tramontane.run.session.Pipeline", WatchedPipeline)
+    monkeypatch.setattr("tramontane.run.train.Pipeline", WatchedPipeline)
     monkeypatch.setattr(WatchedPipeline, "most_in_flight", 0)
     # Updates of few completions, so that several of them fall into one sequence.
     sizes = {"updates": 8, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 4}
     config = small_config(
         tmp_path / "run", pipeline=sizes, placement={"kind": placement}, generator={"workers": 2}
     )
-    train(config, NoScreen())
+    train(config, QuietScreen())
     check_ledger(tmp_path / "run", config)
     assert WatchedPipeline.most_in_flight == 32
     rows = rollouts(tmp_path / "run")
@@ -125,10 +126,10 @@ def test_generators_wait_only_where_the_bound_says_so(
                 waits.append((allowed, useful))
             await super()._wait_until(condition, name)
 
-    monkeypatch.setattr("tramontane.run.session.Pipeline", Counting)
+    monkeypatch.setattr("tramontane.run.train.Pipeline", Counting)
     sizes = {"updates": 4, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": bound}
     config = small_config(tmp_path, pipeline=sizes, generator={"workers": 2})
-    train(config, NoScreen())
+    train(config, QuietScreen())
     assert all(allowed <= 0 or useful <= 0 for allowed, useful in waits)
     held = [wait for wait in waits if wait[1] > 0]
     # Synchronous, both wait for every update but the last; far from the bound, never.
@@ -160,14 +161,14 @@ def test_the_next_update_begins_before_the_last_one_is_recorded(
             await super().trained(update, state)
 
     monkeypatch.setattr(Trainer, "step", noted)
-    monkeypatch.setattr("tramontane.run.session.Recorder", Patient)
+    monkeypatch.setattr("tramontane.run.train.Recorder", Patient)
     config = small_config(
         tmp_path,
         pipeline={"updates": 5, "n_async": 32, "n_batch": 16, "max_staleness": 2},
         checkpoint={"every": 3},
         timeouts={"batch": 60},
     )
-    train(config, NoScreen())
+    train(config, QuietScreen())
     assert begun == [1, 2, 3, 4, 5]
     assert [m["update"] for m in RunFolder(tmp_path).metrics()] == begun
     check_ledger(tmp_path, config)
@@ -177,7 +178,7 @@ def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> N
     metrics = []
     for name in ("a", "b"):
         config = small_config(tmp_path / name, pipeline={"updates": 3, "max_staleness": 0})
-        train(config, NoScreen())
+        train(config, QuietScreen())
         metrics.append(RunFolder(tmp_path / name).metrics())
     a, b = weights(tmp_path / "a", 3), weights(tmp_path / "b", 3)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -198,7 +199,7 @@ def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
     for kind in ("thread", "ray"):
         sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
         config = small_config(tmp_path / kind, pipeline=sizes, placement={"kind": kind})
-        train(config, NoScreen())
+        train(config, QuietScreen())
     a, b = weights(tmp_path / "thread", 2), weights(tmp_path / "ray", 2)
     assert all(torch.equal(a[k], b[k]) for k in a)
 
@@ -207,7 +208,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
     texts = []
     for seed in (1, 2):
         folder = tmp_path / str(seed)
-        train(small_config(folder, seed=seed, pipeline={"updates": 1}), NoScreen())
+        train(small_config(folder, seed=seed, pipeline={"updates": 1}), QuietScreen())
         texts.append({r["text"] for r in rollouts(folder)})
     assert texts[0] != texts[1]
 
@@ -215,7 +216,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", timeouts={"training": 0.001})
     with pytest.raises(WorkerStalled, match=r"trainer\.step .* \(timeouts\.training\)") as raised:
-        train(config, NoScreen())
+        train(config, QuietScreen())
     if sys.version_info >= (3, 11):
         assert raised.value.__notes__ == ["raised in the task 'train'"]
 
@@ -228,8 +229,8 @@ def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.M
             names.update(task.get_name() for task in asyncio.all_tasks())
             await super()._notify()
 
-    monkeypatch.setattr("tramontane.run.session.Pipeline", Listing)
-    train(small_config(tmp_path, generator={"workers": 2}), NoScreen())
+    monkeypatch.setattr("tramontane.run.train.Pipeline", Listing)
+    train(small_config(tmp_path, generator={"workers": 2}), QuietScreen())
     assert names >= {"feed", "collect generator 0", "collect generator 1", "batch", "train"}
     assert names >= {"finish update 1", "send weights 1", "grade group 0"}
 
@@ -238,7 +239,7 @@ def test_groups_that_never_differ_end_in_an_error_that_says_so(tmp_path: Path) -
     reward = {"format": 0.0, "correctness": 0.0, "length": 0.0, "language": 0.0}
     config = small_config(tmp_path / "run", timeouts={"batch": 8.0}, verifier={"reward": reward})
     with pytest.raises(WorkerStalled, match="filtered since update 0 .*no diversity"):
-        train(config, NoScreen())
+        train(config, QuietScreen())
 
 
 def test_parity_gate_refuses_a_generator_at_another_temperature(
@@ -254,4 +255,4 @@ def test_parity_gate_refuses_a_generator_at_another_temperature(
 
     monkeypatch.setattr(Generator, "probe", hotter)
     with pytest.raises(ParityError, match="look at the output head and the temperature"):
-        train(small_config(tmp_path / "run"), NoScreen())
+        train(small_config(tmp_path / "run"), QuietScreen())

@@ -13,7 +13,7 @@ import torch
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.placement.test_survival import Harm
 from tests.run.test_resume import start, wait_for_updates
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
 from tramontane.controller.observer import PipelineState, Update
 from tramontane.data import playground
@@ -24,7 +24,9 @@ from tramontane.models import loading
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare, resolved
 from tramontane.run.recorder import Recorder
-from tramontane.run.session import open_run, train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.session import open_run
+from tramontane.run.train import train
 from tramontane.types import Request, SamplingParams
 from tramontane.verifier.length import length_penalty
 from tramontane.verifier.reward import grade
@@ -79,7 +81,7 @@ def test_every_stage_is_run_by_its_own_sizes(
         resized.append((slots, max_len))
         assert self.stats()["cache_bytes"] == 0
 
-    monkeypatch.setattr("tramontane.run.session.Pipeline", WatchedPipeline)
+    monkeypatch.setattr("tramontane.run.train.Pipeline", WatchedPipeline)
     monkeypatch.setattr(Generator, "resize", noted)
     if placement == "ray":
         plan = {2: "generator 0", 4: "generator 1"}
@@ -94,7 +96,7 @@ def test_every_stage_is_run_by_its_own_sizes(
         generator={"workers": 2},
         placement={"kind": placement},
     )
-    train(config, NoScreen())
+    train(config, QuietScreen())
     check_stages(tmp_path, config)
     metrics = RunFolder(tmp_path).metrics()
     assert [m["stage"] for m in metrics][:4] == ["short", "short", "long", "long"]
@@ -123,7 +125,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
             if done.number == update:
                 raise Crash
 
-    monkeypatch.setattr("tramontane.run.session.Recorder", Crashing)
+    monkeypatch.setattr("tramontane.run.train.Recorder", Crashing)
 
 
 def test_synchronous_stages_give_the_same_bits_through_resumptions(
@@ -136,15 +138,15 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
         "data": {"limit": 30, "curriculum": {"retire_after": 1, "too_hard": {"after": 1}}},
         "checkpoint": {"every": 1},
     }
-    train(small_config(tmp_path / "whole", **sections), NoScreen())
+    train(small_config(tmp_path / "whole", **sections), QuietScreen())
     folder, config = None, small_config(tmp_path / "cut", **sections)
     for update in (2, 3):
         with monkeypatch.context() as patch:
             crash_at(patch, update)
             with pytest.raises(Crash):
-                train(config, NoScreen(), folder)
+                train(config, QuietScreen(), folder)
         folder, config = open_run(tmp_path / "cut")
-    train(config, NoScreen(), folder)
+    train(config, QuietScreen(), folder)
 
     a, b = weights(tmp_path / "whole", 4), weights(tmp_path / "cut", 4)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -170,7 +172,7 @@ def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) ->
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder, resumed = open_run(tmp_path / "run")
-    train(resumed, NoScreen(), folder)
+    train(resumed, QuietScreen(), folder)
     check_stages(tmp_path / "run", config)
     assert [m["stage"] for m in folder.metrics()] == ["short"] * 2 + ["long"] * 4
 
@@ -193,8 +195,8 @@ def test_a_run_whose_problems_are_all_solved_ends_early_and_cleanly(tmp_path: Pa
         generator={"temperature": 0.001},
         trainer={"parity_tolerance": 1.0},
     )
-    summary = train(config, NoScreen())
-    assert summary["finished"] and summary["updates"] == 2
+    result = train(config, QuietScreen())
+    assert result.finished and result.updates == 2
     assert "no problem is left after update 2" in (tmp_path / "run/events.log").read_text()
     rows = [json.loads(x) for x in (tmp_path / "run/problems.jsonl").read_text().splitlines()]
     assert [(r["visits"], r["pass_rate"], r["retired"]) for r in rows] == [(1, 1.0, True)] * 4

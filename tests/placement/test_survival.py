@@ -15,10 +15,12 @@ from chaos.processes import command as command_line
 from chaos.processes import marked, workers
 from tests.controller.test_pipeline import WatchedPipeline, check_ledger, rollouts
 from tests.run.test_resume import command, start, wait_for_updates
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.controller.generators import PooledGenerator
 from tramontane.placement import WorkerDied
-from tramontane.run.session import open_run, train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.session import open_run
+from tramontane.run.train import train
 from tramontane.types import Progress
 
 
@@ -56,7 +58,7 @@ class Harm:
 
         monkeypatch.setattr(Cluster, "_actor", remembered)
         monkeypatch.setattr(PooledGenerator, "_note", watched)
-        monkeypatch.setattr("tramontane.run.session.Pipeline", Harmed)
+        monkeypatch.setattr("tramontane.run.train.Pipeline", Harmed)
 
     def signal(self, name: str, number: int) -> None:
         os.kill(self.handles[name]._place[1], number)
@@ -83,7 +85,7 @@ def test_generators_and_verifiers_that_die_or_hang_are_replaced(
         placement={"kind": "ray"},
         timeouts={"heartbeat": 3.0},
     )
-    train(config, NoScreen())
+    train(config, QuietScreen())
     check_ledger(tmp_path, config)
 
     events = (tmp_path / "events.log").read_text()
@@ -115,10 +117,10 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
         checkpoint={"every": 2},
     )
     with pytest.raises(WorkerDied, match=r"trainer rank 1 \(process \d+\) died .* into"):
-        train(config, NoScreen())
+        train(config, QuietScreen())
     folder, resumed = open_run(tmp_path)
     assert [m["update"] for m in folder.metrics()] == [1, 2]
-    train(resumed, NoScreen(), folder)
+    train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path, config)
 
 

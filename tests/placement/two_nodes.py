@@ -9,9 +9,10 @@ import ray
 from ray.cluster_utils import Cluster as Nodes
 
 from tests.controller.test_pipeline import WatchedPipeline, check_ledger
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.placement.actors import Cluster
-from tramontane.run import session
+from tramontane.run import train
+from tramontane.run.screen import QuietScreen
 
 
 def main(folder: Path) -> None:
@@ -37,13 +38,13 @@ def main(folder: Path) -> None:
             await super()._notify()
 
     Cluster._actor = remembered
-    session.Pipeline = Harmed
+    train.Pipeline = Harmed
     config = small_config(
         folder,
         pipeline={"updates": 5, "n_batch": 8, "group_size": 4, "max_staleness": 2},
         placement={"kind": "ray", "address": nodes.address},
     )
-    session.train(config, NoScreen())
+    train.train(config, QuietScreen())
     check_ledger(folder, config)
     assert handles["generator 0"]._place is None or handles["generator 0"]._place[0] not in gone
     assert "replaced: generator 0 (process " in (folder / "events.log").read_text()

@@ -14,19 +14,21 @@ import pytest
 import yaml
 
 from tests.controller.test_pipeline import check_ledger
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage
 from tramontane.run.folder import RunFolder
 from tramontane.run.report import write_report
-from tramontane.run.session import open_run, train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.session import open_run
+from tramontane.run.train import train
 
 SIZES = {"updates": 3, "n_batch": 16}
 
 
-class Warned(NoScreen):
+class Warned(QuietScreen):
     """Remembers what it was asked to say."""
 
     def __init__(self) -> None:
@@ -40,7 +42,7 @@ class Warned(NoScreen):
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with three checkpoints, to be copied."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    train(config_of(folder), NoScreen())
+    train(config_of(folder), QuietScreen())
     return folder
 
 
@@ -114,7 +116,7 @@ def test_where_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> No
     folder, config = open_run(run.path)
     before = folder.metrics()
     with pytest.raises(InputError, match=r"no checkpoint is whole: step_3 \(pipeline.json is miss"):
-        train(config, NoScreen(), folder)
+        train(config, QuietScreen(), folder)
     assert folder.metrics() == before
 
 
@@ -132,7 +134,7 @@ def test_a_last_line_of_metrics_that_was_cut_short_does_not_count(run: RunFolder
     assert f"{len(run.metrics())} updates" in write_report(run.path).read_text()
     shutil.rmtree(run.checkpoints / "step_3")
     folder, config = open_run(run.path)
-    train(config, NoScreen(), folder)
+    train(config, QuietScreen(), folder)
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
 
 
@@ -145,7 +147,7 @@ def test_a_broken_line_in_the_middle_of_metrics_is_named(run: RunFolder, line: b
     readers: list[Callable[[], Any]] = [
         folder.metrics,
         lambda: write_report(run.path),
-        lambda: train(config, NoScreen(), folder),
+        lambda: train(config, QuietScreen(), folder),
     ]
     for read in readers:
         with pytest.raises(InputError, match=r"metrics\.jsonl:2: not a JSON object .*; mend this"):
@@ -203,7 +205,7 @@ def test_what_cannot_be_written_is_named_with_the_remedy(
     folder, resumed = open_run(tmp_path / "run")
     if data:
         resumed = resumed.model_copy(update={"data": config_of(tmp_path).data})
-    train(resumed, NoScreen(), folder)
+    train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", resumed)
 
 

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.run.folder import RunFolder
-from tramontane.run.session import train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 
 
 def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:
@@ -21,7 +22,7 @@ def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:
         },
         trainer={"learning_rate": 4e-4, "dtype": "bfloat16"},
     )
-    train(config, NoScreen())
+    train(config, QuietScreen())
     metrics = RunFolder(tmp_path).metrics()
 
     def mean(key: str, updates: slice) -> float:

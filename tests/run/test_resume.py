@@ -13,11 +13,13 @@ import torch
 import yaml
 
 from tests.controller.test_pipeline import check_ledger, rollouts, weights
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.generator import Generator
 from tramontane.run.folder import RunFolder
-from tramontane.run.session import open_run, train
+from tramontane.run.screen import QuietScreen
+from tramontane.run.session import open_run
+from tramontane.run.train import train
 from tramontane.types import Progress, Request
 
 
@@ -49,7 +51,7 @@ def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str])
 def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
     sizes = {"updates": 3, "n_batch": 16, "max_staleness": 0}
     whole = small_config(tmp_path / "whole", pipeline=sizes)
-    train(whole, NoScreen())
+    train(whole, QuietScreen())
 
     cut = small_config(tmp_path / "cut", pipeline=sizes, checkpoint={"every": 1})
     process = start(cut, tmp_path)
@@ -57,7 +59,7 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Pat
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     folder, config = open_run(tmp_path / "cut")
-    train(config, NoScreen(), folder)
+    train(config, QuietScreen(), folder)
 
     a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -88,7 +90,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group(tmp_path: Path) -> N
         if r["token_ids"]
     }
     folder, resumed = open_run(tmp_path / "run")
-    train(resumed, NoScreen(), folder)
+    train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", config)
     lengths = {(r["group"], r["index"]): len(r["tokens"]) for r in rollouts(tmp_path / "run")}
     assert all(len(begun[key]) <= lengths[key] for key in begun if key in lengths)
@@ -113,13 +115,13 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks
     assert checkpoint is not None
     assert checkpoint.name == f"step_{done}"
     assert (tmp_path / "run/report.html").is_file()
-    train(resumed, NoScreen(), folder)
+    train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", config)
 
 
 def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
     sizes = {"updates": 3, "n_batch": 32, "n_async": 16, "max_staleness": 0}
-    train(small_config(tmp_path / "whole", pipeline=sizes), NoScreen())
+    train(small_config(tmp_path / "whole", pipeline=sizes), QuietScreen())
 
     process = start(small_config(tmp_path / "cut", pipeline=sizes), tmp_path)
     wait_for_updates(tmp_path / "cut", 1, process)
@@ -127,7 +129,7 @@ def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_p
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=120) == 0
     folder, config = open_run(tmp_path / "cut")
-    train(config, NoScreen(), folder)
+    train(config, QuietScreen(), folder)
 
     a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -147,7 +149,7 @@ def test_checkpoints_while_groups_come_and_go(
     monkeypatch.setattr(Generator, "poll", slow)
     sizes = {"updates": 8, "n_batch": 8, "n_async": 64, "group_size": 4, "max_staleness": 7}
     config = small_config(tmp_path, pipeline=sizes, checkpoint={"every": 1})
-    train(config, NoScreen())
+    train(config, QuietScreen())
     check_ledger(tmp_path, config)
 
 

@@ -9,19 +9,21 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.controller.test_pipeline import rollouts, weights
 from tests.paths import DATA, ROOT
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane.config import load_config
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
-from tramontane.run.session import prepare, train
+from tramontane.run.prepare import prepare
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
 
 
 def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     sizes = {"updates": 1, "n_batch": 16, "n_minibatch": 8, "max_staleness": 0}
     for ranks in (1, 2):
         config = small_config(tmp_path / str(ranks), pipeline=sizes, trainer={"ranks": ranks})
-        train(config, NoScreen())
+        train(config, QuietScreen())
     one, two = weights(tmp_path / "1", 1), weights(tmp_path / "2", 1)
     assert one.keys() == two.keys()
     for name in one:
@@ -39,10 +41,10 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
         generator={"kv_cache": "recompute", "steps_per_call": 2},
         evaluation={"problems": 8, "samples": 2, "every": 2},
     )
-    summary = train(config, NoScreen())
+    result = train(config, QuietScreen())
     lines = [json.loads(x) for x in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [x["when"] for x in lines] == ["before", "update_2", "after"]
-    assert lines[0]["pass_at_1"] == summary["pass_at_1"]["before"]
+    assert lines[0]["pass_at_1"] == result.pass_at_1.before.to_dict()
     assert (tmp_path / "checkpoints/step_2").is_dir()
     # Held-out problems are not trained on.
     seen = {row["problem"] for row in rollouts(tmp_path)}
@@ -90,9 +92,9 @@ def test_gsm8k_config_trains_a_small_random_model(tmp_path: Path) -> None:
             "evaluation.every=0",
         ],
     )
-    summary = train(config, NoScreen())
-    assert summary["updates"] == 2
-    assert summary["pass_at_1"]["after"]["value"] == 0
+    result = train(config, QuietScreen())
+    assert result.updates == 2
+    assert result.pass_at_1.after.value == 0
     rows = rollouts(tmp_path / "run")
     assert len(rows) == 16
     assert all(row["problem_id"].startswith("gsm8k") for row in rows)

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import NoScreen, small_config
+from tests.runs import small_config
 from tramontane import api
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
+from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool
 
@@ -129,7 +130,7 @@ def test_what_cannot_be_imported_is_said_before_a_run_starts(folder, tmp_path, f
     own = {"name": "own", "function": function, "weight": 1}
     config = small_config(tmp_path / "run", verifier={"reward": {"custom": [own]}})
     with pytest.raises(InputError, match=f"custom: own: function '{function}'.*{message}"):
-        api.train(config, screen=NoScreen())
+        api.train(config, screen=QuietScreen())
     assert not (tmp_path / "run").exists()
 
 
@@ -153,14 +154,14 @@ def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
     config = small_config(
         run, verifier={"reward": {"custom": [own]}}, pipeline={"updates": 1, "diversity": "none"}
     )
-    result = api.train(config, screen=NoScreen())
+    result = api.train(config, screen=QuietScreen())
     folder, again = RunFolder.open(run)
     [metrics] = folder.metrics()
     assert again.verifier.reward.custom == config.verifier.reward.custom
     assert 0 <= metrics["reward_brevity"] <= 0.2
     parts = [f"reward_{p}" for p in again.verifier.reward.parts]
     assert sum(metrics[p] for p in parts) == pytest.approx(metrics["reward"])
-    page = Path(result["report"]).read_text(encoding="utf-8")
+    page = Path(result.report).read_text(encoding="utf-8")
     assert 'aria-label="Custom rewards"' in page
 
 
@@ -179,7 +180,7 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
         },
         verifier={"timeout_s": 0.5, "reward": {"custom": [own]}},
     )
-    result = api.train(config, screen=NoScreen())
+    result = api.train(config, screen=QuietScreen())
     run = RunFolder(tmp_path / "run")
     [metrics] = run.metrics()
     files = (tmp_path / "run" / "rollouts").glob("*.jsonl")
@@ -188,8 +189,8 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
     assert bad and {row["reward"] for row in bad} == {0.0}
     trained = [row for row in bad if row["filtered"] is None]
     dropped = {row["group"] for row in rows if row["filtered"]}
-    assert metrics["unscorable_trained"] == result["unscorable_trained"] == len(trained)
-    assert metrics["groups_unscorable"] == result["groups_unscorable"] == len(dropped)
+    assert metrics["unscorable_trained"] == result.summary["unscorable_trained"] == len(trained)
+    assert metrics["groups_unscorable"] == result.summary["groups_unscorable"] == len(dropped)
     assert bool(trained) == (policy == "wrong")
     if policy == "drop":
         assert dropped == {row["group"] for row in bad}

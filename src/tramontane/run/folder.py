@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import shutil
@@ -28,6 +29,8 @@ import yaml
 from tramontane.config import Config, load_config
 from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage, seal
+
+logger = logging.getLogger("tramontane")
 
 
 class RunFolder:
@@ -87,8 +90,9 @@ class RunFolder:
     def log(self, metrics: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps(metrics))
 
-    def log_event(self, text: str) -> None:
-        """Something out of the ordinary, for people: a worker that was lost and replaced."""
+    def log_event(self, text: str, level: int = logging.WARNING) -> None:
+        """Add an event to `events.log`, and to the logger `tramontane` at the given level."""
+        logger.log(level, text)
         self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def log_worker(self, worker: str, **facts: Any) -> None:

@@ -107,6 +107,36 @@ def prepare(config: Config) -> Prepared:
     return prepared
 
 
+@dataclass(frozen=True)
+class DryRunResult:
+    """The sizes of a run that was checked and not started.
+
+    Args:
+        config: with every default filled in.
+        lines: the sizes as text by name, as `tramontane train --dry-run` prints them.
+        longest_prompt: tokens.
+        kv_cache_bytes: the most that keys and values of all generators take in any stage.
+        held_out: number of problems that the run is measured on.
+    """
+
+    config: Config
+    lines: dict[str, str]
+    longest_prompt: int
+    kv_cache_bytes: int
+    held_out: int
+
+
+def sizes(prepared: Prepared) -> DryRunResult:
+    """The sizes of a prepared run."""
+    return DryRunResult(
+        config=prepared.config,
+        lines=resolved(prepared),
+        longest_prompt=prepared.max_prompt,
+        kv_cache_bytes=max(_cache_bytes(prepared, stage) for stage in prepared.stages),
+        held_out=len(prepared.held_out),
+    )
+
+
 def resolved(prepared: Prepared) -> dict[str, str]:
     """The config's arithmetic and the memory that the generators' caches take, by stage."""
     config, workers = prepared.config, prepared.config.generator.workers

@@ -1,142 +1,106 @@
-"""What becomes of an update: metrics, rollouts, checkpoints, and a look at a sample."""
+"""The recorder of a run: metrics, rollouts, checkpoints and measurements after each update."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
-from tramontane.config import Config
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import PipelineState, Update
-from tramontane.evaluation.evaluate import thinking_text
 from tramontane.placement import Handle, Limit, call
-from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, FilterReason, Group, Outcome
+from tramontane.run.gate import check_parity
+from tramontane.run.measurement import measure
+from tramontane.run.metrics import Throughput, reward_metrics, staleness_histogram
+from tramontane.run.session import Session, Verifiers
+from tramontane.types import FilterReason, Group
 
-
-class Screen(Protocol):
-    """Where progress is shown; `display.LiveDisplay` is one."""
-
-    def status(self, values: dict[str, Any]) -> None: ...
-
-    def update(self, metrics: dict[str, Any]) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def sample(self, problem: str, text: str, verdict: Outcome) -> None: ...
+SAMPLE_EVERY = 5  # updates between two completions that are shown
 
 
 class Recorder:
-    """The pipeline's observer for one run folder."""
+    """The pipeline's observer: writes each update into the run's folder and shows it.
+
+    Args:
+        session: the run's folder, config and screen.
+        generators, verifiers, trainer: asked for their statistics, checkpoints and measurements.
+    """
 
     def __init__(
         self,
-        config: Config,
-        folder: RunFolder,
+        session: Session,
         generators: GeneratorPool,
+        verifiers: Verifiers,
         trainer: Handle,
-        pool: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        screen: Screen,
-        gate: Callable[[], Awaitable[None]] | None,
-        measure: Callable[[str, Path], Any],
-        began: float,
-        done: int,
     ) -> None:
-        self.config, self.folder, self.screen = config, folder, screen
-        self.generators, self.trainer, self.pool = generators, trainer, pool
-        self.tokenizer = tokenizer
-        self.gate = gate  # run once, after the session's first update
-        self.measure = measure  # (name, weights) → evaluation
-        self._pieces: dict[int, str] = {}
-        self._began = began
-        zero = {"generated": 0, "generating": 0.0, "without_work": 0.0, "training": 0.0}
-        self._last = (time.monotonic(), zero)
-        verified = pool.stats()
-        self._verified = (verified.verdicts, verified.busy_seconds)
-        self._saved_at = done
+        self.session = session
+        self.config, self.folder, self.screen = session.config, session.folder, session.screen
+        self.tokenizer = session.prepared.tokenizer
+        self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
+        self._parity_due = True  # checked once more after the session's first update
+        self._pieces: dict[int, str] = {}  # text of each token
+        self.throughput = Throughput(generators, verifiers, self.config.verifier.workers)
+        self._saved_version = session.restored.version if session.restored else -1
 
     @property
     def updates(self) -> int:
         return self.config.pipeline.updates
 
-    @property
-    def seconds(self) -> float:
-        """Wall time of the run so far, over all its sessions."""
-        return time.monotonic() - self._began
-
     async def trained(self, update: Update, state: PipelineState) -> None:
-        """Write down one update; take a checkpoint where one is due."""
-        seen = update.batch.groups + [group for group, _ in update.filtered]
-        rows = [r for g in update.batch.groups for r in self._rows(update.number, g, None)]
-        rows += [r for g, reason in update.filtered for r in self._rows(update.number, g, reason)]
-        await asyncio.to_thread(self.folder.write_rollouts, update.number, rows)
-        metrics: dict[str, Any] = {"update": update.number, "wall_seconds": round(self.seconds, 3)}
-        if update.batch.settings.stage:
-            metrics["stage"] = update.batch.settings.stage
-        metrics |= update.metrics | self._rewards(seen) | self._throughput(update)
-        metrics |= {
-            "groups_kept": len(update.batch.groups),
-            "groups_filtered": len(update.filtered),
-            "groups_unscorable": sum(r.kind == "unscorable" for _, r in update.filtered),
-            "unscorable_trained": sum(
-                v.verdict == "unscorable" for g in update.batch.groups for v in g.verdicts
-            ),
-            "staleness_histogram": _ages(update.batch.version, update.batch.completions),
-            "weight_update_pause_ms": 1000 * update.pause_seconds,
-        }
+        """Record one update; take a checkpoint and measure where they are due."""
+        number, batch = update.number, update.batch
+        await asyncio.to_thread(self.folder.write_rollouts, number, self._rollouts(update))
+        metrics = self._metrics(update)
         self.folder.log(metrics)
         self.screen.update(metrics)
-        if update.number % 5 == 1:
-            group = update.batch.groups[0]
+        if self.session.on_update:
+            self.session.on_update(metrics)
+        if number % SAMPLE_EVERY == 1:
+            group = batch.groups[0]
             self.screen.sample(
                 group.problem.problem, group.completions[0].text, group.verdicts[0].verdict
             )
-        if self.gate is not None:
-            await self.gate()
-            self.gate = None
-        measured = self._measures(update.number)
-        if measured or update.number % self.config.checkpoint.every == 0:
+        if self._parity_due:
+            await check_parity(self.session.prepared, self.generators, self.trainer)
+            self._parity_due = False
+        measured = self._measures(number)
+        if measured or self._saves(number):
             await self.checkpoint(state)
         if measured:
-            weights = self.folder.checkpoints / f"step_{update.number}" / "weights"
-            await asyncio.to_thread(self.measure, f"update_{update.number}", weights)
-            self._throughput(update)  # what the measurement took is nobody's throughput
+            weights = self.folder.checkpoints / f"step_{number}" / "weights"
+            name = f"update_{number}"
+            await asyncio.to_thread(measure, self.session, self.verifiers, name, weights)
+            self.throughput.restart(update)  # the measurement's time is not the pipeline's
 
     def holds(self, update: int) -> bool:
-        """Whether the trainer must stay as it is after this update: for the gate, a checkpoint or
-        a measurement."""
-        due = update % self.config.checkpoint.every == 0
-        return self.gate is not None or due or self._measures(update)
+        """True if the trainer must wait for the record of this update: the parity check, a
+        checkpoint and a measurement all need its weights."""
+        return self._parity_due or self._saves(update) or self._measures(update)
+
+    def _saves(self, update: int) -> bool:
+        return update % self.config.checkpoint.every == 0
 
     def _measures(self, update: int) -> bool:
         every = self.config.evaluation.every
         return bool(every) and update % every == 0 and update < self.updates
 
     def graded(self, ready: int, filtered: list[FilterReason]) -> None:
-        """Show what moves between updates."""
+        """Show the figures that change between updates."""
         values = {"groups ready": ready, "groups filtered": len(filtered)}
         self.screen.status(values | ({"last filtered": str(filtered[-1])} if filtered else {}))
 
     def happened(self, event: str) -> None:
-        """Something that a person may want to know of."""
-        self.folder.log_event(event)
-        self.screen.warn(event)
+        """Log and show an event of the pipeline."""
+        self.session.warn(event)
 
     async def ended(self, state: PipelineState) -> None:
-        # A run that was stopped has more pending than at its last update.
-        if self._saved_at != state.version or state.stopping:
+        """Take the last checkpoint; a run that was stopped has more pending than at its last."""
+        if self._saved_version != state.version or state.stopping:
             await self.checkpoint(state)
 
     async def checkpoint(self, state: PipelineState) -> None:
-        """Weights, trainer state and everything pending, complete or absent."""
+        """Save weights, trainer state and everything pending; the folder is complete or absent."""
         version = state.version
         limit = Limit.of(self.config.timeouts, "training")
         partial = self.folder.checkpoint_dir(version).absolute()
@@ -144,64 +108,48 @@ class Recorder:
             await call(self.trainer, "save_weights", partial / "weights", limit=limit)
             await call(self.trainer, "save_state", partial / "trainer", limit=limit)
             self.tokenizer.save_pretrained(partial / "weights")
-            pending = state.snapshot() | {"seconds": self.seconds}
-            (partial / "pipeline.json").write_text(json.dumps(pending), encoding="utf-8")
+            snapshot = state.snapshot() | {"seconds": self.session.seconds}
+            (partial / "pipeline.json").write_text(json.dumps(snapshot), encoding="utf-8")
             if records := list(state.problem_records()):
                 await asyncio.to_thread(self.folder.write_problems, records)
             keep = self.config.checkpoint.keep
             await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
-        self._saved_at = version
+        self._saved_version = version
 
-    def _rewards(self, groups: list[Group]) -> dict[str, Any]:
-        """Means over every completion graded since the last update, filtered groups too."""
-        completions = [c for g in groups for c in g.completions]
-        verdicts = [v for g in groups for v in g.verdicts]
-        n = len(verdicts)
-        parts = self.config.verifier.reward.parts
-        means = {f"reward_{p}": sum(v.parts[p] for v in verdicts) / n for p in parts}
-        thoughts = [thinking_text(c.text) for c in completions]
-        encoded = self.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
-        return {
-            "reward": sum(v.reward for v in verdicts) / n,
-            **means,
-            "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
-            "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
-            "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
-            "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
-            "completion_tokens": sum(len(c.token_ids) for c in completions) / n,
-            "thinking_tokens": sum(len(ids) for ids in encoded) / n,
+    def _metrics(self, update: Update) -> dict[str, Any]:
+        """The update's line in `metrics.jsonl`."""
+        batch, filtered = update.batch, update.filtered
+        graded = batch.groups + [group for group, _ in filtered]
+        metrics: dict[str, Any] = {
+            "update": update.number,
+            "wall_seconds": round(self.session.seconds, 3),
         }
+        if batch.settings.stage:
+            metrics["stage"] = batch.settings.stage
+        metrics |= update.metrics
+        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self.tokenizer)
+        return (
+            metrics
+            | self.throughput.metrics(update)
+            | {
+                "groups_kept": len(batch.groups),
+                "groups_filtered": len(filtered),
+                "groups_unscorable": sum(r.kind == "unscorable" for _, r in filtered),
+                "unscorable_trained": sum(
+                    v.verdict == "unscorable" for g in batch.groups for v in g.verdicts
+                ),
+                "staleness_histogram": staleness_histogram(batch),
+                "weight_update_pause_ms": 1000 * update.pause_seconds,
+            }
+        )
 
-    def _throughput(self, update: Update) -> dict[str, float]:
-        """Tokens a second and idle share of each worker since the last update."""
-        pool = self.pool.stats()
-        now = time.monotonic()
-        then, before = self._last
-        totals = {
-            "generated": self.generators.generated_tokens,
-            "generating": self.generators.busy_seconds,
-            "without_work": self.generators.seconds_without_work,
-            "training": update.busy_seconds,
-        }
-        self._last = (now, totals)
-        passed = now - then
-        delta = {key: totals[key] - before[key] for key in totals}
-        verdicts, grading = pool.verdicts - self._verified[0], pool.busy_seconds - self._verified[1]
-        self._verified = (pool.verdicts, pool.busy_seconds)
-        workers = self.config.verifier.workers
-        return {
-            "generator_tokens_per_second": delta["generated"] / passed,
-            "generator_idle_fraction": max(0.0, 1 - delta["generating"] / passed),
-            "generator_held_fraction": min(1.0, delta["without_work"] / passed),
-            "trainer_tokens_per_second": update.metrics["trained_tokens"] / passed,
-            "trainer_idle_fraction": max(0.0, 1 - delta["training"] / passed),
-            "verifier_verdicts_per_second": verdicts / passed,
-            "verifier_idle_fraction": max(0.0, 1 - grading / (passed * workers)),
-        }
+    def _rollouts(self, update: Update) -> list[dict[str, Any]]:
+        """Every completion of the update: first those trained on, then the filtered ones."""
+        groups: list[tuple[Group, FilterReason | None]]
+        groups = [*((group, None) for group in update.batch.groups), *update.filtered]
+        return [row for group, reason in groups for row in self._rows(update.number, group, reason)]
 
-    def _rows(
-        self, update: int, group: Group, filtered: FilterReason | None
-    ) -> Iterable[dict[str, Any]]:
+    def _rows(self, update: int, group: Group, filtered: FilterReason | None) -> Iterable[dict[str, Any]]:
         problem = group.problem
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             yield {
@@ -228,23 +176,18 @@ class Recorder:
             }
 
     def _texts(self, token_ids: list[int]) -> list[str]:
-        """Each token's text; a character that several tokens spell belongs to the last of them."""
-        texts, held = [], []
+        """Text of each token; a character spelt by several tokens is the text of the last."""
+        texts: list[str] = []
+        pending: list[int] = []  # tokens that have not completed a character
         for token in token_ids:
-            held.append(token)
-            text = self._piece(token) if len(held) == 1 else str(self.tokenizer.decode(held))
-            partial = text.endswith("\N{REPLACEMENT CHARACTER}") and len(held) < 4
+            pending.append(token)
+            text = self._piece(token) if len(pending) == 1 else str(self.tokenizer.decode(pending))
+            partial = text.endswith("\N{REPLACEMENT CHARACTER}") and len(pending) < 4
             texts.append("" if partial else text)
-            held = held if partial else []
+            pending = pending if partial else []
         return texts
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
             self._pieces[token] = str(self.tokenizer.decode([token]))
         return self._pieces[token]
-
-
-def _ages(version: int, completions: list[Completion]) -> dict[str, int]:
-    """Trained tokens by how many versions old the weights were that sampled them."""
-    counts = Counter(version - v for c in completions for v in c.versions)
-    return {str(age): counts[age] for age in sorted(counts)}

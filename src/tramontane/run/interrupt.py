@@ -1,0 +1,70 @@
+"""Ctrl-C: the first ends the pipeline after the current update, the second ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Stop = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Interrupt:
+    """Runs a coroutine that the first Ctrl-C stops cleanly.
+
+    In a notebook, where an event loop already runs, the coroutine gets a loop in a thread of its
+    own; the interrupt then reaches the thread that waits for the result.
+    """
+
+    def __init__(self) -> None:
+        self._stop: Callable[[], object] | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine to its end, in this thread where no event loop runs yet."""
+        if not _in_a_loop():
+            return asyncio.run(coroutine)
+        future = ThreadPoolExecutor(1).submit(asyncio.run, coroutine)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            if self._stop is None:
+                raise
+            self._stop()
+            return future.result()
+
+    @contextmanager
+    def calls(self, stop: Stop) -> Iterator[None]:
+        """Within this block, the first interrupt calls `stop`; entered inside the coroutine."""
+        loop = asyncio.get_running_loop()
+        # Only the main thread may set signal handlers.
+        sets_handler = threading.current_thread() is threading.main_thread()
+        stopping: list[asyncio.Task[None]] = []  # asyncio itself holds tasks only weakly
+
+        def first() -> None:
+            if sets_handler:
+                loop.remove_signal_handler(signal.SIGINT)
+            stopping.append(loop.create_task(stop()))
+
+        self._stop = partial(loop.call_soon_threadsafe, first)
+        if sets_handler:
+            loop.add_signal_handler(signal.SIGINT, first)
+        try:
+            yield
+        finally:
+            self._stop = None
+            if sets_handler:
+                loop.remove_signal_handler(signal.SIGINT)
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

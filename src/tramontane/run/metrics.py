@@ -1,0 +1,88 @@
+"""The figures of one update: rewards, staleness, and the throughput of the workers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.observer import Update
+from tramontane.evaluation.evaluate import thinking_text
+from tramontane.run.session import Verifiers
+from tramontane.types import Batch, Group
+
+
+def reward_metrics(
+    groups: Sequence[Group], parts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, float]:
+    """Means over all completions of the groups.
+
+    Args:
+        groups: every group graded since the last update, filtered groups included.
+        parts: names of the reward's parts.
+        tokenizer: counts the thinking tokens.
+    """
+    completions = [c for g in groups for c in g.completions]
+    verdicts = [v for g in groups for v in g.verdicts]
+    n = len(verdicts)
+    thoughts = [thinking_text(c.text) for c in completions]
+    encoded = tokenizer(thoughts, add_special_tokens=False)["input_ids"]
+    return {
+        "reward": sum(v.reward for v in verdicts) / n,
+        **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
+        "pass_rate": sum(v.verdict == "right" for v in verdicts) / n,
+        "format_rate": sum(v.verdict != "malformed" for v in verdicts) / n,
+        "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
+        "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
+        "completion_tokens": sum(len(c.token_ids) for c in completions) / n,
+        "thinking_tokens": sum(len(ids) for ids in encoded) / n,
+    }
+
+
+def staleness_histogram(batch: Batch) -> dict[str, int]:
+    """Trained tokens by age: how many versions old the weights were that sampled them."""
+    counts = Counter(batch.version - v for c in batch.completions for v in c.versions)
+    return {str(age): counts[age] for age in sorted(counts)}
+
+
+class Throughput:
+    """Tokens a second and idle share of each kind of worker, from one update to the next."""
+
+    def __init__(self, generators: GeneratorPool, verifiers: Verifiers, workers: int) -> None:
+        self.generators, self.verifiers, self.workers = generators, verifiers, workers
+        self._time, self._totals = time.monotonic(), self._count(0.0)
+
+    def restart(self, update: Update) -> None:
+        """Count from now on."""
+        self._time, self._totals = time.monotonic(), self._count(update.busy_seconds)
+
+    def metrics(self, update: Update) -> dict[str, float]:
+        """The rates since the last call, or since `restart`."""
+        then, before = self._time, self._totals
+        self.restart(update)
+        seconds = self._time - then
+        done = {key: self._totals[key] - before[key] for key in before}
+        return {
+            "generator_tokens_per_second": done["generated"] / seconds,
+            "generator_idle_fraction": max(0.0, 1 - done["generating"] / seconds),
+            "generator_held_fraction": min(1.0, done["without_work"] / seconds),
+            "trainer_tokens_per_second": update.metrics["trained_tokens"] / seconds,
+            "trainer_idle_fraction": max(0.0, 1 - done["training"] / seconds),
+            "verifier_verdicts_per_second": done["verdicts"] / seconds,
+            "verifier_idle_fraction": max(0.0, 1 - done["verifying"] / (seconds * self.workers)),
+        }
+
+    def _count(self, training: float) -> dict[str, float]:
+        """Totals so far: tokens and verdicts, and seconds; `training` are the trainer's."""
+        verifiers = self.verifiers.stats()
+        return {
+            "generated": self.generators.generated_tokens,
+            "generating": self.generators.busy_seconds,
+            "without_work": self.generators.seconds_without_work,
+            "training": training,
+            "verdicts": verifiers.verdicts,
+            "verifying": verifiers.busy_seconds,
+        }

@@ -1,0 +1,92 @@
+"""The result of a run: the figures of `summary.json`, and the object that `train` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tramontane.evaluation import Estimate, EvaluationResult
+
+
+class BeforeAfter(NamedTuple):
+    """An estimate before and after training; None where it was not measured."""
+
+    before: Estimate | None
+    after: Estimate | None
+
+    @classmethod
+    def of(cls, before: EvaluationResult | None, after: EvaluationResult | None) -> BeforeAfter:
+        return cls(*(result.pass_at_1 if result else None for result in (before, after)))
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A run that has finished or was interrupted.
+
+    Args:
+        run_dir: the run's folder.
+        weights: the newest weights, a checkpoint in the Hugging Face layout.
+        updates: updates done, over all sessions of the run.
+        finished: False after an interruption; `train(resume=run_dir)` continues the run.
+        pass_at_1: on the held-out problems.
+        summary: the content of `summary.json`; empty unless `finished`.
+        report: path of `report.html`; None where none was asked for.
+    """
+
+    run_dir: Path
+    weights: Path
+    updates: int
+    finished: bool
+    pass_at_1: BeforeAfter
+    summary: dict[str, Any]
+    report: Path | None = None
+
+
+def summarize_run(
+    metrics: list[dict[str, Any]], before: EvaluationResult | None, after: EvaluationResult | None
+) -> dict[str, Any]:
+    """Summarize a run from the metrics of its updates and its two evaluations.
+
+    Shares and rates are means over time: an update counts as long as it took. The first update's
+    time, which includes the start, is replaced by the mean of the others.
+    """
+    pauses = [m["weight_update_pause_ms"] for m in metrics]
+    tokens = sum(sum(m["staleness_histogram"].values()) for m in metrics)
+    ages = [(int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()]
+    seconds = np.diff([0.0, *(m["wall_seconds"] for m in metrics)])
+    seconds[0] = seconds[1:].mean() if len(seconds) > 1 else seconds[0]
+
+    def mean(key: str) -> float:
+        return float(np.average([m[key] for m in metrics], weights=seconds))
+
+    summary: dict[str, Any] = {}
+    if before and after:
+        pairs = {"before": before, "after": after}
+        summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
+        for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
+            summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
+        summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
+    return summary | {
+        "updates": len(metrics),
+        "groups_unscorable": sum(m["groups_unscorable"] for m in metrics),
+        "unscorable_trained": sum(m["unscorable_trained"] for m in metrics),
+        "training_seconds": float(seconds.sum()),
+        "trained_completion_tokens": tokens,
+        "trained_tokens_per_second": tokens / float(seconds.sum()),
+        "generator_idle_fraction": mean("generator_idle_fraction"),
+        "generator_held_fraction": mean("generator_held_fraction"),
+        "trainer_idle_fraction": mean("trainer_idle_fraction"),
+        "verifier_idle_fraction": mean("verifier_idle_fraction"),
+        "padding_fraction": mean("padding_fraction"),
+        "weight_update_pause_ms": {
+            "p50": float(np.percentile(pauses, 50)),
+            "p99": float(np.percentile(pauses, 99)),
+        },
+        "staleness": {
+            "mean": sum(age * count for age, count in ages) / tokens,
+            "max": max(age for age, _ in ages),
+        },
+    }
