@@ -27,7 +27,6 @@ import os
 
 os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default is for less memory
 
-import io
 import json
 import random
 import signal
@@ -45,14 +44,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from measure import VOCAB, Promise, finish, machine, make_llama, spread
-from rich.console import Console
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.data.prompts import render_prompt
-from tramontane.run.display import LiveDisplay
 
 HERE = Path(__file__).parent
 # What TRL's process does not inherit: it has torch's own settings.
@@ -251,18 +248,6 @@ class TrlSide:
         return line
 
 
-class Stopwatch(LiveDisplay):
-    """Shows nothing, and stops the run, as Ctrl-C does, once it has done its updates."""
-
-    def __init__(self, updates: int) -> None:
-        super().__init__(Console(file=io.StringIO()))
-        self.updates = updates
-
-    def update(self, metrics: Mapping[str, Any]) -> None:
-        if metrics["update"] == self.updates:
-            signal.raise_signal(signal.SIGINT)
-
-
 def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
     """A run of our own; its first updates, `WARM_UP`, are not counted."""
     run = folder / f"run-{number}"
@@ -294,7 +279,12 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
         {"name": "vs_trl", "model": str(folder / "model"), "run_dir": str(run)} | raw,
         "vs_trl.py",
     )
-    train(config, screen=Stopwatch(WARM_UP + updates))
+
+    def stop_when_done(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == WARM_UP + updates:
+            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
+
+    train(config, quiet=True, report=False, on_update=stop_when_done)
     lines = (run / "metrics.jsonl").read_text().splitlines()[: WARM_UP + updates]
     before, *rows = (json.loads(line) for line in lines[WARM_UP - 1 :])
     walls = [before["wall_seconds"], *(r["wall_seconds"] for r in rows)]

@@ -2,15 +2,15 @@
 
 from typer.testing import CliRunner
 
-from tramontane import doctor
+import tramontane
 from tramontane.cli import app
 from tramontane.verifier.code import sandbox
 
 
 def test_it_reports_all():
-    names = {finding.name for finding in doctor.examine()}
+    names = {finding.name for finding in tramontane.doctor()}
     assert {"torch", "sandbox", *sandbox.RUNGS[:-1], "g++", "ray", "vllm", "reasoning-gym"} <= names
-    assert all(finding.mend for finding in doctor.examine() if finding.state != "ok")
+    assert all(finding.mend for finding in tramontane.doctor() if finding.state != "ok")
 
 
 def test_without_a_sandbox(monkeypatch):

@@ -1,9 +1,14 @@
-"""Every command as one Python call, for notebooks and scripts: `import tramontane`."""
+"""Every command as one Python call, for notebooks and scripts: `import tramontane`.
+
+A function takes one keyword for each flag of its command, so that a command and a call read alike;
+this is why some have more than six parameters.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +37,29 @@ if TYPE_CHECKING:
     from tramontane.run.summary import TrainResult
 
 
+@dataclass(frozen=True)
+class CurateResult:
+    """A finished curation.
+
+    Args:
+        out: folder of the result.
+        problems: the curated set, as JSONL that `data.train` reads.
+        kept: problems in it that are as they were read.
+        rewritten: problems in it that a stage changed.
+        dropped: problems that are not in it.
+        report: path of `report.html`.
+        summary: the content of `summary.json`.
+    """
+
+    out: Path
+    problems: Path
+    kept: int
+    rewritten: int
+    dropped: int
+    report: Path
+    summary: dict[str, Any]
+
+
 def train(
     config: Config | str | Path | None = None,
     overrides: list[str] | None = None,
@@ -43,8 +71,6 @@ def train(
     on_update: OnUpdate | None = None,
 ) -> TrainResult:
     """Run the whole loop, from a config to a finished run folder; see `run.train`.
-
-    Seven parameters: which run it is (three), and four independent choices of what a caller sees.
 
     Args:
         config: a `Config` or the path of one.
@@ -352,20 +378,20 @@ def curate(
     against: Sequence[str] = (),
     out: str | Path | None = None,
     progress: Callable[[str, int], None] | None = None,
-) -> dict[str, Any]:
-    """From raw problem sets to a set worth training on; returns the summary. See `data.curate`.
+) -> CurateResult:
+    """Turn raw problem sets into a set worth training on; see `curation.pipeline.curate`.
 
     Args:
-        config: a `CurateConfig`, the path of one, or none for the defaults.
+        config: a `CurateConfig` or the path of one; None means the defaults.
         overrides: `key.sub=value` texts laid over it.
         inputs: files or datasets, instead of the config's.
         stages: stages, instead of the config's.
         against: evaluation sets that no problem may come from.
-        out: folder of the result; a curation that was stopped there goes on.
+        out: folder of the result; a curation that was stopped in this folder is continued.
         progress: called with (stage, chunks done).
 
     Raises:
-        InputError: before any work is done, but for an evaluation set that cannot be read.
+        InputError: before any work is done, except for an evaluation set that cannot be read.
     """
     from tramontane.config import parse_settings
     from tramontane.curation.config import CurateConfig
@@ -373,14 +399,24 @@ def curate(
 
     if against and not stages and config is None:
         stages = ("deduplicate", "decontaminate", "filter")
-    given = {"inputs": list(inputs), "stages": list(stages), "decontaminate.against": list(against)}
-    texts = [f"{key}={json.dumps(value)}" for key, value in given.items() if value]
+    asked = {"inputs": list(inputs), "stages": list(stages), "decontaminate.against": list(against)}
+    texts = [f"{key}={json.dumps(value)}" for key, value in asked.items() if value]
     texts = [*(overrides or []), *texts, *([] if out is None else [f"out={out}"])]
     if config is None:
         config = parse_settings(CurateConfig, {}, texts, "curate")
     elif not isinstance(config, CurateConfig):
         config = _load_section(CurateConfig, config, texts)
-    return run(config, progress)
+    summary = run(config, progress)
+    folder = Path(summary.pop("out"))
+    return CurateResult(
+        out=folder,
+        problems=folder / "kept.jsonl",
+        kept=summary["kept"],
+        rewritten=summary["rewritten"],
+        dropped=summary["dropped"],
+        report=folder / "report.html",
+        summary=summary,
+    )
 
 
 def _check_sizes(**sizes: int | None) -> None:

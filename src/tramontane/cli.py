@@ -1,4 +1,7 @@
-"""The command `tramontane`: one short function a command; the work is in `api`."""
+"""The command `tramontane`: one short function a command, one parameter a flag.
+
+The work is in `api`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+import tramontane
 from tramontane import api
 from tramontane.errors import InputError
 
@@ -30,17 +34,35 @@ GradingOverrides = Annotated[
 ]
 GradingConfig = Annotated[
     Path | None,
-    typer.Option(help="A YAML with a section `verifier`; a training config will do."),
+    typer.Option(help="A YAML with a section `verifier`, such as a training config."),
 ]
 
 
 def main() -> None:
-    """Run a command; what a user can mend is one message, and exit code 2."""
+    """Run a command; an error that the user can mend is one message and exit code 2."""
     try:
         app()
     except InputError as error:
         _complain(f"[bold red]error:[/] {_escape(str(error))}")
         sys.exit(2)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tramontane {tramontane.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of `tramontane` itself."""
 
 
 @app.command()
@@ -50,7 +72,7 @@ def train(
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue this run folder, by the config it has.")
+        Path | None, typer.Option(help="Continue this run folder with its own config.")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, print the sizes, stop.")] = False,
 ) -> None:
@@ -99,7 +121,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
     overrides: GradingOverrides = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Completions of each problem.")] = 4,
     temperature: float = 0.7,
     top_p: float = 1.0,
@@ -111,7 +133,7 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
     workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
     config: GradingConfig = None,
-    out: Annotated[Path, typer.Option(help="Every completion, as JSONL.")] = Path("eval.jsonl"),
+    out: Annotated[Path, typer.Option(help="JSONL of every completion.")] = Path("eval.jsonl"),
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
     ] = None,
@@ -180,14 +202,29 @@ def score(
         Path,
         typer.Argument(
             help="JSONL (also gzip) rows with id, domain (math or code), problem, response, and "
-            "answer (math) or tests (code)."
+            "answer (math) or tests (code); optionally language and response_tokens, which the "
+            "length reward needs."
         ),
     ],
-    overrides: GradingOverrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the verdicts go; without it, only a summary.")
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="verifier.key=value; pipeline.l_max=TOKENS and pipeline.l_cache=TOKENS turn the "
+            "length reward on.",
+            show_default=False,
+        ),
     ] = None,
-    config: GradingConfig = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSONL file for the verdicts; without it, only a summary.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A YAML with a section `verifier`, such as a training config. A section "
+            "`pipeline` gives l_max and l_cache of the length reward; without it, length is not "
+            "graded."
+        ),
+    ] = None,
 ) -> None:
     """Grade recorded responses; exit code 1 when rows could not be read."""
     with _progress() as progress:
@@ -225,10 +262,10 @@ def audit(
     path: Annotated[Path, typer.Argument(help="A run folder, or a JSONL of rollouts.")],
     out: Annotated[Path | None, typer.Option(help="Folder for audit.md and audit.jsonl.")] = None,
     rows: Annotated[Path | None, typer.Option(help="What `score` read to write PATH.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Answers that others look at.")] = 1000,
+    sample: Annotated[int, typer.Option(min=0, help="Answers that other verifiers check.")] = 1000,
 ) -> None:
-    """Find what looks like reward hacking or verifier error in recorded rollouts; exit code 1
-    when rows were no rollouts."""
+    """Find signs of reward hacking and verifier error in recorded rollouts; exit code 1 when
+    rows could not be read."""
     with _progress() as progress:
         bar = progress.add_task("asking other verifiers", total=None)
         found = api.audit(
@@ -269,8 +306,8 @@ def curate(
 ) -> None:
     """Turn raw problem sets into one to train on; exit code 1 when rows could not be read."""
     overrides = [s for s in sources if "=" in s and not Path(s).exists()]
-    given = [s for s in sources if s not in overrides]
-    config = given.pop(0) if given and given[0].endswith((".yaml", ".yml")) else None
+    inputs = [s for s in sources if s not in overrides]
+    config = inputs.pop(0) if inputs and inputs[0].endswith((".yaml", ".yml")) else None
     with _progress() as progress:
         bars: dict[str, Any] = {}
 
@@ -279,21 +316,22 @@ def curate(
                 bars[name] = progress.add_task(name, total=None)
             progress.update(bars[name], completed=chunks)
 
-        summary = api.curate(
+        result = api.curate(
             config,
             overrides,
-            inputs=given,
+            inputs=inputs,
             stages=stage or (),
             against=decontaminate or (),
             out=out,
             progress=show,
         )
     table = Table("after", "rows left", "dropped there")
+    summary = result.summary
     for step in summary["stages"]:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in step["dropped"].items())
         table.add_row(step["stage"], f"{step['left']:,}", dropped)
     console.print(table)
-    console.print(f"{summary['rewritten']:,} rewritten; everything: {summary['out']}/report.html")
+    console.print(f"{result.rewritten:,} rewritten; everything: {result.report}")
     for line in summary["malformed_rows"]:
         _complain(_escape(line))
     if summary["malformed"]:
@@ -303,17 +341,17 @@ def curate(
 @app.command()
 def plan(
     model_size: Annotated[str, typer.Option(help="Parameters, e.g. 24B.")],
-    gpus: Annotated[int, typer.Option(help="All of them, for generators and trainers.")],
+    gpus: Annotated[int, typer.Option(help="Number of GPUs for generators and trainers together.")],
     assumptions: Annotated[
-        list[str] | None, typer.Argument(help="Any assumption that is printed, as key=value.")
+        list[str] | None, typer.Argument(help="Any printed assumption as key=value.")
     ] = None,
     gpu: Annotated[str, typer.Option(help="a100, h100 or h200")] = "h100",
     n_batch: Annotated[int, typer.Option(help="Completions an update.")] = 2048,
     length_mean: Annotated[int, typer.Option(help="Tokens of a completion.")] = 6000,
     length_max: Annotated[int, typer.Option(help="Tokens of the longest.")] = 32000,
 ) -> None:
-    """Split GPUs between generators and trainers, before there are any; nothing is measured."""
-    given = {
+    """Split GPUs between generators and trainers by calculation; nothing is measured."""
+    settings = {
         "model_size": model_size,
         "gpus": gpus,
         "gpu": gpu,
@@ -321,7 +359,7 @@ def plan(
         "length_mean": length_mean,
         "length_max": length_max,
     }
-    found = api.plan(given, assumptions)
+    found = api.plan(settings, assumptions)
     assumed = ", ".join(f"{key}={value}" for key, value in found.assumptions.items())
     console.print(f"assumed: {_escape(assumed)}", highlight=False, soft_wrap=True)
     table = Table("", "asynchronous", "synchronous, together")
@@ -332,11 +370,10 @@ def plan(
 
 @app.command()
 def doctor() -> None:
-    """Say what works on this machine, and how to mend what does not; exit code 1 if it matters."""
-    from tramontane.doctor import examine
-
+    """Report what works on this machine and how to mend what does not; exit code 1 if a needed
+    part is missing."""
     marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
-    findings = examine()
+    findings = api.doctor()
     table = Table("", "", "found")
     for finding in findings:
         table.add_row(finding.name, marks[finding.state], _escape(finding.found))

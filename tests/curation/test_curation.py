@@ -316,7 +316,7 @@ def test_a_config_and_what_is_refused(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text(f"inputs: [{source}]\nfields: {{problem: frage}}\nout: {tmp_path}/o\n")
     (tmp_path / "empty").mkdir()  # a folder is taken for a copy of a dataset
-    assert tramontane.curate(config)["kept"] == 1
+    assert tramontane.curate(config).kept == 1
     for arguments, message in [
         (
             {"overrides": ["filter.rewrit=false"]},

@@ -24,7 +24,6 @@ from tramontane.run.gate import check_parity
 from tramontane.run.interrupt import Interrupt
 from tramontane.run.measurement import measure
 from tramontane.run.recorder import Recorder
-from tramontane.run.report import write_report
 from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session, Verifiers
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
@@ -78,6 +77,8 @@ def train(
             folder.write_json("summary.json", summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:
+        from tramontane.run.report import write_report  # its matplotlib takes a second to import
+
         with folder.room_for(report_file):
             write_report(folder.path)
     if finished:
