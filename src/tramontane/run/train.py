@@ -148,7 +148,7 @@ def _verifiers(session: Session, placement: Placement) -> Verifiers:
     """The verifiers, at the sizes of the last stage, which evaluations use; training passes the
     sizes of its stage with every group."""
     config, sizes = session.config, session.prepared.stages[-1].pipeline
-    if not config.placement.mortal:  # the pool itself keeps its processes alive
+    if not config.placement.replaces_workers:  # the pool itself keeps its processes alive
         return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
     make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
     return VerifierActors(
