@@ -149,7 +149,9 @@ class Recorder:
         groups = [*((group, None) for group in update.batch.groups), *update.filtered]
         return [row for group, reason in groups for row in self._rows(update.number, group, reason)]
 
-    def _rows(self, update: int, group: Group, filtered: FilterReason | None) -> Iterable[dict[str, Any]]:
+    def _rows(
+        self, update: int, group: Group, filtered: FilterReason | None
+    ) -> Iterable[dict[str, Any]]:
         problem = group.problem
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
             yield {

@@ -115,7 +115,8 @@ async def _run(
         await generators.started()
         await started(trainer, limit)
         workers = Workers(generators, verifiers, trainer, placement.weights)
-        pipeline = Pipeline(config, ledger, workers, Recorder(session, generators, verifiers, trainer))
+        recorder = Recorder(session, generators, verifiers, trainer)
+        pipeline = Pipeline(config, ledger, workers, recorder)
         if restored:
             await call(trainer, "load_state", restored.path.absolute() / "trainer", limit=limit)
             await pipeline.send_weights()
