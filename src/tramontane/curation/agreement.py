@@ -1,4 +1,4 @@
-"""What the solutions of a problem say about its tests, by vote (arXiv 2506.10910, section 4.1).
+"""Votes of a problem's solutions on its tests (arXiv 2506.10910, section 4.1).
 
 The paper runs all solutions on all tests, discards tests with low agreement, and relabels a test
 with the modal output where agreement is high and the label loses. It prints no thresholds.
@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from tramontane.curation.config import CodeConfig
 from tramontane.verifier.code.grade import same_output
 
-Ballot = Sequence[str | None]  # what each solution prints on one input; None where it failed
-Fate = Literal["kept", "relabelled", "dropped"]
+Ballot = Sequence[str | None]  # each solution's output for one input; None where it failed
+Fate = Literal["kept", "relabelled", "dropped", "added"]
 RELIABLE = 0.5  # share of the tests on which a solution must agree to have a vote
 
 
@@ -21,11 +21,11 @@ class Poll(NamedTuple):
     """The count of one ballot.
 
     Args:
-        mode: what most print; of several as common what the label says, else the first.
-        votes: how many print the mode.
-        second: how many print the next most common.
-        passed: how many print the label.
-        confirmed: whether the mode is the label.
+        mode: the most common output; in a tie the one that equals the label, else the first.
+        votes: number of solutions that print the mode.
+        second: number of solutions that print the next most common output.
+        passed: number of solutions that print the label.
+        confirmed: the mode is the label.
     """
 
     mode: str | None
@@ -36,7 +36,7 @@ class Poll(NamedTuple):
 
 
 def poll(ballot: Ballot, label: str | None, tests: dict[str, Any]) -> Poll:
-    """Count what is the same to the problem's checker; the label itself is no vote."""
+    """Count outputs that the problem's checker takes for the same; the label has no vote."""
     groups: list[list[str]] = []
     for output in ballot:
         if output is None:
@@ -55,17 +55,20 @@ def poll(ballot: Ballot, label: str | None, tests: dict[str, Any]) -> Poll:
     return Poll(groups[order[0]][0], len(groups[order[0]]), second, passed, right[order[0]])
 
 
-def steady(once: Sequence[Ballot], again: Sequence[Ballot]) -> list[list[str | None]]:
-    """The ballots of two runs, without what a program printed in only one of them."""
+def steady(first: Sequence[Ballot], second: Sequence[Ballot]) -> list[list[str | None]]:
+    """The ballots of two runs; an output that only one run printed counts as a failure."""
     return [
-        [a if a == b else None for a, b in zip(first, second, strict=True)]
-        for first, second in zip(once, again, strict=True)
+        [a if a == b else None for a, b in zip(once, again, strict=True)]
+        for once, again in zip(first, second, strict=True)
     ]
 
 
 def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, Any]) -> list[int]:
-    """The solutions that can be trusted with a vote: on at least half of the tests they print the
-    label, or what more print than anything else. The others are wrong, or do not run."""
+    """Indices of the solutions that are trusted with a vote.
+
+    A trusted solution prints, on at least half of the tests, the label or the output that more
+    solutions print than any other. The other solutions are wrong, or do not run.
+    """
     agreed = [0] * len(ballots[0])
     for ballot, label in zip(ballots, labels, strict=True):
         count = poll(ballot, label, tests)
@@ -78,7 +81,7 @@ def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, An
 
 
 def fate(count: Poll, voting: int, config: CodeConfig) -> Fate:
-    """What becomes of a test on which so many had a vote."""
+    """The decision about a test on which `voting` solutions had a vote."""
     if not count.votes or count.votes < config.agreement * voting:
         return "dropped"
     if count.confirmed:
@@ -87,15 +90,18 @@ def fate(count: Poll, voting: int, config: CodeConfig) -> Fate:
 
 
 def decisive(count: Poll, voting: int, config: CodeConfig) -> bool:
-    """Whether the mode can become a label."""
+    """True if the mode has enough votes to become a label."""
     return count.votes >= max(config.min_votes, config.relabel_agreement * voting)
 
 
 def with_checker(
     tests: dict[str, Any], ballots: Sequence[Ballot], tolerance: float | None
 ) -> dict[str, Any]:
-    """The tests, which name no checker, with the one for floats where solutions print a label's
-    decimals in another way (`0.5` and `0.50`), and would be wrong to a comparison of tokens."""
+    """The tests, with the checker for floats if they name no checker and need that one.
+
+    They need it where solutions spell a label's decimals differently (`0.5` and `0.50`), which a
+    comparison of tokens would count as wrong.
+    """
     if tolerance is None or "checker" in tests:
         return tests
     lenient = tests | {"checker": "float", "float_tolerance": tolerance}
