@@ -4,15 +4,12 @@ import gzip
 import json
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.curation.killing import end, kill_once_written, start
 from tests.paths import DATA
 from tramontane.config import VerifierConfig
 from tramontane.curation.agreement import decisive, fate, poll, steady, voters, with_checker
@@ -294,14 +291,6 @@ def test_few_tests_become_more(tmp_path):
     assert kept["problem"] == "many_solutions?"
 
 
-SCRIPT = """
-import json, sys
-from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
-curate(CurateConfig(**json.loads(sys.argv[1])))
-"""
-
-
 def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
     rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(6)]
     (tmp_path / "whole").mkdir()
@@ -312,18 +301,12 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
         code=PATIENT, chunk_rows=4,
     )  # fmt: skip
     journal = out / "work/1-code/finished.jsonl"
-    for finished in (1, 3, None):
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, config.model_dump_json()])
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline:
-            if finished and journal.exists() and journal.read_bytes().count(b"\n") >= finished:
-                process.send_signal(signal.SIGKILL)
-            time.sleep(0.002)
-        assert process.wait(300) == (-signal.SIGKILL if finished else 0)
-        if finished:
-            assert journal.read_bytes().startswith(done)  # nothing is run twice
-            done = journal.read_bytes()[: journal.read_bytes().rindex(b"\n") + 1]
-            journal.write_bytes(done + b'["3 ", [')  # and a line that broke off
+    for finished in (1, 3):
+        kill_once_written(start(config), journal, lines=finished)
+        assert journal.read_bytes().startswith(done)  # nothing is run twice
+        done = journal.read_bytes()[: journal.read_bytes().rindex(b"\n") + 1]
+        journal.write_bytes(done + b'["3 ", [')  # and a line that broke off
+    assert end(start(config)) == 0
     for name in NAMES:
         assert (out / name).read_bytes() == (whole / name).read_bytes().replace(
             str(whole).encode(), str(out).encode()

@@ -4,9 +4,6 @@ import gzip
 import json
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import datasets
@@ -18,9 +15,10 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import tramontane
+from tests.curation.killing import end, start
 from tramontane import InputError
 from tramontane.cli import app
-from tramontane.config import PlaygroundConfig
+from tramontane.config import DataConfig
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
 from tramontane.data.load import load_problems
@@ -113,9 +111,7 @@ def test_what_is_kept_loads_again_as_it_was(tmp_path):
     _, out = run(tmp_path, source)
 
     def load(path):
-        options = {"fields": {}, "split": "train", "limit": None, "seed": 0}
-        world = {"playground": PlaygroundConfig(), "playground_split": "train"}
-        return load_problems(str(path), **options, **world)
+        return load_problems(str(path), DataConfig(), split="train", limit=None, seed=0)
 
     before, after = load(source), load(out / "kept.jsonl")
     fields = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
@@ -189,32 +185,14 @@ def test_reports_tell_counts_reasons_and_examples(tmp_path):
 # Killed
 
 
-SCRIPT = """
-import sys, time
-from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
-import tramontane.curation.pipeline as pipeline
-
-write = pipeline._write
-def slowly(path, text):
-    # So that a kill falls at every kind of moment: half a file is written, or it is not renamed.
-    path.with_name(path.name + ".partial").write_text(text[: len(text) // 2], encoding="utf-8")
-    time.sleep(0.01)
-    write(path, text)
-    time.sleep(0.01)
-pipeline._write = slowly
-curate(CurateConfig(inputs=(sys.argv[1],), out=sys.argv[2], chunk_rows=10))
-"""
-
-
-# While each of these is there for the first time, the process is killed.
+# Files that the process is about to complete when it is killed.
 MOMENTS = (
-    "work/0-load/part-000003.jsonl",
-    "work/1-deduplicate/part-000002.jsonl.partial",
-    "work/1-deduplicate/index-000005.npz",
-    "work/2-filter/part-000001.jsonl",
-    "work/2-filter/part-000009.jsonl.partial",
-    "report.md.partial",
+    "0-load/part-000004.jsonl",
+    "1-deduplicate/part-000002.jsonl",
+    "1-deduplicate/part-000005.jsonl",
+    "2-filter/part-000002.jsonl",
+    "2-filter/part-000009.jsonl",
+    "report.md",
 )
 
 
@@ -222,18 +200,12 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(120))
     _, whole = run(tmp_path, source, name="whole", chunk_rows=10)
     out, done = tmp_path / "killed", {}
+    config = CurateConfig(inputs=(source,), out=str(out), chunk_rows=10)
     for moment in (*MOMENTS, None):
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, source, str(out)])
-        deadline = time.monotonic() + 300
-        while process.poll() is None and time.monotonic() < deadline:
-            if moment and (out / moment).exists():
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.001)
-        assert process.wait(300) == (-signal.SIGKILL if moment else 0)
+        assert end(start(config, moment)) == (-signal.SIGKILL if moment else 0)
         if moment:
             now = {p: p.stat().st_mtime_ns for p in out.rglob("part-*.jsonl")}
-            assert done.items() <= now.items()  # nothing is done twice
+            assert done.items() < now.items()  # nothing is done twice
             done = now
     assert results(out) == results(whole)
 

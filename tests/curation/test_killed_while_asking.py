@@ -1,28 +1,15 @@
 """Stages that ask models, in a process that is killed: nothing lost, nothing asked twice."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 
-import yaml
-
+from tests.curation.killing import end, kill_once_written, start
 from tests.curation.server import Server
 from tests.curation.test_curation import lines, results
 from tests.curation.test_translate import translator
-
-SCRIPT = """
-import sys
-import torch
 from tramontane.curation.config import CurateConfig
-from tramontane.config import load_section
-from tramontane.curation.pipeline import curate
 
-torch.set_num_threads(1)
-curate(load_section(CurateConfig, sys.argv[1], [f"out={sys.argv[2]}"]))
-"""
 CONCURRENCY = 2
 # While each of these holds something for the first time, the process is killed.
 MOMENTS = (
@@ -63,10 +50,6 @@ def settings(server, source):
     }
 
 
-def holds_something(path):
-    return path.is_file() and path.stat().st_size > 0
-
-
 def good_part(path):
     """What a record holds that may be relied on."""
     flight = path.with_suffix(".flight.json")
@@ -76,7 +59,7 @@ def good_part(path):
 
 
 def test_killed_while_asking_it_ends_as_if_it_had_not_been(tmp_path):
-    source, config = tmp_path / "raw.jsonl", tmp_path / "curate.yaml"
+    source = tmp_path / "raw.jsonl"
     train = "A train travels {} miles in $t = 1$ hours. How many miles does it travel in one hour?"
     sums = "What is ${} + 2$?"  # of which the tiny model gets some right
     rows = [
@@ -89,25 +72,21 @@ def test_killed_while_asking_it_ends_as_if_it_had_not_been(tmp_path):
     ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with Server(mind) as server:
-        config.write_text(yaml.safe_dump(settings(server, source)))
 
-        def start(out):
-            return subprocess.Popen([sys.executable, "-c", SCRIPT, str(config), str(out)])
+        def into(out):
+            return CurateConfig.model_validate(settings(server, source) | {"out": str(out)})
 
-        assert start(tmp_path / "whole").wait(600) == 0
+        assert end(start(into(tmp_path / "whole"))) == 0
         whole = results(tmp_path / "whole")
         once = Counter(dict(server.seen))
         server.seen.clear()
         out, recorded = tmp_path / "killed", {}
         for moment in (*MOMENTS, None):
-            process = start(out)
-            deadline = time.monotonic() + 600
-            while process.poll() is None and time.monotonic() < deadline:
-                if moment and holds_something(out / moment):
-                    process.send_signal(signal.SIGKILL)
-                    break
-                time.sleep(0.001)
-            assert process.wait(600) == (-signal.SIGKILL if moment else 0)
+            process = start(into(out))
+            if moment:
+                kill_once_written(process, out / moment)
+            else:
+                assert end(process) == 0
             for path, before in recorded.items():
                 assert not path.exists() or path.read_bytes().startswith(before)
             recorded = {p: good_part(p) for p in (out / "work").rglob("asked-*.jsonl")}

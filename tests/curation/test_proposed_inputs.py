@@ -1,9 +1,6 @@
 """Inputs that a model proposes for tests: what is read of its answers, and how it can fail."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 
@@ -12,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.curation.killing import end, kill_once_written, start
 from tests.curation.server import DIE, STALL, Server, body, status
-from tests.curation.test_code_stage import DOUBLE, NAMES, SCRIPT, doubles, lines, row, write
+from tests.curation.test_code_stage import DOUBLE, NAMES, doubles, lines, row, write
 from tramontane import InputError
 from tramontane.config import parse_settings
 from tramontane.curation.backend import Answer
@@ -193,16 +191,10 @@ def test_killed_while_it_asks_and_while_programs_run(tmp_path):
         once = Counter(dict(server.seen))
         server.seen.clear()
         out = tmp_path / "killed"
-        text = settings(server, source, out, endpoint={"concurrency": 2}).model_dump_json()
-        for moment in ("asked-000000000-answers.jsonl", "finished.jsonl", None):
-            process = subprocess.Popen([sys.executable, "-c", SCRIPT, text])
-            deadline = time.monotonic() + 300
-            while moment and process.poll() is None and time.monotonic() < deadline:
-                file = out / "work/1-code" / moment
-                if file.is_file() and file.stat().st_size > 0:
-                    process.send_signal(signal.SIGKILL)
-                time.sleep(0.002)
-            assert process.wait(300) == (-signal.SIGKILL if moment else 0)
+        config = settings(server, source, out, endpoint={"concurrency": 2})
+        for file in ("asked-000000000-answers.jsonl", "finished.jsonl"):
+            kill_once_written(start(config), out / "work/1-code" / file)
+        assert end(start(config)) == 0
     for name in NAMES:
         whole = (tmp_path / "whole" / name).read_text(encoding="utf-8")
         assert (out / name).read_text(encoding="utf-8") == whole.replace(

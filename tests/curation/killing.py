@@ -1,0 +1,68 @@
+"""Curations in processes that are killed, at an exact moment or from outside.
+
+A fork server imports the package once, so that a process starts in milliseconds.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.pipeline import curate
+
+TIMEOUT_S = 600  # for a process to end, or to reach the moment at which it is killed
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        "pytest",
+        "tests.curation.killing",
+        "tramontane.generator",
+        "tramontane.curation.backend.endpoint",
+    ]
+)
+
+
+def start(config: CurateConfig, killed_at: str | None = None) -> BaseProcess:
+    """Curate in a process that kills itself when it is about to complete the file `killed_at`.
+
+    A file is complete once it is renamed from its partial name. At that moment only the partial
+    file exists, of which half is left, as if the kill had come while it was written.
+    """
+    process = _context.Process(target=_curate, args=(config.model_dump_json(), killed_at))
+    process.start()
+    return process
+
+
+def end(process: BaseProcess) -> int:
+    """Wait for a process; returns its exit code, the negative signal if it was killed."""
+    process.join(TIMEOUT_S)
+    assert process.exitcode is not None, f"still running after {TIMEOUT_S} s"
+    return process.exitcode
+
+
+def kill_once_written(process: BaseProcess, path: Path, lines: int = 0) -> None:
+    """Kill a process as soon as a file holds something, or this number of whole lines."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.is_file() or not (content := path.read_bytes()) or content.count(b"\n") < lines:
+        assert process.is_alive(), f"ended before {path.name} was written"
+        assert time.monotonic() < deadline, f"no {path.name} within {TIMEOUT_S} s"
+        time.sleep(0.001)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    assert end(process) == -signal.SIGKILL
+
+
+def _curate(config: str, killed_at: str | None) -> None:
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if event == "os.rename" and killed_at and str(args[1]).endswith(killed_at):
+            os.truncate(str(args[0]), os.path.getsize(str(args[0])) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    torch.set_num_threads(1)
+    curate(CurateConfig.model_validate_json(config))
