@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
-from tramontane.config import PlaygroundConfig, VerifierConfig
+from tramontane.config import DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row
@@ -207,10 +207,7 @@ def check_file(text: str, name: str) -> None:
         path = Path(folder, "rows.jsonl.gz" if zipped else "rows.jsonl")
         path.write_bytes(data)
         try:
-            problems = load_problems(
-                str(path), fields={}, split="train", limit=None, playground=PlaygroundConfig(),
-                playground_split="train", seed=0,
-            )  # fmt: skip
+            problems = load_problems(str(path), DataConfig(), split="train", limit=None, seed=0)
         except InputError:
             return
     assert problems and len({p.id for p in problems}) == len(problems)

@@ -228,13 +228,7 @@ def evaluate(
     endless = source.startswith(("playground:", "reasoning_gym:"))
     tokenizer = loading.load_tokenizer(model)
     found = load_problems(
-        source,
-        fields=config.fields,
-        split=config.eval_split,
-        limit=problems or (256 if endless else None),
-        playground=config.playground,
-        playground_split="test",
-        seed=seed,
+        source, config, split="test", limit=problems or (256 if endless else None), seed=seed
     )
     longest = check_prompt_length(
         tokenizer,

@@ -17,16 +17,9 @@ from tramontane.errors import InputError
 STDIO = {"type": "stdio", "cases": [{"input": "1\n", "output": "2\n"}], "checker": "tokens"}
 
 
-def load(source, split="train", limit=None, part="train", seed=0, world=None, **fields):
-    return load_problems(
-        str(source),
-        fields=fields,
-        split=split,
-        limit=limit,
-        playground=world or PlaygroundConfig(),
-        playground_split=part,
-        seed=seed,
-    )
+def load(source, split="train", limit=None, seed=0, world=None, **fields):
+    config = DataConfig(fields=fields, playground=world or PlaygroundConfig())
+    return load_problems(str(source), config, split=split, limit=limit, seed=seed)
 
 
 @pytest.fixture
@@ -164,14 +157,14 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "tests": "assert f(1)"}, r":2: the tests are text, but not JSON"),
         (
             {"problem": "?", "tests": {"type": "doctest"}},
-            r":2: the tests want a type, one of stdio",
+            r":2: the tests need a type, one of stdio",
         ),
-        ({"problem": "?", "tests": {"type": "stdio", "cases": []}}, r":2: the tests want cases"),
+        ({"problem": "?", "tests": {"type": "stdio", "cases": []}}, r":2: the tests need cases"),
         (
             {"problem": "?", "tests": {"type": "stdio", "cases": [{"input": 1, "output": "2"}]}},
-            r":2: the tests want cases, each with input and output as text",
+            r":2: the tests need cases, each with input and output as text",
         ),
-        ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests want code"),
+        ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests need code"),
     ],
 )
 def test_rows_without_what_it_takes_to_grade_them(write, row, message):
@@ -210,7 +203,7 @@ def test_a_truncated_file_is_an_input_error_here_too(tmp_path):
 
 
 def test_the_playground_gives_so_many_different_problems_of_its_split():
-    train, test = (load("playground:", limit=200, part=part) for part in ("train", "test"))
+    train, test = (load("playground:", limit=200, split=split) for split in ("train", "test"))
     assert len({p.problem for p in train} | {p.problem for p in test}) == 400
     world = PlaygroundConfig(levels=(2, 3), languages=("it",), kinds=("stories",))
     drawn = load("playground:", limit=50, world=world)
@@ -227,7 +220,7 @@ def test_endless_sources_need_a_count():
 def test_more_of_the_playground_than_there_is():
     world = PlaygroundConfig(levels=(1, 1), languages=("en",), kinds=("sums",))
     with pytest.raises(InputError, match=r"different test problems were found of .*ask for fewer"):
-        load("playground:", limit=10**6, part="test", world=world)
+        load("playground:", limit=10**6, split="test", world=world)
 
 
 def test_nothing_stands_behind_the_playground():
@@ -238,7 +231,7 @@ def test_nothing_stands_behind_the_playground():
 def test_reasoning_gym():
     pytest.importorskip("reasoning_gym")
     train = load("reasoning_gym:chain_sum", limit=150)
-    test = load("reasoning_gym:chain_sum", limit=100, part="test", seed=1)
+    test = load("reasoning_gym:chain_sum", limit=100, split="test", seed=1)
     assert len({p.id for p in train} | {p.id for p in test}) == 250
     assert train == load("reasoning_gym:chain_sum", limit=150)
     for p in train:

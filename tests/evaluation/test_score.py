@@ -104,8 +104,8 @@ def test_rows_that_cannot_be_read_do_not_stop_the_rest(tmp_path):
         (GOOD | {"response_tokens": -1}, "response_tokens is of the wrong type"),
         (GOOD | {"language": 5}, "language is of the wrong type"),
         (GOOD | {"domain": ["math"]}, "domain must be"),
-        (CODE | {"tests": {"type": "stdio", "cases": 7}}, "tests: the tests want cases"),
-        (CODE | {"tests": one_case}, "tests: the tests want cases"),
+        (CODE | {"tests": {"type": "stdio", "cases": 7}}, "tests: the tests need cases"),
+        (CODE | {"tests": one_case}, "tests: the tests need cases"),
         (CODE | {"tests": {}}, "tests is empty"),
     ]
     lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line, _ in bad]

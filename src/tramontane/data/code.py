@@ -1,10 +1,10 @@
-"""Tests and solutions of programming problems, in the forms that public sets have them.
+"""Parses the tests and solutions of programming problems in the forms of public sets.
 
-Tests, beside our own form (docs/data.md): an object with a list of `inputs` and one of `outputs`
-(APPS, TACO; with `fn_name`, calls of a function) or of `input` and `output` (CodeContests), or a
-list of objects with an `input` and an `output` each (LiveCodeBench, PrimeIntellect, DeepCoder).
-Solutions: texts, objects with `language` and `code`, or an object with a list of `language` and
-one of `solution` (CodeContests). Both may be JSON text.
+Tests may have Tramontane's form (docs/data.md), or one of these: an object with the lists `inputs`
+and `outputs` (APPS, TACO; with `fn_name`, calls of a function) or `input` and `output`
+(CodeContests), or a list of objects with an `input` and an `output` each (LiveCodeBench,
+PrimeIntellect, DeepCoder). Solutions may be texts, objects with `language` and `code`, or an object
+with the lists `language` and `solution` (CodeContests). Both may be JSON text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ProgrammingLanguage = Literal["python", "cpp"]
 
 
 class Solution(NamedTuple):
-    """A program that the source of its problem takes for right."""
+    """A program that the problem's source declares to be right."""
 
     language: ProgrammingLanguage
     code: str
@@ -29,7 +29,7 @@ class Solution(NamedTuple):
 
 # --------------------------------------------------------------------------------------- tests
 
-# The program may hold the function in a class `Solution`, as LeetCode has it. JSON knows no tuples.
+# LeetCode's programs hold the function in a class `Solution`. JSON has no tuples.
 _CALLS = """\
 try:
     _function = Solution().{name}
@@ -41,36 +41,38 @@ def _plain(x):
 
 
 def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
-    """Tests as the code verifier takes them; a table may hold them as JSON text.
+    """Tests in the code verifier's form; the value may also be JSON text.
 
     Raises:
-        InputError: of another type or shape; the message begins with `where`.
+        InputError: another type or shape; the message begins with `where`.
     """
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (ValueError, RecursionError) as error:  # also what is too long or nested to be read
+        except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
             raise InputError(f"{where}: the tests are text, but not JSON ({error})") from None
     if not value:
         return None
     value = _known_form(value)
     if not value:
         return None
-    wrong = None
-    if not isinstance(value, dict) or value.get("type") not in TEST_TYPES:
-        wrong = f"want a type, one of {', '.join(TEST_TYPES)}"
-    elif value["type"] != "stdio":
-        wrong = None if isinstance(value.get("code"), str) else "want code"
-        if not isinstance(value.get("cases"), list | None):
-            wrong = "have cases that are no list"
-    elif not (
-        isinstance(cases := value.get("cases"), list) and cases and all(map(_is_case, cases))
-    ):
-        wrong = "want cases, each with input and output as text"
-    if wrong:
-        raise InputError(f"{where}: the tests {wrong}; see docs/data.md")
-    # A table fills what only other rows have with nulls.
+    if fault := _fault(value):
+        raise InputError(f"{where}: the tests {fault}; see docs/data.md")
+    # A table has nulls for fields that only other rows have.
     return {name: part for name, part in value.items() if part is not None}
+
+
+def _fault(value: Any) -> str:
+    """What tests in Tramontane's form lack; empty if they are valid."""
+    if not isinstance(value, dict) or value.get("type") not in TEST_TYPES:
+        return f"need a type, one of {', '.join(TEST_TYPES)}"
+    cases = value.get("cases")
+    if value["type"] == "stdio":
+        valid = isinstance(cases, list) and cases and all(map(_is_case, cases))
+        return "" if valid else "need cases, each with input and output as text"
+    if not isinstance(cases, list | None):
+        return "have cases that are no list"
+    return "" if isinstance(value.get("code"), str) else "need code"
 
 
 def _is_case(case: Any) -> bool:
@@ -82,16 +84,16 @@ def _is_case(case: Any) -> bool:
 
 
 def _known_form(value: Any) -> Any:
-    """Tests of a public set in our form; what is of no known form as it is."""
+    """Tests of a public set in Tramontane's form; values of no known form unchanged."""
     if isinstance(value, dict) and "type" not in value:
         for names in (("inputs", "outputs"), ("input", "output")):
             columns = [value.get(name) for name in names]
             if all(isinstance(column, list) for column in columns):
-                return _of_pairs(list(zip(*columns, strict=False)), value.get("fn_name"))
+                return _from_pairs(list(zip(*columns, strict=False)), value.get("fn_name"))
     if isinstance(value, list) and all(isinstance(x, dict) and "input" in x for x in value):
         functions = {x.get("fn_name") or _function_of(x.get("metadata")) for x in value}
         if len(functions) == 1:
-            return _of_pairs([(x["input"], x.get("output")) for x in value], *functions)
+            return _from_pairs([(x["input"], x.get("output")) for x in value], *functions)
     return value
 
 
@@ -99,45 +101,49 @@ def _function_of(metadata: Any) -> Any:
     return metadata.get("func_name") if isinstance(metadata, dict) else None
 
 
-def _of_pairs(pairs: list[tuple[Any, Any]], function: Any) -> dict[str, Any] | None:
+def _from_pairs(pairs: list[tuple[Any, Any]], function: Any) -> dict[str, Any] | None:
     if not pairs:
         return None
     if function:
         return _calls(pairs, function)
-    cases = [{"input": _lines(given), "output": _lines(wanted)} for given, wanted in pairs]
+    cases = [{"input": _joined(text), "output": _joined(output)} for text, output in pairs]
     return {"type": "stdio", "cases": cases}
 
 
-def _lines(text: Any) -> Any:
-    """Some rows hold a list of lines."""
+def _joined(text: Any) -> Any:
+    """Text that some rows hold as a list of lines."""
     is_lines = isinstance(text, list) and all(isinstance(line, str) for line in text)
     return "\n".join(text) + "\n" if is_lines else text
 
 
 def _calls(pairs: list[tuple[Any, Any]], name: Any) -> dict[str, Any] | None:
-    """An assertion for each call. Arguments are a list, or text with one JSON value a line; the
-    expected value may stand in a list of its own."""
+    """Function tests with one assertion per call.
+
+    Arguments are a list, or text with one JSON value per line. The expected value may be wrapped in
+    a list.
+    """
     if not isinstance(name, str) or not name.isidentifier():
         return {"type": f"calls of {name!r}"}
     asserts = []
-    for given, wanted in pairs:
+    for args, expected in pairs:
         try:
-            if isinstance(given, str):
-                given = [json.loads(line) for line in given.splitlines() if line.strip()]
-            if isinstance(wanted, str):
-                wanted = json.loads(wanted)
-        except (ValueError, RecursionError):  # a plain text stands for itself
-            given = [given] if isinstance(given, str) else given
-        either = [wanted, wanted[0]] if isinstance(wanted, list) and len(wanted) == 1 else [wanted]
-        arguments = ", ".join(map(repr, given if isinstance(given, list) else [given]))
-        asserts.append(f"assert _plain(_function({arguments})) in {either!r}\n")
+            if isinstance(args, str):
+                args = [json.loads(line) for line in args.splitlines() if line.strip()]
+            if isinstance(expected, str):
+                expected = json.loads(expected)
+        except (ValueError, RecursionError):  # not JSON: the argument is the text itself
+            args = [args] if isinstance(args, str) else args
+        wrapped = isinstance(expected, list) and len(expected) == 1
+        accepted = [expected, expected[0]] if wrapped else [expected]
+        arguments = ", ".join(map(repr, args if isinstance(args, list) else [args]))
+        asserts.append(f"assert _plain(_function({arguments})) in {accepted!r}\n")
     code = _CALLS.format(name=name) + "".join(asserts)
     return {"type": "python_assert", "code": code, "entry_point": name}
 
 
 # ----------------------------------------------------------------------------------- solutions
 
-# Numbers are CodeContests'. Python 2 is none that could be run.
+# The numbers are CodeContests' codes. Python 2 cannot be run.
 _LANGUAGES: dict[Any, ProgrammingLanguage] = {
     "python": "python", "python3": "python", "py": "python", "py3": "python", 3: "python",
     "cpp": "cpp", "c++": "cpp", "cc": "cpp", "c++17": "cpp", "c++20": "cpp", 2: "cpp",
@@ -147,18 +153,21 @@ _CPP = re.compile(r"^\s*#\s*include\b|^\s*using namespace \w+;", re.MULTILINE)
 
 
 def parse_solutions(problem: Problem) -> list[Solution]:
-    """The different solutions in a problem's metadata, in their order: those of `solutions`, else
-    of `solution` and `solution_cpp`. Other languages than Python and C++ are left out; where none
-    is named, the program's text decides."""
-    held = [problem.metadata.get(name) for name in ("solutions", "solution", "solution_cpp")]
-    found = _solutions(held[0]) or [*_solutions(held[1]), *_solutions(held[2])]
-    return list(dict.fromkeys(found))
+    """The distinct solutions in a problem's metadata, in order.
+
+    They come from `solutions`, or else from `solution` and `solution_cpp`. Languages other than
+    Python and C++ are skipped. Without a named language, the program's text decides.
+    """
+    several, python, cpp = (
+        _solutions(problem.metadata.get(name)) for name in ("solutions", "solution", "solution_cpp")
+    )
+    return list(dict.fromkeys(several or [*python, *cpp]))
 
 
 def _solutions(value: Any, language: Any = None) -> list[Solution]:
     if isinstance(value, str):
         text = value.lstrip()
-        if text[:1] in ("[", "{"):  # which a program hardly begins with
+        if text[:1] in ("[", "{"):  # programs hardly ever begin like this
             try:
                 return _solutions(json.loads(text))
             except (ValueError, RecursionError):
@@ -169,7 +178,7 @@ def _solutions(value: Any, language: Any = None) -> list[Solution]:
         named = value.get("language")
         if isinstance(code, list) and isinstance(named, list):
             pairs = zip(code, named, strict=False)
-            return [s for text, its in pairs if isinstance(text, str) for s in _solution(text, its)]
+            return [s for text, tag in pairs if isinstance(text, str) for s in _solution(text, tag)]
         return _solution(code, named) if isinstance(code, str) else []
     return [s for part in value for s in _solutions(part)] if isinstance(value, list) else []
 

@@ -1,4 +1,4 @@
-"""The endless stream of training problems, which a checkpoint can leave and enter anywhere."""
+"""The endless stream of training problems, whose position a checkpoint saves and restores."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tramontane.data.load import check_fields, generated, gym_problems, load_pro
 from tramontane.errors import InputError
 from tramontane.types import Problem
 
-# Generated problems are drawn so many at once, each block from a seed of its own: entering the
-# stream anywhere costs one block, and memory never holds more.
-BLOCK = 64
+# Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
+# one block, and memory never holds more.
+BLOCK = 64  # problems
 
 
 class ProblemStream:
-    """Problems without end, in an order that the seed alone decides.
+    """An endless stream of problems; the seed alone determines their order.
 
-    Files and datasets (and generated sources under `data.limit`) are gone through again and
-    again, each time in a new order if `data.shuffle` says so. Generated sources never end.
+    Files and datasets (and generated sources with `data.limit`) are repeated, with `data.shuffle`
+    in a new order each time. Other generated sources never repeat.
 
     Args:
-        config: where problems come from; `split` is the one trained on.
-        seed: of the order, and of what is generated.
+        config: the source (`train`) and its settings.
+        seed: seed of the order, and of generated problems.
 
     Attributes:
-        problems: all of a finite source, in the source's order; None for an endless one.
+        problems: all problems of a finite source, in the source's order; None for an endless one.
 
     Raises:
-        InputError: as `load_problems`, before anything is handed out.
+        InputError: the errors of `load_problems`, before any problem is handed out.
     """
 
     def __init__(self, config: DataConfig, seed: int) -> None:
@@ -44,27 +44,21 @@ class ProblemStream:
         self.problems: list[Problem] | None = None
         if not self._scheme or config.limit is not None:
             self.problems = load_problems(
-                config.train,
-                fields=config.fields,
-                split=config.split,
-                limit=config.limit,
-                playground=config.playground,
-                playground_split="train",
-                seed=seed,
+                config.train, config, split="train", limit=config.limit, seed=seed
             )
         self._handed_out = 0
         self._block: tuple[int, Sequence[Problem]] = (-1, ())
         self._fingerprint = self._digest()
-        self._epoch(0)  # a source that cannot be drawn from says so now
+        self._epoch(0)  # raises here if nothing can be drawn from the source
 
     @property
     def epoch(self) -> int:
-        """How often the source was gone through; 0 for ever where it has no end."""
+        """Number of complete passes over the source; always 0 for an endless source."""
         return self._handed_out // len(self.problems) if self.problems else 0
 
     @property
     def position(self) -> int:
-        """How many problems of this epoch were handed out."""
+        """Number of problems handed out in this epoch."""
         return self._handed_out % len(self.problems) if self.problems else self._handed_out
 
     def next(self) -> Problem:
@@ -75,14 +69,14 @@ class ProblemStream:
         return self._epoch(number)[index]
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands, as JSON can hold it."""
+        """The position in the stream, in JSON types."""
         return {"handed_out": self._handed_out, "data": self._fingerprint}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue at the position of `state`.
 
         Raises:
-            InputError: the state is of other data, another order or another seed.
+            InputError: the state belongs to other data, another order or another seed.
         """
         if state["data"] != self._fingerprint:
             raise InputError(
@@ -106,8 +100,10 @@ class ProblemStream:
         if self._scheme == "reasoning_gym":
             drawn = gym_problems(self._name, "train", seed)
         else:
-            world = config.playground
-            drawn = playground.problems("train", seed, world.levels, world.languages, world.kinds)
+            settings = config.playground
+            drawn = playground.problems(
+                "train", seed, settings.levels, settings.languages, settings.kinds
+            )
         return list(islice(drawn, BLOCK))
 
     def _digest(self) -> str:

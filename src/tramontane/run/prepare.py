@@ -61,13 +61,7 @@ def prepare(config: Config) -> Prepared:
     held_out = []
     if data.eval is not None:
         held_out = load_problems(
-            data.eval,
-            fields=data.fields,
-            split=data.eval_split,
-            limit=config.evaluation.problems,
-            playground=data.playground,
-            playground_split="test",
-            seed=config.seed,
+            data.eval, data, split="test", limit=config.evaluation.problems, seed=config.seed
         )
     endless = any(stream.problems is None for stream in problems.streams)
     start = problems.state()
