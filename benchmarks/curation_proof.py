@@ -306,7 +306,7 @@ def text(report: Row) -> str:
                 ("fault", "planted", "named", "rightly", "recall", "precision", "still kept"),
                 [
                     (fault, s["planted"], s["flagged"], s["found"], _n(s["recall"]),
-                     _n(s["precision"]), s["left"])
+                     _n(s["precision"]), s["kept"])
                     for fault, s in scores.items()
                 ],
             )

@@ -214,7 +214,7 @@ def test_programs_are_alike_only_where_their_tests_say_so(tmp_path):
     expected = ["", "", "near_duplicate", "", "duplicate", "duplicate_conflict"]
     assert reasons(decided) == expected
     assert [row.reason for row in decided[:2]] == ["", "near_conflict"]
-    assert decided[1].detail.endswith("tests want something else for 2 of 2 common inputs")
+    assert decided[1].detail.endswith("tests expect another output for 2 of 2 common inputs")
     assert decided[3].detail.endswith("shares no test")
     assert "2 of 3 common inputs" in decided[5].detail
 

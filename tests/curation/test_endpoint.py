@@ -175,7 +175,7 @@ def test_what_is_wrong_with_one_prompt_is_not_tried_again(tmp_path):
 @pytest.mark.parametrize("code", [401, 402, 404])
 def test_what_is_wrong_with_all_ends_the_command(code, tmp_path):
     with Server(lambda asked, before: status(code, "no such model")) as server:
-        with pytest.raises(InputError, match=f"HTTP {code}: no such model; mend that"):
+        with pytest.raises(InputError, match=f"HTTP {code}: no such model; correct it"):
             ask(endpoint(server, concurrency=1), ["a", "b"], 5, tmp_path)
         assert len(server.requests) <= 2
 

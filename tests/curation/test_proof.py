@@ -49,7 +49,7 @@ def test_every_row_is_in_the_report_and_rules_find_what_is_theirs(proof):
     assert funnel["raw"] > funnel["clean"] >= max(funnel["one pass"], funnel["two passes"]) > 0
     for scores in report["scores"].values():
         assert sum(s["planted"] for s in scores.values()) == 60
-        assert sum(s["left"] for s in scores.values()) in funnel.values()
+        assert sum(s["kept"] for s in scores.values()) in funnel.values()
         for fault in ("duplicate", "near_duplicate", "proof", "multi_part", "broken_tests"):
             planted = sum(t["fault"] == fault for t in truth.values())
             assert scores[fault]["planted"] == scores[fault]["found"] == planted > 0

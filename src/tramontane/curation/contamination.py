@@ -1,9 +1,9 @@
-"""Stage 1: problems that are in an evaluation set, or are close to one there.
+"""Stage `decontaminate`: drops problems of evaluation sets, and problems close to them.
 
-A row is `contaminated` when it is an exact or near duplicate of an evaluation problem (as
-`duplicates`, the answers aside), or when it holds a good part of one: by the share of the
-evaluation problem's word 13-grams that are in the row. The share, and not a single 13-gram, since
-competition problems end alike ("where m and n are relatively prime positive integers").
+A row is `contaminated` if it is an exact or near duplicate of an evaluation problem (as in
+`duplicates`, but whatever the answers), or if it contains a large share of the evaluation problem's
+13-grams of words. One shared 13-gram is not enough, since competition problems end alike ("where m
+and n are relatively prime positive integers").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tramontane.errors import InputError
 
 
 class Decontaminate(Stage):
-    """Drops what evaluation sets hold; these are kept in memory whole.
+    """Drops rows that are in evaluation sets; the evaluation sets are held in memory.
 
     Raises:
         InputError: an evaluation set has a row that cannot be read.
@@ -57,9 +57,9 @@ class Decontaminate(Stage):
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         spelt = [spelling(row.task.problem) for row in rows]
         near = self.index.find(np.array([self.index.keys(s) for s in spelt]))
-        return [self._standing(*each) for each in zip(rows, spelt, near, strict=True)]
+        return [self._decide(*each) for each in zip(rows, spelt, near, strict=True)]
 
-    def _standing(self, row: Row, spelt: str, near: Sequence[int]) -> Row:
+    def _decide(self, row: Row, spelt: str, near: Sequence[int]) -> Row:
         for item in near:
             likeness = 1.0 if self.spelt[item] == spelt else similarity(self.spelt[item], spelt)
             same = not self.config.same_numbers or numbers(self.spelt[item]) == numbers(spelt)
@@ -77,7 +77,7 @@ class Decontaminate(Stage):
         return row
 
     def _grams(self, text: str) -> set[str]:
-        """The n-grams of words and numbers; none of a shorter text."""
+        """The text's n-grams of words and numbers; empty if it has fewer than n."""
         words = re.findall(r"\w+", spelling(text))
         n = self.config.ngram
         return {" ".join(words[i : i + n]) for i in range(len(words) - n + 1)}

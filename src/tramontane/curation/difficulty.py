@@ -1,16 +1,16 @@
-"""Stage 3: how often a model solves each problem (arXiv 2506.10910, section 4.1).
+"""Stage `difficulty`: measures how often a model solves each problem (arXiv 2506.10910, 4.1).
 
-n answers each, by the ordinary generator or an endpoint, graded by the ordinary verifiers. Problems
-that are never solved, or too often, teach nothing. Every row gets its `pass_rate` over `samples`
-answers; under `difficulty_pass_rate`, `difficulty_samples` and `difficulty_model` it stays when a
-second pass measures anew.
+The training generator or an endpoint gives `samples` answers to each problem, and the verifiers of
+training grade them. Problems that are never solved, or too often, teach nothing. Every row gets
+`pass_rate` and `samples`, and the same figures as `difficulty_pass_rate`, `difficulty_samples` and
+`difficulty_model`, which a second pass does not overwrite.
 
 | reason | what |
 |---|---|
 | `unsolved` | solved no more often than `min_pass_rate` (by default: never) |
 | `too_easy` | solved more often than `max_pass_rate` |
-| `unanswered` | most of its answers never came |
-| `unscorable` | most of its answers could not be judged, or there is nothing to judge them by |
+| `unanswered` | most answers never came |
+| `unscorable` | most answers could not be judged, or the row has no answer and no tests |
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tramontane.verifier.format import CLOSE, OPEN
 
 
 class Sample(NamedTuple):
-    """One answer as it was graded: a `types.Outcome`, or `unanswered`."""
+    """One graded answer; `outcome` is a `types.Outcome`, or `unanswered`."""
 
     outcome: str
     answer: str | None
@@ -41,7 +41,7 @@ class Sample(NamedTuple):
 
 
 class Difficulty(ModelStage):
-    """Measures every problem by `config.model`, and drops what is too hard or too easy for it."""
+    """Measures problems by `config.model`, and drops those too hard or too easy for it."""
 
     name = "difficulty"
 
@@ -57,11 +57,11 @@ class Difficulty(ModelStage):
             else:
                 decided[i] = row.drop(self.name, "unscorable", "no answer and no tests")
         for place, samples in self._graded(rows, [rows[i] for i in asked]).items():
-            decided[asked[place]] = self._standing(rows[asked[place]], samples)
+            decided[asked[place]] = self._decide(rows[asked[place]], samples)
         return decided
 
     def finding(self, problem: Problem, judged: Sequence[Sample]) -> tuple[str, str] | None:
-        """Why to drop a problem whose answers these are, and what says so."""
+        """(reason, detail) for which to drop the problem with these judged answers, or None."""
         solved = sum(s.outcome == "right" for s in judged)
         detail = f"solved {solved} of {len(judged)}"
         if solved <= self.config.min_pass_rate * len(judged):
@@ -74,7 +74,7 @@ class Difficulty(ModelStage):
         self.judge.close()
 
     def _graded(self, chunk: Sequence[Row], rows: Sequence[Row]) -> dict[int, list[Sample]]:
-        """The samples of each of `rows`, graded while others are generated."""
+        """The samples of each row, graded while other rows' answers are generated."""
         prompts = [Prompt(row.task.id, row.task.problem) for row in rows]
         graded: dict[int, list[Sample]] = {}
         waiting: dict[Future[list[Verdict]], tuple[int, list[Answer]]] = {}
@@ -85,7 +85,7 @@ class Difficulty(ModelStage):
                 for future in wait(waiting, timeout_s, FIRST_COMPLETED).done:
                     place, answers = waiting.pop(future)
                     graded[place] = _samples(answers, future.result())
-                    if not any(a.fault for a in answers):  # else it is asked again
+                    if not any(a.fault for a in answers):  # else a restart asks again
                         journal.add((place, graded[place]))
 
             for place, answers in self.ask(chunk, prompts, self.config.samples):
@@ -95,37 +95,37 @@ class Difficulty(ModelStage):
                     waiting[future] = (place, answers)
                 collect(timeout_s=0)
             while waiting:
-                collect(timeout_s=None)  # the pool kills what is late
+                collect(timeout_s=None)  # the pool kills late workers
         return graded
 
     def _response(self, answer: Answer) -> str:
         text = answer.text
         if self.config.think_tags or text.startswith(OPEN):
             return text
-        # Some templates write the opening tag into the prompt; some models know of none.
+        # Some templates write the opening tag into the prompt; some models write no tags.
         return OPEN + text if CLOSE in text else OPEN + CLOSE + text
 
-    def _standing(self, row: Row, samples: Sequence[Sample]) -> Row:
+    def _decide(self, row: Row, samples: Sequence[Sample]) -> Row:
         judged = [s for s in samples if s.outcome not in ("unanswered", "unscorable")]
         if 2 * len(judged) < len(samples):
             lacking = Counter(s[::2] for s in samples if s not in judged)
             (outcome, reason), count = lacking.most_common(1)[0]
             return row.drop(self.name, outcome, f"{count} of {len(samples)}: {reason}")
         solved = sum(s.outcome == "right" for s in judged)
-        found = {"pass_rate": solved / len(judged), "samples": len(judged)}
-        of_pass = {**found, "model": self.config.model.name}
-        named = {f"{self.name}_{key}": value for key, value in of_pass.items()}
-        problem = replace(row.task, metadata={**row.task.metadata, **found, **named})
+        latest = {"pass_rate": solved / len(judged), "samples": len(judged)}
+        measured = {**latest, "model": self.config.model.name}
+        by_pass = {f"{self.name}_{key}": value for key, value in measured.items()}
+        problem = replace(row.task, metadata={**row.task.metadata, **latest, **by_pass})
         row = replace(row, problem=problem)
         finding = self.finding(problem, judged)
         return row.drop(self.name, *finding) if finding else row
 
 
 def _samples(answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> list[Sample]:
-    left = iter(verdicts)
+    remaining = iter(verdicts)
     return [
         Sample("unanswered", None, answer.fault)
         if answer.fault
-        else Sample((v := next(left)).verdict, v.answer, v.reason)
+        else Sample((v := next(remaining)).verdict, v.answer, v.reason)
         for answer in answers
     ]

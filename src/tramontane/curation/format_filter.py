@@ -1,16 +1,16 @@
-r"""Stage 2: maths problems with one answer that the verifier can check (arXiv 2506.10910, 4.1).
+r"""Stage `filter`: keeps maths problems with one checkable answer (arXiv 2506.10910, 4.1).
 
-`classify` is rules alone: a function of one problem, without a model, in well under a millisecond.
-They are in English where words are needed, with the most common ones of the paper's other six
-languages; what a rule cannot read it lets pass.
+`classify` applies rules to one problem, without a model, in well under a millisecond. Rules that
+need words know English, and the most common words of the paper's other six languages. A statement
+that a rule cannot read passes it.
 
 | reason | what |
 |---|---|
-| `proof` | asks for a proof, and for nothing else that there is an answer to |
+| `proof` | asks for a proof, and for nothing else that has an answer |
 | `multi_part` | several questions |
-| `incomplete` | speaks of a figure, table or choices that are not there; breaks off; asks nothing |
-| `multiple_choice` | its options cannot be left out (else it is rewritten as `open_question`) |
-| `unverifiable` | no answer, or one that the verifier cannot judge against |
+| `incomplete` | mentions a missing figure, table or list of choices; breaks off; asks nothing |
+| `multiple_choice` | makes no sense without its options (else it is rewritten as `open_question`) |
+| `unverifiable` | no answer, or an answer that the verifier cannot judge against |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tramontane.types import Problem
 
 
 class Finding(NamedTuple):
-    """Why a problem is dropped, and what in it says so."""
+    """The reason for dropping a problem, and the evidence in its text."""
 
     reason: str
     detail: str
@@ -60,7 +60,7 @@ class FormatFilter(Stage):
         ]
         faults = self.judge.faults([decided[i].task.answer or "" for i in asked])
         for i, fault in zip(asked, faults, strict=True):
-            if fault and decided[i].stage == self.name:  # only a rewritten row bears its name
+            if fault and decided[i].stage == self.name:  # this stage rewrote the row
                 detail = f"its answer cannot be judged without its letter: {fault}"
                 decided[i] = rows[i].drop(self.name, "multiple_choice", detail)
             elif fault:
@@ -79,8 +79,8 @@ class FormatFilter(Stage):
             return row
         try:
             statement, answer = rewrite(problem, choices)
-        except NotOpen as why:
-            return row.drop(self.name, "multiple_choice", str(why))
+        except NotOpen as error:
+            return row.drop(self.name, "multiple_choice", str(error))
         if not self.config.rewrite:
             return row.drop(self.name, "multiple_choice", "filter.rewrite is off")
         detail = f"answer {problem.answer!r} → {answer!r}"
@@ -89,7 +89,7 @@ class FormatFilter(Stage):
 
 
 def classify(problem: Problem) -> Finding | None:
-    """The first rule that a problem breaks; multiple choice is left to `rewrite`."""
+    """The first rule that a problem breaks, or None; `rewrite` treats multiple choice."""
     text = _FIGURE_CODE.sub("…", problem.problem)
     answer = problem.answer or ""
     if finding := _proof(text, answer) or _multi_part(text, answer) or _missing(problem.problem):
@@ -98,7 +98,10 @@ def classify(problem: Problem) -> Finding | None:
     if choices is not None:
         return None
     return (
-        _missing_choices(text, answer) or _breaks_off(text) or _asks_nothing(text) or _vain(answer)
+        _missing_choices(text, answer)
+        or _breaks_off(text)
+        or _asks_nothing(text)
+        or _unverifiable(answer)
     )
 
 
@@ -144,8 +147,8 @@ _PROOF = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TO_PROVE = re.compile(rf"(?:{_PROOF.pattern})[^.?!]*", re.IGNORECASE | re.MULTILINE)
-# What is told and not asked: "it can be shown that", "the movie shows that".
-_TOLD = re.compile(
+# Statements, no requests: "it can be shown that", "the movie shows that".
+_REPORTED = re.compile(
     r"\b(?:can|may|could|was|were|been|is|be|he|she|they|it|who|which|managed|wants?|tried|trying)"
     r"\s+(?:\w+\s+)?(?:to\s+)?(?:dis)?(?:prove[ndr]?s?|show[ns]?|shows)\b",
     re.IGNORECASE,
@@ -157,11 +160,11 @@ def _requests(text: str) -> int:
 
 
 def _proof(text: str, answer: str) -> Finding | None:
-    plain = _TOLD.sub(" ", text)
+    plain = _REPORTED.sub(" ", text)
     match = _PROOF.search(plain)
     if match is None:
         return None
-    # "Find all x, and prove that there are no others" has an answer, if one is given.
+    # "Find all x, and prove that there are no others" has an answer, if the row has one.
     if answer.strip() and _requests(_TO_PROVE.sub(" ", plain)):
         return None
     return Finding("proof", match[0].strip()[:80])
@@ -193,8 +196,12 @@ _DIRECT = re.compile(
 
 
 def _multi_part(text: str, answer: str) -> Finding | None:
+    return _labelled_parts(text) or _second_question(text) or _several_answers(text, answer)
+
+
+def _labelled_parts(text: str) -> Finding | None:
     for style, pattern in _LABELS.items():
-        # At the start of a line or of a sentence: "f(a)" and "case (i)" are none.
+        # Labels begin a line or a sentence: "f(a)" and "case (i)" are no labels.
         labels = list(
             re.finditer(rf"(?:^|(?<=[.?!:;\n]\s)|(?<=\n))\s*{pattern}", text, re.I | re.M)
         )
@@ -204,6 +211,10 @@ def _multi_part(text: str, answer: str) -> Finding | None:
         ends = [*(m.start() for m in parts[1:]), len(text)]
         if sum(_asks(text[m.end() : end]) for m, end in zip(parts, ends, strict=True)) > 1:
             return Finding("multi_part", f"parts {style}")
+    return None
+
+
+def _second_question(text: str) -> Finding | None:
     for match in _ALSO.finditer(text):
         before, after = text[: match.start() + 1], text[match.end() :]
         first = _sentences(after)[0] if after.strip() else ""
@@ -211,15 +222,19 @@ def _multi_part(text: str, answer: str) -> Finding | None:
             _direct(first) or (match[0].rstrip().endswith(":") and _asks(after))
         ):
             return Finding("multi_part", f"a second question: {first[:60]!r}")
-    given = [part for part in answer.split(";") if part.strip()]
+    return None
+
+
+def _several_answers(text: str, answer: str) -> Finding | None:
+    answers = [part for part in answer.split(";") if part.strip()]
     asked = [s for s in _sentences(text) if s.rstrip(" )$").endswith(("?", "？"))]
-    if len(given) > 1 and len(asked) == len(given):
-        return Finding("multi_part", f"{len(given)} questions and as many answers")
+    if len(answers) > 1 and len(asked) == len(answers):
+        return Finding("multi_part", f"{len(answers)} questions and as many answers")
     return None
 
 
 def _in_order(labels: Sequence[re.Match[str]]) -> list[re.Match[str]]:
-    """Labels that count up: a, b, c or i, ii, iii or 1, 2, 3."""
+    """The labels that form a sequence: a, b, c or i, ii, iii or 1, 2, 3."""
     for order in ("abcdefgh", _ROMAN, "12345678"):
         run: list[re.Match[str]] = []
         for label in labels:
@@ -231,7 +246,7 @@ def _in_order(labels: Sequence[re.Match[str]]) -> list[re.Match[str]]:
 
 
 def _asks(part: str) -> bool:
-    """A sentence of it is a question, or an order by its first words."""
+    """True if a sentence of the part is a question, or begins like a request."""
     return any("?" in s or "？" in s or _direct(s) for s in _sentences(part))
 
 
@@ -281,7 +296,7 @@ _HAS_TABLE = re.compile(
     r"\\begin\{(?:tabular|array|[a-z]*matrix|align|tabularx)|\\hline|\\bullet|\n\s*\|.*\||<table",
     re.I,
 )
-# What follows in the text itself: "as shown: 1, 2, 4", "the lattice below. $\bullet$ Row 1".
+# The figure follows as text: "as shown: 1, 2, 4", "the lattice below. $\bullet$ Row 1".
 _FOLLOWS = re.compile(
     r"[^.?!]{0,80}:\s*(?:\S|$)|[^?]{0,200}(?:\\\[|\$\$|\\begin|\\bullet|\n\s*[-*•])", re.S
 )
@@ -311,7 +326,7 @@ def _missing_choices(text: str, answer: str) -> Finding | None:
 
 
 def _labels_inside(text: str) -> bool:
-    """Letters are spoken of: `A`, `B` and `C` may be things of the problem."""
+    """True if the text mentions `A` and `B`, which may then be objects of the problem."""
     return all(re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", text) for letter in "AB")
 
 
@@ -352,8 +367,8 @@ def _breaks_off(text: str) -> Finding | None:
         return Finding("incomplete", f"breaks off within brackets: …{end!r}")
     if _QUESTION.match(last) and not re.search(r"(?:\$\$|\\\]|\\end\{\w+\*?\})\s*$", text):
         return Finding("incomplete", f"a question without its mark: …{end!r}")
-    # A formula, number or bracket may end a statement; a bare word of a language that closes its
-    # sentences does not, but for what asks before ("Find x and y").
+    # A formula, number or bracket may end a statement. In a language that closes its sentences a
+    # bare word does not, except in a request ("Find x and y").
     word = re.search(r"(?<![\\A-Za-z])([^\W\d_]{2,})$", text)
     listed = _ITEM.fullmatch(text.rpartition("\n")[2])
     if word and word[1].isascii() and not listed and "\\" not in text[word.start() - 1 :]:
@@ -362,12 +377,12 @@ def _breaks_off(text: str) -> Finding | None:
 
 
 def _unbalanced(text: str) -> str:
-    r"""A formula that is opened and not closed: `$`, `\[`, `\begin`."""
+    r"""A description of a formula that is not closed (`$`, `\[`, `\begin`); empty if none."""
     bare = re.sub(r"\\[\\$]", "", text)
     for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)"), (r"\begin{", r"\end{")):
         if bare.count(opening) > bare.count(closing):
             return f"{opening} without {closing}"
-    # Dollars beside numbers are money.
+    # Dollar signs next to numbers are money.
     money = all(
         re.match(r"\s*\.?\d", bare[m.end() :]) or bare[: m.start()][-1:].isdigit()
         for m in re.finditer(r"\$", bare)
@@ -379,7 +394,7 @@ _ENGLISH = re.compile(r"\b(?:the|is|are|of|and|has|have|in|that|with|for|if|let|
 
 
 def _asks_nothing(text: str) -> Finding | None:
-    # A bare formula asks for its value; other languages are not read.
+    # A bare formula asks for its value; only English is checked.
     english = len(_ENGLISH.findall(text)) > 1 or re.match(
         r"\s*(?:if|let|given|suppose)\b", text, re.I
     )
@@ -390,22 +405,22 @@ def _asks_nothing(text: str) -> Finding | None:
 
 # ------------------------------------------------------------------------------- unverifiable
 
-_VAIN = re.compile(
+_NO_ANSWER = re.compile(
     r"(?:see|refer to)\b.*|(?:answers?|solutions?)\s+(?:may|will|can|could)?\s*var(?:y|ies).*"
     r"|n/?a\.?|none\.?|null|nan|proof.*|omitted.*|q\.?e\.?d\.?|\?+|-+|unknown|no\s+answer.*"
     r"|not\s+(?:given|available).*",
     re.IGNORECASE | re.DOTALL,
 )
-MAX_PROSE = 8  # words of an answer
+MAX_ANSWER_WORDS = 8
 
 
-def _vain(answer: str) -> Finding | None:
+def _unverifiable(answer: str) -> Finding | None:
     if not answer.strip():
         return Finding("unverifiable", "no answer")
-    if _VAIN.fullmatch(answer.strip()):
+    if _NO_ANSWER.fullmatch(answer.strip()):
         return Finding("unverifiable", f"no answer: {answer[:80]!r}")
     words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", " ", answer))
-    if len(words) > MAX_PROSE:
+    if len(words) > MAX_ANSWER_WORDS:
         return Finding("unverifiable", f"an answer in prose: {answer[:80]!r}")
     return None
 

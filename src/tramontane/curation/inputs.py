@@ -1,9 +1,9 @@
-"""More inputs for problems with few tests: what is right for them, the solutions decide by vote.
+"""New inputs for problems with few tests; the solutions vote on the right outputs.
 
-They are mutations of the given inputs, or what a model proposes. A source gives at most so many
-inputs, none of which the problem has, and gives the same ones each time that it is asked. Inputs
-that break the statement's rules do no harm where solutions fail on them or differ; where all agree,
-the test asks for more than the statement does.
+Inputs are mutations of the given ones, or proposals of a model. A source is a function from a
+problem and a maximum count to inputs that the problem does not have yet, the same ones on every
+call. An input that breaks the statement's rules does no harm if solutions fail on it or differ; if
+all agree on it, the test asks for more than the statement does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tramontane.verifier.format import fences
 
 Source = Callable[[Problem, int], list[str]]
 
-LONGEST = 10_000  # characters of an input that is mutated, or proposed
-PER_ANSWER = 10  # inputs that one answer of a model is asked for
-SHOWN, SHOWN_LENGTH = 3, 1000  # given inputs in a question, and the characters of one
+MAX_LENGTH = 10_000  # characters of an input that is mutated or proposed
+PER_ANSWER = 10  # inputs requested per answer of a model
+SHOWN, SHOWN_LENGTH = 3, 1000  # given inputs shown in a question; maximum characters of each
 REQUEST = """\
 Below are a programming problem and some of the inputs that programs for it are tested on. Write \
 {count} other inputs. Each must be valid by the statement and in exactly the form of the given \
@@ -37,18 +37,18 @@ Do not solve the problem, and write no outputs. Put each input between <input> a
 _PROPOSED = re.compile(r"<input>(.*?)</input>", re.DOTALL)
 _TOKEN = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+")
 _NAMES = {"true", "false", "null", "None", "True", "False"}
-_TRIES = 20  # for each input wanted
+_TRIES = 20  # mutations tried per requested input
 
 
 def mutations(problem: Problem, count: int) -> list[str]:
     """Given inputs with one to three numbers or words changed.
 
-    Numbers stay within those of the given inputs with at most as many digits, and words keep their
-    length and take letters that occur. A number that may count something (the lines that follow,
-    the words of a line) stays as it is.
+    A number stays within the range of the given inputs' numbers with no more digits than it. A word
+    keeps its length, and its letters come from the given inputs. A number that may count something
+    (the following lines, the words of a line) is not changed.
     """
     given = [case["input"] for case in (problem.tests or {})["cases"]]
-    texts = [text for text in given if len(text) <= LONGEST]
+    texts = [text for text in given if len(text) <= MAX_LENGTH]
     if not texts:
         return []
     tokens = [match[0] for text in texts for match in _TOKEN.finditer(text)]
@@ -70,14 +70,14 @@ SOURCES: dict[str, Source] = {"mutation": mutations}
 
 
 class Proposal(NamedTuple):
-    """What a model proposed for a problem; `fault` says why it is nothing."""
+    """Inputs that a model proposed for a problem; `fault` is the reason if there are none."""
 
     inputs: list[str]
     fault: str
 
 
 def questions(problem: Problem, count: int) -> list[Prompt]:
-    """What to ask a model for so many inputs, `PER_ANSWER` at a time."""
+    """Prompts that ask a model for `count` inputs, `PER_ANSWER` in each."""
     given = [case["input"] for case in (problem.tests or {})["cases"]]
     shown = [text for text in given if len(text) <= SHOWN_LENGTH][:SHOWN]
     request = REQUEST.format(
@@ -90,8 +90,10 @@ def questions(problem: Problem, count: int) -> list[Prompt]:
 
 
 def read_inputs(problem: Problem, answers: Sequence[Answer]) -> Proposal:
-    """The different new inputs in some answers, each ended by a new line; whatever else they say
-    is passed over."""
+    """The distinct new inputs in a model's answers, each ended by a line break.
+
+    All text outside the input tags is ignored.
+    """
     known = {tuple(case["input"].split()) for case in (problem.tests or {})["cases"]}
     found: dict[tuple[str, ...], str] = {}
     for answer in answers:
@@ -99,7 +101,7 @@ def read_inputs(problem: Problem, answers: Sequence[Answer]) -> Proposal:
             if len(blocks := fences(text)) == 1:
                 text = blocks[0].body
             text = text.replace("\r\n", "\n").lstrip("\n").rstrip() + "\n"
-            if (words := tuple(text.split())) and len(text) <= LONGEST and words not in known:
+            if (words := tuple(text.split())) and len(text) <= MAX_LENGTH and words not in known:
                 found.setdefault(words, text)
     faults = [answer.fault or "nothing new between <input> and </input>" for answer in answers]
     return Proposal(list(found.values()), "" if found else faults[0])
@@ -107,8 +109,8 @@ def read_inputs(problem: Problem, answers: Sequence[Answer]) -> Proposal:
 
 def _mutated(rng: Random, text: str, numbers: list[int], letters: list[str]) -> str:
     places = [m for m in _TOKEN.finditer(text) if m[0] not in _NAMES]
-    counts = _counts(text)
-    places = [m for m in places if not (m[0].isdigit() and int(m[0]) in counts(m.start()))]
+    counts_at = _possible_counts(text)
+    places = [m for m in places if not (m[0].isdigit() and int(m[0]) in counts_at(m.start()))]
     chosen = rng.sample(places, min(len(places), rng.randint(1, 3)))
     for match in sorted(chosen, key=lambda m: -m.start()):
         word = match[0]
@@ -122,34 +124,34 @@ def _mutated(rng: Random, text: str, numbers: list[int], letters: list[str]) -> 
     return text
 
 
-def _counts(text: str) -> Callable[[int], set[int]]:
-    """What a number at some place of the text may count."""
+def _possible_counts(text: str) -> Callable[[int], set[int]]:
+    """A function from an offset in the text to the quantities that a number there may count."""
     lines = text.splitlines(keepends=True)
     sizes = [len(line.split()) for line in lines]
     starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
 
-    def at(place: int) -> set[int]:
+    def counts_at(place: int) -> set[int]:
         line = max((i for i, start in enumerate(starts) if start <= place), default=0)
         behind = len(text[place : starts[line] + len(lines[line])].split()) - 1
         following = sizes[line + 1 :]
         words = {len(word) for word in text[place:].split()[1:] if word.isalpha()}
         return {behind, len(following), *following, *words} - {0}
 
-    return at
+    return counts_at
 
 
 def _number(rng: Random, value: int, numbers: list[int]) -> int:
-    """Near the value, or anywhere among the given ones of its size."""
+    """A number next to the value, or anywhere in the range of the given numbers of its size."""
     size = len(str(abs(value)))
-    alike = [n for n in numbers if len(str(abs(n))) <= size]
-    low, high = alike[0], alike[-1]
+    similar = [n for n in numbers if len(str(abs(n))) <= size]
+    low, high = similar[0], similar[-1]
     if rng.random() < 0.3:
         return min(high, max(low, value + rng.choice((-1, 1))))
-    return rng.choice(alike) if rng.random() < 0.3 else rng.randint(low, high)
+    return rng.choice(similar) if rng.random() < 0.3 else rng.randint(low, high)
 
 
 def _decimal(rng: Random, text: str) -> str:
-    """Another with as many places, between 0 and twice the value."""
+    """A decimal with the same number of places, between 0 and twice the value."""
     places = len(text.partition(".")[2])
     return f"{float(text) * 2 * rng.random():.{places}f}"
 
@@ -157,5 +159,5 @@ def _decimal(rng: Random, text: str) -> str:
 def _word(rng: Random, word: str, letters: list[str]) -> str:
     if len(word) > 1 and rng.random() < 0.5:
         return "".join(rng.sample(word, len(word)))
-    at = rng.randrange(len(word))
-    return word[:at] + rng.choice(letters) + word[at + 1 :]
+    place = rng.randrange(len(word))
+    return word[:place] + rng.choice(letters) + word[place + 1 :]

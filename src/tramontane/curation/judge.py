@@ -1,4 +1,4 @@
-"""Reference answers before the maths verifier, in its pool: a hostile one can hang nothing."""
+"""Reference answers checked by the maths verifier, in its pool, where none can hang anything."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tramontane.verifier.math.normalize import vote
 from tramontane.verifier.pool import VerifierPool
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(?:\.\d{1,30})?")
-# An answer that no rule decides on and no parser takes: so the reference must be parsed, and that
-# is all that it costs.
+# An answer that no rule can judge and no parser accepts, so that the verifier has to parse the
+# reference, and does nothing else.
 _PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:
-    """Asks the verifier about references; the pool starts with the first question that needs it."""
+    """Asks the verifier about references; its pool starts with the first request that needs it."""
 
     def __init__(self, config: VerifierConfig) -> None:
         reward = RewardConfig(length=0, language=0)
@@ -26,13 +26,13 @@ class ReferenceJudge:
 
     @property
     def pool(self) -> VerifierPool:
-        """Its verdicts are about the answer alone: length and language count nothing."""
+        """A verifier pool whose verdicts ignore length and language."""
         if self._pool is None:
             self._pool = VerifierPool(self._config, 1, 0)
         return self._pool
 
     def same(self, a: str | None, b: str | None) -> bool:
-        """Whether two references are the same answer; what cannot be judged is not."""
+        """True if two references are the same answer; False if the verifier cannot judge them."""
         if a is None or b is None or a == b:
             return a == b
         if _PLAIN.fullmatch(a) and _PLAIN.fullmatch(b):
@@ -40,7 +40,7 @@ class ReferenceJudge:
         return self._verdicts([(a, b)])[0].verdict == "right"
 
     def faults(self, references: Sequence[str]) -> list[str]:
-        """For each reference, why no answer could be judged against it; empty where one can."""
+        """For each reference, the reason why no answer can be judged against it; empty if none."""
         hard = [i for i, text in enumerate(references) if not _PLAIN.fullmatch(text)]
         faults = [""] * len(references)
         if not hard:
@@ -60,7 +60,7 @@ class ReferenceJudge:
             self._pool.close()
 
     def _verdicts(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Of (reference, answer) each."""
+        """The verdict on each (reference, answer)."""
         futures = [
             self.pool.score(
                 Problem("", "math", "", reference), [(f"<think>-</think>\\boxed{{{answer}}}", 0)]

@@ -1,4 +1,4 @@
-"""The rows of all inputs as problems; a row that cannot be read is one decision, not the end."""
+"""Reads the rows of all inputs as problems; a row that cannot be read is dropped, not fatal."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ STAGE = "load"
 
 
 def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, Any]:
-    """Refuse what can be seen to be wrong before any work; returns a fingerprint of the files.
+    """Check the inputs before any work; returns each file's size and modification time.
 
     Raises:
-        InputError: nothing to read, no such file, a source without an end, an unknown field.
+        InputError: no inputs, no such file, an endless source, an unknown field.
     """
     check_fields(fields)
     if not inputs:
@@ -42,11 +42,11 @@ def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, A
 def read_problems(
     inputs: tuple[str, ...], fields: dict[str, str], split: str, skip: int = 0
 ) -> Iterator[Row]:
-    """Every row of every input, in order, from row `skip` on.
+    """Every row of every input, in order, without the first `skip` rows.
 
     A row that is no problem (not JSON, not UTF-8, no statement, tests of no known form) is dropped
-    as `malformed`, and so is the place where a file breaks off. Rows without an answer pass: what
-    they lack is for later stages to say.
+    as `malformed`. So is the point at which a file breaks off. Rows without an answer pass: later
+    stages judge them.
 
     Raises:
         InputError: a dataset cannot be loaded.
@@ -84,7 +84,7 @@ def _parse(content: Any, where: str) -> dict[str, Any]:
 
 
 def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
-    """(source, where, the line or row, or what is wrong with the file from here on)."""
+    """Yield (source, where, content): a line or row, or the error that ends the file there."""
     if source.endswith(JSON_ENDINGS):
         yield from _raw_lines(source)
         return
@@ -94,7 +94,7 @@ def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
             yield source, where, row
     except InputError as error:
         if not source.endswith(ENDINGS):
-            raise  # a dataset that cannot be had now may be had later
+            raise  # a dataset that is unavailable now may be available later
         yield source, where, InputError(f"{where}: {error}")
 
 
@@ -109,5 +109,5 @@ def _raw_lines(source: str) -> Iterator[tuple[str, str, Any]]:
                 if line.strip():
                     yield source, f"{source}:{number}", line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        what = InputError(f"the file is cut off or damaged from here on ({error}); fetch it again")
-        yield source, f"{source}:{number + 1}", what
+        fault = InputError(f"the file is cut off or damaged from here on ({error}); fetch it again")
+        yield source, f"{source}:{number + 1}", fault

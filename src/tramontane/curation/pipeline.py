@@ -1,13 +1,13 @@
-"""The stages of a curation over its rows, chunk by chunk; what was done is never done again.
+"""Runs the stages of a curation over its rows, chunk by chunk; finished work is never repeated.
 
-OUT/config.yaml      the curation, as it was asked for
-OUT/inputs.json      sizes and times of the files it read
-OUT/work/N-STAGE/    a file for each chunk of rows: every row's standing after that stage
+OUT/config.yaml      the config of the curation
+OUT/inputs.json      sizes and modification times of the input files
+OUT/work/N-STAGE/    a file for each chunk of rows: every row with its decision after that stage
 OUT/kept.jsonl decisions.jsonl report.md report.html summary.json      at the end, instead of work/
 
-Each stage goes through the chunks of the stage before. A chunk is written beside its place and
-renamed: it is there whole or not at all, so a curation that was killed goes on with the first
-chunk that is missing, and what it writes does not depend on where it was killed.
+Each stage reads the chunks of the stage before. A chunk is written to a temporary file and renamed,
+so it exists completely or not at all. A killed curation continues with the first missing chunk, and
+its results do not depend on where it was killed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,14 @@ Progress = Callable[[str, int], None]
 
 
 def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
-    """Run or continue a curation; returns its summary, as in `summary.json`, with `out`.
+    """Run or continue a curation.
 
     Args:
-        config: what to do; `out` must be given.
-        progress: called with (stage, chunks that it has done).
+        config: the curation; `out` is required.
+        progress: called with (stage, number of finished chunks).
+
+    Returns:
+        The content of `summary.json`, and `out`.
 
     Raises:
         InputError: no inputs or output folder, a folder that holds something else or another
@@ -79,22 +82,22 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, 
 
 
 def _open(config: CurateConfig) -> Path:
-    """The folder of the result, which holds this very curation or nothing yet."""
+    """The output folder, which holds this curation, or is new."""
     if config.out is None:
         raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
     out = Path(config.out)
     prints = check_inputs(config.inputs, config.fields)
     for name in config.stages:
         prints |= STAGES[name].check(getattr(config, name))
-    asked = config.model_dump(mode="json", exclude={"out"})
+    wanted = config.model_dump(mode="json", exclude={"out"})
     if (out / "config.yaml").is_file():
         held = load_section(CurateConfig, out / "config.yaml").model_dump(
             mode="json", exclude={"out"}
         )
-        if differing := [key for key in asked if asked[key] != held[key]]:
+        if differing := [key for key in wanted if wanted[key] != held[key]]:
             raise InputError(
-                f"{out}: holds a curation with other {', '.join(differing)}; to go on with that "
-                f"one, give the same settings; else name another folder, or remove this one"
+                f"{out}: holds a curation with other {', '.join(differing)}; to continue that "
+                f"curation, give the same settings; else name another folder, or remove this one"
             )
         if json.loads((out / "inputs.json").read_text(encoding="utf-8")) != prints:
             raise InputError(
@@ -106,13 +109,13 @@ def _open(config: CurateConfig) -> Path:
         raise InputError(f"{out}: not an empty folder, and no curation; name another")
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
-    text = yaml.safe_dump(asked | {"out": str(out)}, sort_keys=False, allow_unicode=True)
+    text = yaml.safe_dump(wanted | {"out": str(out)}, sort_keys=False, allow_unicode=True)
     _write(out / "config.yaml", text)
     return out
 
 
 def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
-    """Inputs → chunks. The end of the inputs is marked, since no stage stands before to tell."""
+    """Inputs → chunks. The file `end` marks that all inputs were read."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "end").is_file():
         return
@@ -126,7 +129,7 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
 
 
 def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: Progress) -> None:
-    """One stage over the chunks of the stage before."""
+    """Run one stage over the chunks of the stage before."""
     folder.mkdir(parents=True, exist_ok=True)
     first, count = _finished(folder), _finished(before)
     if first == count:
@@ -143,7 +146,7 @@ def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: 
 
 
 def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
-    """The result from every row's last standing, in the order of the input."""
+    """Write the results from every row's last decision, in the order of the input."""
     tally = Tally((STAGE, *config.stages))
     kept_file, decisions_file = out / "kept.jsonl.partial", out / "decisions.jsonl.partial"
     with (
@@ -182,14 +185,14 @@ def _decision(row: Row) -> dict[str, Any]:
 
 
 def _flat(row: Row) -> dict[str, Any]:
-    """A kept problem as one flat object, which `data.train` and a further curation can read."""
+    """A kept problem as one flat object, which `data.train` and another curation can read."""
     problem = row.task
     fields = {
         name: value
         for name, value in vars(problem).items()
         if name != "metadata" and value is not None
     }
-    # A field's name may stand in the metadata with a value that the field could not hold.
+    # The metadata may hold a field's name with a value that the field could not take.
     rest = {f"source_{k}" if k in fields else k: v for k, v in problem.metadata.items()}
     return fields | rest
 
@@ -202,7 +205,7 @@ def _part(folder: Path, chunk: int) -> Path:
 
 
 def _finished(folder: Path) -> int:
-    """How many chunks are there; they are written one after the other."""
+    """Number of finished chunks; they are written one after the other."""
     return sum(1 for _ in folder.glob("part-*.jsonl"))
 
 

@@ -1,7 +1,7 @@
-"""Stage 4: the second pass, by a stronger model, over the set that the first pass was given.
+"""Stage `regrade`: the second pass, by a stronger model, over the input of the first pass.
 
-For instance by the checkpoint that training on the first pass's set gave (arXiv 2506.10910, section
-4.1). It measures as the first pass does, and besides doubts labels: where most answers agree with
+In the paper the model comes from training on the first pass's result (arXiv 2506.10910, section
+4.1). The pass measures like the first one, and also doubts labels: where most answers agree with
 each other and not with the label, the label is probably wrong (`label_disputed`).
 """
 
@@ -16,7 +16,7 @@ from tramontane.verifier.math.normalize import vote
 
 
 class Regrade(Difficulty):
-    """`Difficulty`, and drops maths problems whose label the majority contradicts."""
+    """Like `Difficulty`; also drops maths problems whose label the majority contradicts."""
 
     name = "regrade"
 
@@ -33,9 +33,9 @@ class Regrade(Difficulty):
         return super().finding(problem, judged)
 
     def _most_frequent(self, answers: Sequence[str]) -> tuple[str, int]:
-        """The answer that most give, in its most frequent spelling, and by how many.
+        """The most common answer in its most frequent spelling, and its number of votes.
 
-        Answers are one where the verifier takes them for one: `x=2` votes with `2`.
+        Answers that the verifier takes for the same vote together: `x=2` votes with `2`.
         """
         spelt = {vote(answer): answer for answer in reversed(answers)}
         classes: list[tuple[str, int]] = []

@@ -1,7 +1,7 @@
-"""What a curation did: the funnel, every reason with its count and examples, as page and text.
+"""Report of a curation: the funnel, and every reason with its count and examples.
 
 The paper's funnel goes from 699k problems through 501k to 38k (arXiv 2506.10910, section 4.1).
-Nothing here depends on when or how often a curation was started.
+The report does not depend on when or how often a curation was started.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from jinja2 import Environment, StrictUndefined
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.rows import Row
 
-EXAMPLES = 3  # of each reason
-EXCERPT = 400  # characters of a statement
-MAX_MALFORMED = 100  # named one by one
+EXAMPLES = 3  # shown for each reason
+EXCERPT = 400  # characters shown of a statement
+MAX_MALFORMED = 100  # rows listed individually
 RATES = ("0", *(f"{n}–{n + 10} %" for n in range(0, 100, 10)), "100 %")  # upper ends included
 BINS = (0, 50, 100, 150, 200, 300, 400, 600, 800, 1200, 2000)  # characters of a statement
 
 
 class Example(NamedTuple):
-    """A row as the report shows it; `new` is the form that it was given."""
+    """A row as the report shows it; `new` is its rewritten form, if it has one."""
 
     id: str
     where: str
@@ -39,23 +39,23 @@ class Example(NamedTuple):
 
 
 class Tally:
-    """Counts rows, one by one, in memory that does not grow with them.
+    """Counts rows; its memory does not grow with their number.
 
     Args:
-        stages: the names of the stages, in their order.
+        stages: names of the stages, in order.
     """
 
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = tuple(stages)
-        self.rows = 0  # of the input
-        self.copies: Counter[str] = Counter()  # by the stage that made them
+        self.rows = 0  # rows of the input, without copies
+        self.copies: Counter[str] = Counter()  # by the stage that made the copy
         self.decisions: Counter[str] = Counter()
         self.reasons: Counter[tuple[str, str, str]] = Counter()  # stage, decision, reason
         self.sources: dict[str, Counter[str]] = defaultdict(Counter)
         self.lengths: dict[str, Counter[int]] = {"kept": Counter(), "dropped": Counter()}
         self.examples: dict[tuple[str, str, str], list[Example]] = defaultdict(list)
         self.malformed: list[str] = []
-        # By stage: pass rates, as places in RATES, of the kept and the dropped.
+        # Stage → kept or dropped → index in RATES → problems.
         self.rates: dict[str, dict[str, Counter[int]]] = {}
 
     def add(self, row: Row) -> None:
@@ -88,13 +88,13 @@ class Tally:
                 fates[fate][place] += 1
 
     def histogram(self, stage: str) -> list[tuple[str, int, int, int]]:
-        """(pass rates, problems kept, dropped, both) of a stage that measures them."""
+        """(range of pass rates, problems kept, dropped, both) for a stage that measures them."""
         kept, dropped = (self.rates[stage][fate] for fate in ("kept", "dropped"))
         return [(n, kept[i], dropped[i], kept[i] + dropped[i]) for i, n in enumerate(RATES)]
 
     def funnel(self) -> list[tuple[str, int, Counter[str]]]:
-        """(stage, rows that left it, its copies included, what it dropped by reason), in order."""
-        left, steps = self.rows, []
+        """(stage, remaining rows including its copies, dropped rows by reason), in order."""
+        remaining, steps = self.rows, []
         for stage in self.stages:
             dropped = Counter(
                 {
@@ -103,8 +103,8 @@ class Tally:
                     if where == stage and decision == "dropped"
                 }
             )
-            left += self.copies[stage] - dropped.total()
-            steps.append((stage, left, dropped))
+            remaining += self.copies[stage] - dropped.total()
+            steps.append((stage, remaining, dropped))
         return steps
 
     def summary(self) -> dict[str, Any]:
@@ -115,8 +115,8 @@ class Tally:
             "rewritten": self.decisions["rewritten"],
             "dropped": self.decisions["dropped"],
             "stages": [
-                {"stage": stage, "left": left, "dropped": dict(dropped.most_common())}
-                for stage, left, dropped in self.funnel()
+                {"stage": stage, "left": remaining, "dropped": dict(dropped.most_common())}
+                for stage, remaining, dropped in self.funnel()
             ],
             "pass_rates": {
                 stage: [
@@ -125,27 +125,27 @@ class Tally:
                 ]
                 for stage in self.rates
             },
-            "notes": self._of("kept"),
-            "rewrites": self._of("rewritten"),
+            "notes": self._reasons("kept"),
+            "rewrites": self._reasons("rewritten"),
             "malformed": sum(
                 c for (_, _, reason), c in self.reasons.items() if reason == "malformed"
             ),
             "malformed_rows": self.malformed,
         }
 
-    def _of(self, decision: str) -> dict[str, int]:
-        found = Counter({r: n for (_, d, r), n in self.reasons.items() if d == decision})
-        return dict(found.most_common())
+    def _reasons(self, decision: str) -> dict[str, int]:
+        counts = Counter({r: n for (_, d, r), n in self.reasons.items() if d == decision})
+        return dict(counts.most_common())
 
 
 def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
-    """`report.md` and `report.html`, by name."""
+    """The texts of `report.md` and `report.html`, by file name."""
     order = {stage: n for n, stage in enumerate(tally.stages)}
     reasons = sorted(tally.reasons, key=lambda key: (order[key[0]], -tally.reasons[key], key))
     context = {
         "tally": tally,
         "funnel": (funnel := tally.funnel()),
-        "widest": max([tally.rows, *(left for _, left, _ in funnel)]) or 1,
+        "widest": max([tally.rows, *(remaining for _, remaining, _ in funnel)]) or 1,
         "reasons": [(key, tally.reasons[key], tally.examples[key]) for key in reasons],
         "most": max(tally.reasons.values(), default=1),
         "lengths": _lengths(tally),
@@ -170,7 +170,7 @@ def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
 
 
 def _lengths(tally: Tally) -> list[tuple[str, float, float]]:
-    """(characters, share of the kept, share of the dropped) of each bin."""
+    """(characters, share of the kept rows, share of the dropped rows) for each bin."""
     names = [f"{low}–{high - 1}" for low, high in pairwise(BINS)]
     kept, dropped = tally.lengths["kept"], tally.lengths["dropped"]
     return [
@@ -196,5 +196,5 @@ def _short(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """On one line of a Markdown table."""
+    """The text in one cell of a Markdown table."""
     return re.sub(r"\s+", " ", text).replace("|", "\\|")

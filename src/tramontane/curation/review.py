@@ -1,7 +1,7 @@
-"""What the format rules leave open, put to a model: an optional stage behind `filter`.
+"""Stage `review`: a model reads the maths problems that the format rules let pass.
 
-It reads each maths problem and says `ok`, or one of the filter's reasons; a problem is dropped
-where most votes name the same one.
+The stage is optional and belongs behind `filter`. The model answers `ok` or one of the filter's
+reasons; a problem is dropped if most votes name the same reason.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class Review(ModelStage):
         ]
         for place, answers in self.ask(rows, prompts, self.config.votes):
             i = asked[place]
-            decided[i] = self._standing(rows[i], answers)
+            decided[i] = self._decide(rows[i], answers)
         return decided
 
-    def _standing(self, row: Row, answers: Sequence[Answer]) -> Row:
+    def _decide(self, row: Row, answers: Sequence[Answer]) -> Row:
         votes = Counter(map(_vote, answers))
-        said = ", ".join(f"{word} {n}" for word, n in votes.most_common())
+        votes_text = ", ".join(f"{word} {n}" for word, n in votes.most_common())
         for word in REASONS:
             if 2 * votes[word] > len(answers):
-                return row.drop(self.name, word, f"votes: {said}")
+                return row.drop(self.name, word, f"votes: {votes_text}")
         if 2 * sum(votes[word] for word in (*REASONS, "ok")) <= len(answers):
-            return row.note(self.name, "unreviewed", f"votes: {said}")
+            return row.note(self.name, "unreviewed", f"votes: {votes_text}")
         return row
 
 
 def _vote(answer: Answer) -> str:
-    """One of `REASONS`, `ok`, or why it is neither."""
+    """One of `REASONS`, `ok`, or the reason why the answer has no verdict."""
     if answer.fault:
         return answer.fault
     found = _VERDICT.findall(conclusion(answer.text))

@@ -1,4 +1,4 @@
-r"""Multiple choice: found in a statement, taken apart, and put as an open question.
+r"""Finds multiple choice in a statement, and rewrites it as an open question.
 
 What is 2 + 3?\n(A) 4\n(B) 5\n(C) 6        answer B
 → What is 2 + 3?                            answer 5
@@ -14,8 +14,8 @@ from tramontane.verifier.math.normalize import vote
 
 LETTERS = "ABCDEFGHIJ"
 _LATEX = r"\$?\{?(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|bf|rm)\s*\{?\s*)+"
-# A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }"; at a line's start or
-# behind a space, so that "f(A)" is none.
+# A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }". It begins a line or
+# follows a space, so "f(A)" is no label.
 _LABEL = re.compile(
     rf"(?:(?<=[\s$~}}\[;,.?:])|(?<=quad)|^)(?P<latex>{_LATEX})?(?:"
     r"\((?P<round>[A-Ja-j])\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?:\s*\)|[.:](?!\d)))[.:)]?"
@@ -48,7 +48,7 @@ _ABOUT_OPTIONS = re.compile(
     r"|\bfolgenden?\b|以下|下列|следующ",
     re.IGNORECASE | re.DOTALL,
 )
-# Rounded to the options: without them nobody knows how far.
+# Rounded to the options: without them the precision is unknown.
 _ROUNDED = re.compile(
     r"\bapproximat|\bclosest\b|\bnearest\s+to\b|\broughly\b|\bestimate\b|\babout\s+(?:how|what)\b"
     r"|\benviron\b|\baproximad|\bungefähr\b|\bcirca\b|大约|约为|примерно",
@@ -66,34 +66,28 @@ _REQUEST = re.compile(
 )
 MAX_WORDS = 4
 MAX_OPTION = 300  # characters
-MAX_LABELS = 60  # looked at, from the end
+MAX_LABELS = 60  # the last ones of a statement are examined
 BLANK = "____"
 
 
 class Choices(NamedTuple):
-    """A statement taken apart: the question, and the options by their letter."""
+    """The parts of a statement: the question, and the options by letter."""
 
     stem: str
     options: dict[str, str]
 
 
 class NotOpen(Exception):
-    """Without its options this is no question; the message says why."""
+    """The problem is no question without its options; the message gives the reason."""
 
 
 def find_choices(statement: str) -> Choices | None:
-    """The options of a statement, at its end: three or more with letters in order from A on."""
-    # Code of figures is full of labels; blanked, everything keeps its place.
+    """The options at a statement's end: three or more, with consecutive letters from A."""
+    # Code of figures is full of labels. Blanking it keeps every other offset.
     visible = _FIGURE.sub(lambda m: " " * len(m[0]), statement)
     labels = list(_LABEL.finditer(visible))[-MAX_LABELS:]
     for start in reversed(range(len(labels))):
-        run: list[re.Match[str]] = []
-        for label in labels[start:]:
-            expected = LETTERS[len(run) : len(run) + 1]
-            if _letter(label) == (expected.lower() if run and _lower(run[0]) else expected) or (
-                not run and _letter(label) == "a"
-            ):
-                run.append(label)
+        run = _consecutive(labels[start:])
         if len(run) < 3:
             continue
         ends = [*(label.start() for label in run[1:]), len(statement)]
@@ -110,14 +104,25 @@ def find_choices(statement: str) -> Choices | None:
     return None
 
 
+def _consecutive(labels: list[re.Match[str]]) -> list[re.Match[str]]:
+    """The labels that count A, B, C … or a, b, c …, without the labels between them."""
+    run: list[re.Match[str]] = []
+    for label in labels:
+        lower = _lower(run[0] if run else label)
+        letters = LETTERS.lower() if lower else LETTERS
+        if _letter(label) == letters[len(run) : len(run) + 1]:
+            run.append(label)
+    return run
+
+
 def answer_letter(answer: str) -> str | None:
-    r"""The letter that an answer consists of: `C`, `(C)`, `\text{(C)}`."""
+    r"""The letter of an answer that is only a letter: `C`, `(C)`, `\text{(C)}`; else None."""
     match = _LETTER_ALONE.fullmatch(answer)
     return match[1].upper() if match else None
 
 
 def is_choice(answer: str | None, choices: Choices) -> bool:
-    """Whether the options are what the answer was chosen from, and not conditions or parts."""
+    """True if the answer is one of the options, which are then not conditions or parts."""
     if not answer or answer_letter(answer) or _LETTERS.fullmatch(answer):
         return True
     if _LETTER_AND_TEXT.fullmatch(answer):
@@ -129,7 +134,7 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     """(statement, answer) of the open question.
 
     Raises:
-        NotOpen: it asks about the options, or its answer is no value of its own.
+        NotOpen: it asks about the options, or its answer means nothing without them.
     """
     value = _value(problem.answer or "", choices.options)
     stem = _INSTRUCTION.sub("", choices.stem) or choices.stem
@@ -146,7 +151,7 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
         raise NotOpen(f"the answer is a phrase: {value[:80]!r}")
     if "?" in asked or _REQUEST.search(asked) or re.search(r"_{2,}\W*$", asked):
         return stem, value
-    # The stem breaks off, and the options go on.
+    # The stem breaks off, and the options complete it.
     if (words and not re.search(r"\d", value)) or re.search(r"[=<>]|\\[lg]eq?(?![a-z])", value):
         raise NotOpen(f"many things could be said there, not only {value[:80]!r}")
     figure = re.search(r"\s*\[asy\](?:(?!\[asy\]).)*\[/asy\]\s*$", stem, re.DOTALL)
@@ -185,7 +190,7 @@ def _bare(text: str) -> str:
 
 
 def _clean(text: str, latex: bool) -> str:
-    """An option without the layout around it and, inside a formula, without the formula's ends."""
+    """An option's text without surrounding layout and without delimiters of an outer formula."""
     text = re.split(r"\n\s*\n", _FIGURE.sub("", text).strip())[0]
     text = re.sub(r"(?:\$\$|\\\])$", "", _AFTER.sub("", _INSTRUCTION.sub("", text)))
     text = _AFTER.sub("", _BEFORE.sub("", text))

@@ -1,4 +1,4 @@
-"""What travels from stage to stage: a row, and what was decided of it."""
+"""A row with the decision about it, which travels from stage to stage, and the stages' base."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Verb = Literal["kept", "rewritten", "dropped"]
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the input with its standing.
+    """One row of the input with the current decision about it.
 
     Args:
-        number: from 0 over all inputs: the order of everything written.
+        number: position in all inputs together, from 0; everything is written in this order.
         where: `file:line` or `name[index]`.
-        problem: none where the row could not be read.
-        stage: the stage whose decision stands; empty until one says more than `kept`.
+        problem: None if the row could not be read.
+        stage: the stage that made the decision; empty while every stage kept the row as it was.
         decision: `kept`, `rewritten` (kept, in another form) or `dropped`.
-        reason: a code, e.g. `near_duplicate`; of a kept row a note, mostly empty.
-        detail: what a person needs to check the decision.
-        copied_by: the stage that made it as a copy of the input's row `number`, if one did.
+        reason: a code, e.g. `near_duplicate`; on a kept row a note, mostly empty.
+        detail: facts that a person needs to check the decision.
+        copied_by: the stage that made this row as a copy of the input's row `number`; else empty.
     """
 
     number: int
@@ -41,13 +41,13 @@ class Row:
         return replace(self, stage=stage, decision="dropped", reason=reason, detail=detail)
 
     def note(self, stage: str, reason: str, detail: str) -> Row:
-        """Kept, with a remark, unless an earlier stage had one."""
+        """The row with a note, unless an earlier stage left a reason."""
         if self.reason:
             return self
         return replace(self, stage=stage, reason=reason, detail=detail)
 
     def rewrite(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """In a new form; a statement and answer that it no longer has stay in the metadata."""
+        """The row in a new form; a replaced statement and answer stay in the metadata."""
         before = self.task
         if (problem.problem, problem.answer) != (before.problem, before.answer):
             old = {"original_problem": before.problem, "original_answer": before.answer}
@@ -57,7 +57,7 @@ class Row:
         )
 
     def copy(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """A second row, which belongs behind this one; a stage makes one of a row at most."""
+        """A second row, which belongs behind this one; a stage makes at most one per row."""
         return replace(self.rewrite(stage, reason, detail, problem), copied_by=stage)
 
     def dump(self) -> str:
@@ -65,28 +65,27 @@ class Row:
 
     @property
     def task(self) -> Problem:
-        """The problem of a row that could be read; no stage sees any other."""
+        """The problem of a row that could be read; stages see no other rows."""
         assert self.problem is not None
         return self.problem
 
     @classmethod
     def parse(cls, line: str) -> Row:
-        got = json.loads(line)
-        problem = got.pop("problem")
-        return cls(problem=problem and Problem(**problem), **got)
+        fields = json.loads(line)
+        problem = fields.pop("problem")
+        return cls(problem=problem and Problem(**problem), **fields)
 
 
 class Stage:
-    """A step of a curation: the base of all.
+    """One step of a curation: the base class of all.
 
-    `decide` sees the rows that no earlier stage dropped, a chunk at a time and in order, and may
-    depend on nothing but them, its config and what it saw before: so a curation that was killed
-    ends as if it had not been. What must be remembered of earlier chunks goes through `save` and
-    `restore`.
+    `decide` sees the rows that no earlier stage dropped, chunk by chunk and in order. It may depend
+    only on these rows, its config and the rows it saw before, so that a killed and restarted
+    curation ends with the same result. Memory of earlier chunks goes through `save` and `restore`.
 
     Args:
-        config: the stage's own section.
-        folder: for what the stage keeps on disk.
+        config: the stage's section of the config.
+        folder: the stage's files.
     """
 
     name: str
@@ -97,24 +96,28 @@ class Stage:
 
     @classmethod
     def check(cls, config: Any) -> dict[str, Any]:
-        """Refuse what can be seen to be wrong before any work; returns a fingerprint of the files
-        that the stage reads, so that a curation does not go on with others.
+        """Check the config and the stage's input files before any work.
+
+        Returns:
+            A fingerprint of the files, so that a restarted curation does not go on with others.
 
         Raises:
-            InputError: they are not there, or unfit.
+            InputError: a file is missing or unfit.
         """
         return {}
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        """The same rows in the same order, each with its new standing, and behind it its copy."""
+        """The same rows in the same order, each with its new decision and followed by its copy."""
         raise NotImplementedError
 
     def save(self, chunk: int) -> None:
-        """Write what this chunk added to memory; called before its rows are committed, and not
-        for a chunk of which no row came so far."""
+        """Write what this chunk added to the stage's memory.
+
+        Called before the chunk's rows are committed; not called for a chunk without rows.
+        """
 
     def restore(self, chunks: int) -> None:
-        """Remember the first so many chunks, which were decided before."""
+        """Load the memory of the first `chunks` chunks, which were decided earlier."""
 
     def close(self) -> None:
-        """Let go of processes."""
+        """End the stage's processes and close its files."""

@@ -1,12 +1,14 @@
-r"""When are two statements the same problem? Texts compared, and an index of all seen so far.
+r"""Similarity of two statements, and an index of the statements seen so far.
 
-Statements are compared in a common spelling and never changed by it. Two that are spelt alike are
-exact duplicates. Near ones share most of their five-character pieces (Jaccard), found by MinHash
-(Broder, 1997) and locality-sensitive hashing over bands of it, then checked exactly. Maths
-problems that differ in a number or a sign differ, so near duplicates must have these in common.
+Statements are compared in a common spelling, which never changes the statements themselves. Two
+with the same spelling are exact duplicates. Near duplicates share most of their five-character
+pieces (Jaccard index). MinHash (Broder, 1997) with locality-sensitive hashing over bands finds
+candidates, which are then compared exactly. Maths problems that differ in a number or a sign are
+different, so near duplicates must have the same numbers and signs.
 
-The index is our own: the libraries for this hold a dictionary entry for each band and problem, and
-cannot go on from what a killed process left on disk. Sorted arrays take 12 bytes each.
+No library is used for the index: the known ones hold a dictionary entry for each band and problem,
+and cannot continue from the files of a killed process. The sorted arrays here take 12 bytes per
+band and problem.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy.typing as npt
 Keys = npt.NDArray[np.uint64]
 PIECE = 5  # characters
 BANDS = 16
-MAX_CANDIDATES = 64  # looked at for one statement: what bounds the time of hostile sets
+MAX_CANDIDATES = 64  # compared with one statement, which bounds the time for hostile sets
 _SEED = 20_250_612
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -48,7 +50,7 @@ _SPELLINGS = [
 
 
 def spelling(text: str) -> str:
-    """A statement as it is compared: NFKC, lower case, one way to write spaces and LaTeX."""
+    """A statement in the compared form: NFKC, lower case, one way to write spaces and LaTeX."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda m: f"^{m[0].translate(_SUPER)}", text)
     text = re.sub("(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)  # 1½ is not 11/2
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -77,7 +79,7 @@ def numbers(spelt: str) -> str:
 
 
 def pieces(spelt: str) -> Keys:
-    """The set of a spelt text's five-character pieces, hashed and sorted."""
+    """Sorted hashes, shape (pieces,), of the distinct five-character pieces of a spelt text."""
     points = np.frombuffer(_words(spelt).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     if len(points) < PIECE:
         points = np.pad(points, (0, PIECE - len(points)))
@@ -88,7 +90,7 @@ def pieces(spelt: str) -> Keys:
 
 
 def _words(spelt: str) -> str:
-    """Without punctuation: what is left of "Find x!" is "find x"."""
+    """The text without punctuation: "find x!" becomes "find x"."""
     return re.sub(r"\s+", " ", re.sub(r"[^\w+*/=<>^\\-]+", " ", spelt)).strip()
 
 
@@ -100,12 +102,12 @@ def similarity(a: str, b: str) -> float:
 
 
 class SimilarityIndex:
-    """Finds, among the statements added so far, those that a statement may be a duplicate of.
+    """Finds candidates for duplicates among the statements added so far.
 
     Args:
-        threshold: the least similarity of near duplicates; pairs at it are found with
-            probability 0.99, more similar ones more surely.
-        same_numbers: only pairs with the same `numbers` are found.
+        threshold: minimum similarity of near duplicates. A pair exactly at the threshold is found
+            with probability 0.99, a more similar pair with a higher one.
+        same_numbers: find only pairs with the same `numbers`.
     """
 
     def __init__(self, threshold: float, same_numbers: bool) -> None:
@@ -121,8 +123,10 @@ class SimilarityIndex:
         self._tables = [_Table() for _ in range(BANDS + 1 if self.rows else 1)]
 
     def keys(self, spelt: str, kind: str = "") -> Keys:
-        """What a statement is filed under: its hash, and one hash for each band. Statements of
-        another `kind` share none."""
+        """A statement's keys, shape (1 + bands,): its hash, and one hash for each band.
+
+        Statements of different `kind` have no key in common.
+        """
         exact = _hash(spelt.encode("utf-8", "surrogatepass"), kind)
         if not self.rows:
             return np.array([exact], dtype=np.uint64)
@@ -133,17 +137,17 @@ class SimilarityIndex:
         return np.array([exact, *(_hash(band.tobytes(), kind) for band in least)], dtype=np.uint64)
 
     def find(self, keys: Keys) -> list[list[int]]:
-        """For each row of `keys`, the items that share one, the first added first."""
+        """For each row of `keys`, the items that share a key with it, in the order of adding."""
         found: list[set[int]] = [set() for _ in keys]
         for column, table in enumerate(self._tables):
             table.find(keys[:, column], found)
         return [sorted(items)[:MAX_CANDIDATES] for items in found]
 
     def add(self, keys: Keys, items: Iterable[int]) -> None:
-        """File items, numbered upwards, under each row's keys."""
-        filed = np.fromiter(items, dtype=np.uint32)
+        """Add an item under the keys of each row; item numbers ascend."""
+        numbered = np.fromiter(items, dtype=np.uint32)
         for column, table in enumerate(self._tables):
-            table.add(keys[:, column], filed)
+            table.add(keys[:, column], numbered)
 
 
 def _hash(data: bytes, kind: str) -> int:
@@ -153,7 +157,7 @@ def _hash(data: bytes, kind: str) -> int:
 
 
 class _Table:
-    """Key → items: sorted runs of doubling length, so that adding costs little in all."""
+    """Key → items, in sorted runs of doubling length, which keeps adding cheap in total."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[Keys, npt.NDArray[np.uint32]]] = []

@@ -1,10 +1,10 @@
-"""Stage 6: some of the English problems into the paper's other languages (arXiv 2506.10910, 2.2.4).
+"""Stage `translate`: translates a share of the English problems (arXiv 2506.10910, 2.2.4).
 
-Which problems, and into which language, is drawn by hashes of seed and problem, so that it depends
-on nothing around it. A translation must keep every formula and every number as it is, and be in the
-language that was asked for, by the check that rewards language in training. Else it is asked for
-again, and in the end the problem stays in English, with the note `untranslated`. Problems whose
-answer is in words stay too: it would have to be translated with them.
+A hash of seed and problem selects the problem and its language, so the selection depends on no
+other row. A translation must keep every formula and every number, and pass the language check that
+training rewards. A translation that fails is requested again; after the last attempt the problem
+stays in English, with the note `untranslated`. Problems with an answer in words stay in English
+too, since the answer would need a translation as well.
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ _SPACE = re.compile(r"\s+")
 
 
 class Translate(ModelStage):
-    """Translates a share of the English problems; the statement it had becomes
-    `english_problem`."""
+    """Translates a share of the English problems.
+
+    A translated row has its English statement in `english_problem`.
+    """
 
     name = "translate"
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         decided = list(rows)
         languages = {i: lang for i, row in enumerate(rows) if (lang := self.language(row.task))}
-        faults = dict.fromkeys(languages, "")  # of those that are still to be translated
+        faults = dict.fromkeys(languages, "")  # of rows without a translation so far
         for attempt in range(self.config.attempts):
             asked = list(faults)
             prompts = [_prompt(rows[i].task, languages[i], attempt, faults[i]) for i in asked]
@@ -72,11 +74,11 @@ class Translate(ModelStage):
                     decided[i] = self._translated(rows[i], text, lang)
             faults = {i: fault for i, fault in faults.items() if fault}
         for i, fault in faults.items():
-            decided[i] = self._left(rows[i], f"{languages[i]}: {fault}")
+            decided[i] = self._untranslated(rows[i], f"{languages[i]}: {fault}")
         return decided
 
     def language(self, problem: Problem) -> str | None:
-        """What a problem is to be translated into; None: it stays as it is."""
+        """The target language of a problem; None if it is not translated."""
         text = f"{self.config.seed}/{problem.id}/{problem.problem}".encode()
         draw = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "big")
         chance, choice = divmod(draw, 2**64)
@@ -91,23 +93,23 @@ class Translate(ModelStage):
         problem = replace(row.task, problem=text, language=lang, metadata=metadata)
         return row.rewrite(self.name, "translated", f"into {lang}", problem)
 
-    def _left(self, row: Row, why: str) -> Row:
-        # In the metadata too: a row that was rewritten before keeps that as its reason.
-        metadata = {**row.task.metadata, "untranslated": why}
+    def _untranslated(self, row: Row, fault: str) -> Row:
+        # In the metadata too: a row that an earlier stage rewrote keeps its first reason.
+        metadata = {**row.task.metadata, "untranslated": fault}
         row = replace(row, problem=replace(row.task, metadata=metadata))
-        return row.note(self.name, "untranslated", why)
+        return row.note(self.name, "untranslated", fault)
 
 
 def read_translation(old: str, answer: Answer, lang: str) -> tuple[str, str]:
-    """(the translation, what is wrong with it) of an answer; either is empty."""
+    """(translation, fault) of an answer; one of them is empty."""
     if answer.fault:
         return "", answer.fault
     found = _TRANSLATION.findall(conclusion(answer.text))
     new = found[-1].strip() if found else ""
     if not new:
         return "", "there was nothing between <translation> and </translation>"
-    for what, of in (("formulas", formulas), ("numbers", numbers)):
-        before, after = of(old), of(new)
+    for what, extract in (("formulas", formulas), ("numbers", numbers)):
+        before, after = extract(old), extract(new)
         if before != after:
             lost, added = (
                 ", ".join((a - b).elements()) for a, b in ((before, after), (after, before))
@@ -120,7 +122,7 @@ def read_translation(old: str, answer: Answer, lang: str) -> tuple[str, str]:
 
 
 def formulas(text: str) -> Counter[str]:
-    """LaTeX, code and figures, each as often as it is there; white space aside."""
+    """LaTeX, code and figures with their counts; differences in white space are ignored."""
     blocks = [block.body for block in fences(text)]
     rest = _without_fences(text)
     spans = [*blocks, *(match[0] for match in _FORMULA.finditer(rest))]
@@ -128,7 +130,7 @@ def formulas(text: str) -> Counter[str]:
 
 
 def numbers(text: str) -> Counter[str]:
-    """Numbers outside formulas and code, each as often as it is there."""
+    """Numbers outside formulas and code, with their counts."""
     return Counter(_NUMBER.findall(_FORMULA.sub(" ", _without_fences(text))))
 
 
@@ -145,6 +147,6 @@ def _prompt(problem: Problem, lang: str, attempt: int, fault: str) -> Prompt:
 
 
 def _in_words(answer: str) -> bool:
-    r"""Whether an answer says something in English, also within `\text{}`."""
+    r"""True if an answer contains words, also within `\text{}`."""
     plain = re.sub(r"\\(?:begin|end)\s*\{\w+\*?\}|\\[A-Za-z]+", " ", answer)
     return re.search(r"[^\W\d_]{3,}", plain) is not None

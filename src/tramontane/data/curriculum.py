@@ -1,8 +1,8 @@
-"""Which problem comes next: the stage's slice of the data, without what is solved or too hard now.
+"""Selects the next problem: from the stage's slice of the data, neither solved nor too hard.
 
-The paper's curriculum (arXiv 2506.10910) adds harder problems as the model improves, and
-removes those that it solves. Each problem's record in this run is kept with it, and its standing
-follows from that alone: nothing else has to be remembered.
+The paper's curriculum (arXiv 2506.10910) adds harder problems as the model improves, and removes
+solved ones. The run's record of each problem determines whether the problem is retired, resting or
+available; no other state is needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from tramontane.types import Problem, Verdict
 
 @dataclass
 class Record:
-    """What a run knows of one problem.
+    """A run's results on one problem.
 
-    `visits` are groups, `attempts` completions that could be judged, `solved` those that were
-    right. `all_solved` and `none_solved` count the newest visits in a row of which that is true.
-    `version` and `stage` are those of the last visit.
+    Args:
+        visits: graded groups.
+        attempts: completions that could be judged.
+        solved: right completions.
+        all_solved: latest consecutive visits in which all completions were right.
+        none_solved: latest consecutive visits in which no completion was right.
+        version: weight version at the last visit.
+        stage: stage of the last visit.
     """
 
     visits: int = 0
@@ -40,20 +45,20 @@ class Record:
 class Curriculum:
     """The problems of a run, stage by stage.
 
-    Stages with the same source go on in it where the one before stopped. A problem is known by its
-    id, in whatever source it stands.
+    A stage continues in its source where the previous stage with the same source stopped. A
+    problem's record belongs to its id, whatever the source.
 
     Args:
-        stages: the config as it stands in each stage.
+        stages: the resolved config of each stage.
 
     Raises:
-        InputError: as `ProblemStream`; pass rates or records that an endless source cannot have;
-            or a stage that selects by pass rates of which there are none, or none in its range.
+        InputError: the errors of `ProblemStream`; selection by pass rate or rules for records with
+            an endless source; a stage whose source has no pass rates, or none within its range.
     """
 
     def __init__(self, stages: Sequence[Config]) -> None:
         self._data = [config.data for config in stages]
-        self._rules = self._data[0].curriculum  # no stage has its own
+        self._rules = self._data[0].curriculum  # the same in all stages
         self._streams: dict[str, ProblemStream] = {}
         for config in stages:
             if config.data.train not in self._streams:
@@ -61,19 +66,19 @@ class Curriculum:
         self._recorded = [_recorded(data) for data in self._data]
         self._records: dict[str, Record] = {}
         self._retired: set[str] = set()
-        self._resting: set[str] = set()  # of these, some may be due to come back
+        self._resting: set[str] = set()  # `_rests` tells which of these are due again
         for number, data in enumerate(self._data):
             self._check(number, data, f"stages.{number}.data" if len(stages) > 1 else "data")
 
     @property
     def streams(self) -> list[ProblemStream]:
-        """One a source."""
+        """One stream per source."""
         return list(self._streams.values())
 
     def next(self, stage: int, version: int) -> Problem | None:
-        """The next problem of a stage, while the model is at `version`; None where none is left.
+        """The next problem of a stage, with the model at `version`; None if none remains.
 
-        Those that rest come back before that.
+        Resting problems return before the source counts as exhausted.
         """
         stream = self._streams[self._data[stage].train]
         if stream.problems is None:
@@ -81,7 +86,7 @@ class Curriculum:
         for _ in range(2):
             for _ in range(2 * len(stream.problems)):  # at least one whole epoch
                 problem = stream.next()
-                if self._wanted(problem, stage, version):
+                if self._available(problem, stage, version):
                     return problem
             if not self._resting:
                 break
@@ -91,7 +96,7 @@ class Curriculum:
         return None
 
     def note(self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int) -> None:
-        """Record what became of a problem, of a group that was graded at `version`."""
+        """Record the verdicts of a problem's group that was graded at `version`."""
         if self._streams[self._data[stage].train].problems is None:
             return
         judged = [v for v in verdicts if v.verdict != "unscorable"]
@@ -100,14 +105,14 @@ class Curriculum:
         r.visits += 1
         r.attempts += len(judged)
         r.solved += solved
-        if judged:  # else the visit says nothing
+        if judged:  # a visit without judged completions changes nothing
             r.all_solved = r.all_solved + 1 if solved == len(judged) == len(verdicts) else 0
             r.none_solved = r.none_solved + 1 if not solved else 0
         r.version, r.stage = version, stage
-        self._file(problem.id, r)
+        self._classify(problem.id, r)
 
     def counts(self, stage: int, version: int) -> dict[str, int]:
-        """Problems that were visited, that are retired, and that rest; empty where none ever is."""
+        """Counts of visited, retired and resting problems; empty without rules for them."""
         if self._rules.retire_after is None and self._rules.too_hard is None:
             return {}
         resting = sum(self._rests(id, stage, version) for id in self._resting)
@@ -118,24 +123,24 @@ class Curriculum:
         }
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The record of each problem visited, with its pass rate, for people and other runs."""
+        """The record of each visited problem, with its pass rate, for people and other runs."""
         for id, r in self._records.items():
             rate = r.solved / r.attempts if r.attempts else None
             row = {"id": id, "pass_rate": rate, "samples": r.attempts, "visits": r.visits}
             yield row | {"solved": r.solved, "version": r.version, "retired": id in self._retired}
 
     def state(self) -> dict[str, Any]:
-        """Where all streams stand and what is known, as JSON can hold it."""
+        """The positions of all streams, and all records, in JSON types."""
         return {
             "streams": {train: stream.state() for train, stream in self._streams.items()},
             "records": {id: astuple(record) for id, record in self._records.items()},
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue at `state`.
 
         Raises:
-            InputError: as `ProblemStream.load_state`.
+            InputError: the errors of `ProblemStream.load_state`.
         """
         for train, stream in self._streams.items():
             stream.load_state(state["streams"][train])
@@ -143,10 +148,10 @@ class Curriculum:
         self._retired.clear()
         self._resting.clear()
         for id, record in self._records.items():
-            self._file(id, record)
+            self._classify(id, record)
 
-    def _file(self, id: str, record: Record) -> None:
-        """Put a problem where its record says."""
+    def _classify(self, id: str, record: Record) -> None:
+        """Retire a problem or let it rest, as its record requires."""
         rules = self._rules
         if rules.retire_after is not None and record.all_solved >= rules.retire_after:
             self._retired.add(id)
@@ -164,7 +169,7 @@ class Curriculum:
             return record.stage == stage
         return version < record.version + rule.return_after
 
-    def _wanted(self, problem: Problem, stage: int, version: int) -> bool:
+    def _available(self, problem: Problem, stage: int, version: int) -> bool:
         if problem.id in self._retired or self._rests(problem.id, stage, version):
             return False
         data = self._data[stage]
@@ -176,12 +181,13 @@ class Curriculum:
         return _within(rate, data)
 
     def _check(self, number: int, data: DataConfig, where: str) -> None:
+        """Check that a stage's source has the pass rates and records that its rules need."""
         problems = self._streams[data.train].problems
         rules = self._rules
         if problems is None and (data.selects or rules.retire_after or rules.too_hard):
-            what = where if data.selects else "data.curriculum"
+            key = where if data.selects else "data.curriculum"
             raise InputError(
-                f"{what}: {data.train!r} has no end, so no problem comes twice and none has a "
+                f"{key}: {data.train!r} has no end, so no problem comes twice and none has a "
                 f"record; give data.limit, or leave pass rates and data.curriculum out"
             )
         if problems is None or not data.selects:
@@ -209,7 +215,7 @@ def _is_rate(value: Any) -> bool:
 
 
 def _within(rate: Any, data: DataConfig) -> bool:
-    """Whether a pass rate is in the slice; one that is not known yet is."""
+    """True if a pass rate is within the slice, or is not known yet."""
     if not _is_rate(rate):
         return True
     low = 0.0 if data.min_pass_rate is None else data.min_pass_rate
@@ -218,10 +224,10 @@ def _within(rate: Any, data: DataConfig) -> bool:
 
 
 def _recorded(data: DataConfig) -> dict[str, Any]:
-    """Rates by id that `pass_rates` names.
+    """Pass rates by problem id, from the file `pass_rates`; empty without one.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     if data.pass_rates is None:
         return {}

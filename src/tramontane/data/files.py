@@ -1,4 +1,4 @@
-"""Rows from JSONL (also gzip), Parquet, or a Hugging Face dataset, each with where it stands."""
+"""Reads rows with their locations from JSONL (also gzip), Parquet, or a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SCHEMES = ("playground:", "reasoning_gym:")
 def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (`file:line` or `name[index]`, row).
 
-    A source with another ending than these files' is a Hugging Face dataset, `NAME` or
-    `NAME#SUBSET`, from the hub or a local copy's folder; only it has a `split`.
+    A source without one of the file endings is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
+    from the hub or the folder of a local copy. `split` applies to datasets only.
 
     Raises:
-        InputError: no such file or dataset, no rows in it, a file that is cut off or of another
-            format, or a line that is not a JSON object.
+        InputError: no such file or dataset, no rows, a file that is cut off or of another format,
+            or a line that is not a JSON object.
     """
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
@@ -53,7 +53,7 @@ def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, dict[str
 
 
 def shuffled(items: Sequence[T], seed: int) -> list[T]:
-    """A copy in an order that the seed alone decides."""
+    """A shuffled copy; the seed alone determines its order."""
     copy = list(items)
     random.Random(seed).shuffle(copy)
     return copy
@@ -64,7 +64,7 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         where = f"{source}:{number}"
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also what is too long or nested to be read
+        except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
             raise InputError(
                 f"{where}: not JSON ({error}); every line must hold one JSON object: mend or "
                 f"remove this line"
@@ -79,7 +79,7 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """The lines of a text file (also gzip) that are not blank, numbered from 1.
 
-    With `errors="surrogateescape"` bytes that are not UTF-8 are left to whoever parses the line.
+    With `errors="surrogateescape"`, bytes that are not UTF-8 pass, for the caller to judge.
 
     Raises:
         InputError: the file is cut off, damaged, or not UTF-8.
@@ -134,7 +134,7 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]
     try:
         rows = load_dataset(str(Path(name).expanduser()), subset or None, split=split)
     except Exception as error:
-        # The hub's client raises many kinds; all mean that the named dataset cannot be had.
+        # The hub's client raises many types; all mean that the dataset is not available.
         raise InputError(
             f"data {source!r}: no such file, and as a Hugging Face dataset (NAME or NAME#SUBSET, "
             f"split {split!r}) it cannot be loaded ({type(error).__name__}: {error})"
@@ -144,10 +144,10 @@ def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]
 
 
 def require_file(path: Path) -> None:
-    """Refuse a path that is no file, with the nearest name beside it.
+    """Check that a path is a file.
 
     Raises:
-        InputError: there is none.
+        InputError: it is not; the message suggests the nearest name in the same folder.
     """
     if path.is_file():
         return

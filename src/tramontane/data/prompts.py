@@ -1,6 +1,6 @@
-"""From a Problem's text to the tokens that the model continues.
+"""Turns a problem's statement into the prompt tokens that the model continues.
 
-The system prompt says what Magistral's says (arXiv 2506.10910, section 2.2.4), in our own words.
+The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Task:
 
 
 def system_text(system_prompt: str | None) -> str | None:
-    """`magistral` names the text above; anything else is taken as it is."""
+    """The system prompt's text: `magistral` names the text above, other values are the text."""
     return SYSTEM_PROMPT if system_prompt == "magistral" else system_prompt
 
 
 def render_prompt(
     tokenizer: PreTrainedTokenizerBase, problem: str, system_prompt: str | None = None
 ) -> str:
-    """The text that a completion follows, by the tokenizer's chat template.
+    """The text before a completion, by the tokenizer's chat template.
 
-    A base model without a template reads the system text (by default the package's own, since
-    nothing else would tell it the format), the problem, and a line break. Where the template
-    knows no system role, the system text stands before the problem.
+    A base model without a template reads the system text (by default the package's, since nothing
+    else describes the format), the problem, and a line break. If the template has no system role,
+    the system text precedes the problem.
     """
     system = system_text(system_prompt)
     if tokenizer.chat_template is None:
@@ -47,7 +47,7 @@ def render_prompt(
         return _render(tokenizer, [user])
     try:
         return _render(tokenizer, [{"role": "system", "content": system}, user])
-    except TemplateError:  # how a template refuses a role
+    except TemplateError:  # the template has no such role
         return _render(tokenizer, [{"role": "user", "content": f"{system}{problem}"}])
 
 
@@ -68,21 +68,21 @@ def check_prompt_length(
     context: int | None,
     max_tokens: int,
 ) -> int:
-    """The longest prompt in tokens (0 without problems), once it is known that all fit.
+    """Check that all prompts fit; returns the longest in tokens, 0 without problems.
 
     Args:
-        tokenizer: the model's.
-        problems: every one that may be asked.
+        tokenizer: the model's tokenizer.
+        problems: all problems that may be asked.
         system_prompt: as in `render_prompt`.
-        limit: the most tokens that a prompt may have; None: no limit but the context.
-        context: positions that the model has (`models.context_length`), which hold the prompt and
-            the completion; None: not known, so no bound.
-        max_tokens: the longest completion.
+        limit: maximum tokens of a prompt; None: only the context limits it.
+        context: the model's positions (`models.loading.context_length`), which hold prompt and
+            completion; None: unknown, so no bound.
+        max_tokens: maximum tokens of a completion.
 
     Raises:
         InputError: a prompt does not fit; the message names the longest one's problem.
     """
-    # Not by id: problems of different sources may share one.
+    # A list, not a dict by id: problems of different sources may share an id.
     lengths = [(len(encode_prompt(tokenizer, p.problem, system_prompt)), p.id) for p in problems]
     if not lengths:
         return 0

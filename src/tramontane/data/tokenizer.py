@@ -1,4 +1,4 @@
-"""A small byte-level BPE tokenizer, trained on the playground: it can encode any text."""
+"""Trains the small byte-level BPE tokenizer of the tiny base, which can encode any text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 SPECIAL = ("<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>")
 THINK = ("<think>", "</think>")
 
-# Digits stand alone, so that a model sees the columns of a sum; words carry their leading space,
-# and whatever precedes a number carries the space between them (" + " is one token, not two).
+# Each digit is a token, so that a model sees the columns of a sum. A word includes its leading
+# space, and the token before a number includes the space between (" + " is one token, not two).
 PIECES = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+(?: (?=\p{N}))?|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+(?: (?=\p{N}))?|\s*[\r\n]|\s+"
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train on `texts`; the thinking tags are single, visible tokens."""
+    """A tokenizer trained on `texts`; the thinking tags are single, visible tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         show_progress=False,
     )
     texts = list(texts)
-    # Every prompt holds the system text, so its words weigh as much as the commonest ones.
+    # Every prompt holds the system text, so its words count as often as the texts.
     tokenizer.train_from_iterator(texts + [TINY_SYSTEM_PROMPT] * len(texts), trainer)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in THINK])
     fast = PreTrainedTokenizerFast(

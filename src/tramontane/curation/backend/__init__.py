@@ -1,7 +1,7 @@
-"""Who answers the questions of a curation: a checkpoint that is run here, or an endpoint.
+"""Models that answer a curation's prompts: a checkpoint in this process, or an endpoint.
 
-Both are a `Backend`: prompts in, n answers to each out, and whatever was answered before a kill is
-read from a file and not asked again.
+Both implement `Backend`: prompts in, n answers to each out. Answers from before a kill are read
+from a file and not requested again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tramontane.curation.config import ModelConfig
 
 
 class Prompt(NamedTuple):
-    """A question; `key` decides, with the config's seed, how its answers are drawn."""
+    """A question; `key` and the config's seed determine the sampling seed of its answers."""
 
     key: str
     text: str
 
 
 class Answer(NamedTuple):
-    """What came back, of so many tokens; or, in `fault`, why nothing did."""
+    """An answer and its number of tokens; `fault` is the reason if there is no answer."""
 
     text: str
     tokens: int
@@ -30,26 +30,26 @@ class Answer(NamedTuple):
 
 
 class Backend(Protocol):
-    """Anyone who can be asked."""
+    """A model that can be asked."""
 
     def answers(
         self, prompts: Sequence[Prompt], n: int, record: Path
     ) -> Iterator[tuple[int, list[Answer]]]:
-        """Yield (the prompt's place, its n answers) as each prompt's last answer comes in.
+        """Yield (the prompt's index, its n answers) as each prompt's last answer arrives.
 
         Args:
-            prompts: asked all at once.
-            n: answers to each.
-            record: a file for the answers. Called again with the same prompts and file, by whatever
-                process, it goes on where it was, and ends with the same answers.
+            prompts: all prompts at once.
+            n: answers per prompt.
+            record: a file for the answers. Another call with the same prompts and file, in any
+                process, continues there and ends with the same answers.
 
         Raises:
-            InputError: the model cannot be asked anything, until somebody mends that.
+            InputError: the model cannot answer any prompt until the user corrects something.
         """
 
 
 def check_model(config: ModelConfig) -> dict[str, Any]:
-    """Refuse a model that cannot be asked; returns a fingerprint of its files.
+    """Check that a model can be asked; returns a fingerprint of its files.
 
     Raises:
         InputError: no such checkpoint, device or key.
@@ -65,8 +65,8 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def open_backend(config: ModelConfig) -> Backend:
-    """The one that a config names; a checkpoint is loaded."""
-    # torch takes seconds to import, and an endpoint has no need of it.
+    """The backend that a config names; a checkpoint is loaded into memory."""
+    # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
         from tramontane.curation.backend.endpoint import Endpoint
 
@@ -77,20 +77,20 @@ def open_backend(config: ModelConfig) -> Backend:
 
 
 def answer_seed(seed: int, key: str, index: int) -> int:
-    """An answer's own seed, whatever is asked beside it."""
+    """The seed of one answer, which no other prompt influences."""
     text = f"{seed}/{key}/{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
-class Gathering:
-    """Answers by prompt, until all n of one are there."""
+class Collector:
+    """Collects answers by prompt until all n answers of a prompt have arrived."""
 
     def __init__(self, n: int) -> None:
         self.n = n
         self._answers: dict[int, dict[int, Answer]] = {}
 
     def add(self, place: int, index: int, answer: Answer) -> Iterator[tuple[int, list[Answer]]]:
-        """Yield the prompt if this was its last."""
+        """Yield (place, its n answers) if this was the prompt's last answer."""
         answers = self._answers.setdefault(place, {})
         answers[index] = answer
         if len(answers) == self.n:

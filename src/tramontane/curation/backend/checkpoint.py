@@ -1,10 +1,11 @@
-"""A checkpoint that answers in this process, through the generator that training uses.
+"""A checkpoint that answers in this process, through the generator of training.
 
-What a token is drawn from differs in the last digits with what is computed beside it, so an answer
-is the same again only in the same company. Therefore, whenever as many answers are finished as
-there are slots, they and the unfinished ones' tokens so far are written down, and the unfinished
-ones are submitted anew: whether it was killed there or not, the generator goes on from what is
-written. That costs a prefill of what is in flight; a kill costs what came since.
+The logits of a token depend, in their last digits, on the other sequences of the same forward pass,
+so an answer is repeatable only among the same neighbours. Therefore, whenever as many answers are
+finished as there are slots, the finished answers and the tokens of the unfinished ones are written
+to disk, and the unfinished requests are submitted again. So the generator continues from the same
+written state whether the process was killed or not. This costs a prefill of the sequences in
+flight; a kill costs the tokens decoded since the last write.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import GeneratorConfig
-from tramontane.curation.backend import Answer, Gathering, Prompt, answer_seed
+from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed
 from tramontane.curation.backend.journal import Journal
 from tramontane.curation.config import ModelConfig
 from tramontane.data.prompts import encode_prompt
@@ -28,24 +29,24 @@ from tramontane.types import Completion, Request, SamplingParams
 
 
 class Checkpoint:
-    """The model, in a generator of its own.
+    """A backend with a generator in this process.
 
     Args:
-        config: with a `checkpoint`.
+        config: its `checkpoint` is set.
 
     Raises:
-        InputError: as `Generator.load`, or a context that is too short.
+        InputError: the errors of `Generator.load`, or a context that is too short.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         assert config.checkpoint is not None
-        self.config, self.local = config, config.checkpoint
-        self.longest = _longest_prompt(config)
+        self.config, self.checkpoint = config, config.checkpoint
+        self.max_prompt = _max_prompt(config)  # tokens
         self.generator = Generator.load(
-            self.local.path,
-            GeneratorConfig(device=self.local.device, dtype=self.local.dtype),
-            self.local.slots,
-            self.longest + config.max_tokens,
+            self.checkpoint.path,
+            GeneratorConfig(device=self.checkpoint.device, dtype=self.checkpoint.dtype),
+            self.checkpoint.slots,
+            self.max_prompt + config.max_tokens,
         )
 
     def answers(
@@ -56,46 +57,46 @@ class Checkpoint:
         state: dict[str, Any] = {"end": 0, "flight": []}
         if saved.is_file():
             state = json.loads(saved.read_text())
-        gathering = Gathering(n)
+        collector = Collector(n)
         requests: dict[tuple[int, int], Request] = {}
         for place, prompt in enumerate(prompts):
             made = self._requests(place, prompt, n)
             requests |= {(r.group, r.index): r for r in made}
             if not made:
-                fault = f"its prompt is longer than {self.longest} tokens"
+                fault = f"its prompt is longer than {self.max_prompt} tokens"
                 yield place, [Answer("", 0, fault)] * n
         with Journal(record, state["end"]) as journal:
             for place, index, text, tokens in journal:
                 del requests[place, index]
-                yield from gathering.add(place, index, Answer(text, tokens))
+                yield from collector.add(place, index, Answer(text, tokens))
             flight = [_resumed(requests.pop((i, j)), tokens) for i, j, tokens in state["flight"]]
             for done, unfinished in self._generate(flight, deque(requests.values())):
                 rows = [(c.group, c.index, c.text, len(c.token_ids)) for c in done]
                 end = journal.add(*rows)
                 _write(saved, {"end": end, "flight": unfinished})
                 for place, index, text, tokens in rows:
-                    yield from gathering.add(place, index, Answer(text, tokens))
+                    yield from collector.add(place, index, Answer(text, tokens))
 
     def _requests(self, place: int, prompt: Prompt, n: int) -> list[Request]:
-        """None, where the prompt is too long."""
+        """The prompt's n requests; an empty list if the prompt is too long."""
         config = self.config
         ids = encode_prompt(self.generator.tokenizer, prompt.text, config.system_prompt)
         sampling = SamplingParams(config.max_tokens, config.temperature, config.top_p)
         return [
             Request(place, j, ids, answer_seed(config.seed, prompt.key, j), sampling)
-            for j in range(n if len(ids) <= self.longest else 0)
+            for j in range(n if len(ids) <= self.max_prompt else 0)
         ]
 
     def _generate(
         self, flight: list[Request], waiting: deque[Request]
     ) -> Iterator[tuple[list[Completion], list[tuple[int, int, list[int]]]]]:
-        """Yield (what has finished, tokens of what has not) at each moment to go on from."""
-        generator, slots = self.generator, self.local.slots
-        generator.cancel_all()  # of a call that ended early
+        """Yield (finished completions, (group, index, tokens) of the others) at each write."""
+        generator, slots = self.generator, self.checkpoint.slots
+        generator.cancel_all()  # requests of an earlier call that was not finished
         generator.submit(flight)
         unfinished, done = len(flight), list[Completion]()
         while unfinished or waiting:
-            # A few that wait besides those in flight, so that no slot is ever empty.
+            # More requests than slots are submitted, so that no slot is ever empty.
             fresh = [waiting.popleft() for _ in range(min(len(waiting), 2 * slots - unfinished))]
             generator.submit(fresh)
             new = generator.step()
@@ -113,29 +114,29 @@ def check_checkpoint(config: ModelConfig) -> dict[str, Any]:
     """See `check_model`."""
     assert config.checkpoint is not None
     loading.check_device(config.checkpoint.device)
-    _longest_prompt(config)
+    _max_prompt(config)
     folder = Path(loading.resolve(config.checkpoint.path)).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
 
 
-def _longest_prompt(config: ModelConfig) -> int:
-    """Tokens that a prompt may have, beside an answer in the model's context."""
+def _max_prompt(config: ModelConfig) -> int:
+    """Maximum tokens of a prompt, so that an answer still fits the model's context."""
     assert config.checkpoint is not None
-    path, longest = config.checkpoint.path, config.checkpoint.max_prompt_tokens
+    path, limit = config.checkpoint.path, config.checkpoint.max_prompt_tokens
     context = loading.context_length(loading.load_config(path))
     if context is None:
-        return longest
+        return limit
     if context <= config.max_tokens:
         raise InputError(
             f"model {path!r}: answers of max_tokens {config.max_tokens} leave no room for a prompt "
             f"in its context of {context}; allow fewer"
         )
-    return min(longest, context - config.max_tokens)
+    return min(limit, context - config.max_tokens)
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    # Log-probs and versions go with tokens, but nobody here reads them.
+    # A request needs log-probs and versions with its tokens, but a curation reads neither.
     n = len(tokens)
     return replace(request, token_ids=tokens, logprobs=[0.0] * n, versions=[0] * n)
 

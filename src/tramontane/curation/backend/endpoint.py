@@ -1,9 +1,10 @@
 """An OpenAI-compatible server that answers over HTTP (`POST …/chat/completions`).
 
-The standard library alone: one request an answer, a thread a request under way. Whatever may pass
-(429, 5xx, no connection, a stall, rubbish) is tried again after a pause; whatever will not is said
-of the prompt that it befell, and the others go on. Only an endpoint that cannot answer anybody (a
-wrong address or key) ends the curation, to be continued once that is mended.
+Uses the standard library only: one request per answer, and one thread per request under way. A
+temporary failure (429, 5xx, no connection, a stall, an invalid response) is retried after a pause.
+A permanent failure is recorded as the fault of its prompt, and the other prompts go on. Only an
+endpoint that cannot answer any prompt (a wrong address or key) ends the curation, which the same
+command continues after a correction.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from tramontane.curation.backend import Answer, Gathering, Prompt, answer_seed
+from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed
 from tramontane.curation.backend.journal import Journal
 from tramontane.curation.config import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
 from tramontane.verifier.format import CLOSE, OPEN
 
-LONGEST_PAUSE = 60.0  # seconds, by our own reckoning
-LONGEST_ASKED_PAUSE = 600.0  # seconds, by the server's
+MAX_BACKOFF_S = 60.0
+MAX_RETRY_AFTER_S = 600.0  # of a pause that the server asks for
 MAX_BYTES = 2**24  # of a response
-AGAIN = frozenset({408, 409, 425, 429})  # and 5xx
-NOBODY = frozenset({401, 402, 404, 405})  # a wrong key, no credit, a wrong address
-Place = tuple[int, int]
+TEMPORARY = frozenset({408, 409, 425, 429})  # and 5xx
+FATAL = frozenset({401, 402, 404, 405})  # a wrong key, no credit, a wrong address
+Place = tuple[int, int]  # index of the prompt, index of its answer
 
 
 class Failed(Exception):
-    """This request failed, but may not the next time; the server may have asked for a pause."""
+    """A temporary failure of a request; the server asked for a pause of `pause` seconds."""
 
-    def __init__(self, why: str, pause: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, pause: float = 0.0) -> None:
+        super().__init__(reason)
         self.pause = pause
 
 
 class Refused(Exception):
-    """This request will fail every time."""
+    """A permanent failure of a request: the same body will fail again."""
 
 
 class Endpoint:
-    """A client.
+    """A backend that asks a server.
 
     Args:
-        config: with an `endpoint`.
+        config: its `endpoint` is set.
 
     Raises:
         InputError: the variable for the key is not set.
@@ -66,76 +67,76 @@ class Endpoint:
         url = self.endpoint.url.rstrip("/")
         self.url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
         self.headers = {"Content-Type": "application/json"} | authorization(self.endpoint)
-        self._not_before = 0.0  # on the monotonic clock: what a server asks of one, all keep to
+        self._not_before = 0.0  # monotonic time before which no thread sends, by Retry-After
 
     def answers(
         self, prompts: Sequence[Prompt], n: int, record: Path
     ) -> Iterator[tuple[int, list[Answer]]]:
-        """See `Backend`. What was not answered is not recorded: it is asked once more."""
-        gathering = Gathering(n)
-        left = {(i, j): prompt for i, prompt in enumerate(prompts) for j in range(n)}
+        """See `Backend`. Failures are not recorded, so another call requests them again."""
+        collector = Collector(n)
+        missing = {(i, j): prompt for i, prompt in enumerate(prompts) for j in range(n)}
         with Journal(record) as journal:
             for i, j, text, tokens in journal:
-                del left[i, j]
-                yield from gathering.add(i, j, Answer(text, tokens))
-            for (i, j), answer in self._all(left):
+                del missing[i, j]
+                yield from collector.add(i, j, Answer(text, tokens))
+            for (i, j), answer in self._request_all(missing):
                 if not answer.fault:
                     journal.add((i, j, answer.text, answer.tokens))
-                yield from gathering.add(i, j, answer)
+                yield from collector.add(i, j, answer)
 
-    def _all(self, left: dict[Place, Prompt]) -> Iterator[tuple[Place, Answer]]:
-        """Each answer as it comes, in any order."""
+    def _request_all(self, missing: dict[Place, Prompt]) -> Iterator[tuple[Place, Answer]]:
+        """Yield each answer when it arrives, in any order."""
         tasks: queue.SimpleQueue[tuple[Place, Prompt]] = queue.SimpleQueue()
         done: queue.SimpleQueue[tuple[Place, Answer | Exception]] = queue.SimpleQueue()
         stop = threading.Event()
-        for task in left.items():
+        for task in missing.items():
             tasks.put(task)
 
         def work() -> None:
-            """Unblocked by the last task, and by `stop`."""
+            """Ends after the last task, or when `stop` is set."""
             while not stop.is_set():
                 try:
                     place, prompt = tasks.get_nowait()
                 except queue.Empty:
                     return
                 try:
-                    done.put((place, self._patiently(prompt, place[1], stop)))
-                except Exception as error:  # raised where somebody waits for it
+                    done.put((place, self._with_retries(prompt, place[1], stop)))
+                except Exception as error:  # raised again in the thread that reads `done`
                     done.put((place, error))
 
-        # Daemons: who stops the command need not wait for answers that are under way.
-        for _ in range(min(self.endpoint.concurrency, len(left))):
+        # Daemons, so that an interrupted command does not wait for requests under way.
+        for _ in range(min(self.endpoint.concurrency, len(missing))):
             threading.Thread(target=work, name="endpoint", daemon=True).start()
         try:
-            for _ in left:
-                place, answer = done.get()  # which `timeout_s` and `retries` bound
+            for _ in missing:
+                place, answer = done.get()  # `timeout_s` and `retries` bound this wait
                 if isinstance(answer, Exception):
                     raise answer
                 yield place, answer
         finally:
             stop.set()
 
-    def _patiently(self, prompt: Prompt, index: int, stop: threading.Event) -> Answer:
-        """One answer, or why there is none after all retries."""
+    def _with_retries(self, prompt: Prompt, index: int, stop: threading.Event) -> Answer:
+        """One answer, or its fault after all retries."""
         body = self._body(prompt, index)
-        why = ""
+        reason = ""
         for attempt in range(self.endpoint.retries + 1):
             stop.wait(max(0.0, self._not_before - time.monotonic()))
             if stop.is_set():
                 break
             try:
-                return self._ask(body)
+                return self._request(body)
             except Refused as error:
                 return Answer("", 0, str(error))
             except Failed as error:
-                why = str(error)
+                reason = str(error)
                 now = time.monotonic()
                 self._not_before = max(self._not_before, now + error.pause)
-                # Jitter, so that those that failed together do not come back together.
+                # Jitter, so that requests that failed together are not all sent together again.
                 pause = self.endpoint.backoff_s * 2**attempt * random.uniform(0.5, 1)
                 if attempt < self.endpoint.retries:
-                    stop.wait(min(pause, LONGEST_PAUSE))
-        return Answer("", 0, f"{why} (tried {self.endpoint.retries + 1} times)")
+                    stop.wait(min(pause, MAX_BACKOFF_S))
+        return Answer("", 0, f"{reason} (tried {self.endpoint.retries + 1} times)")
 
     def _body(self, prompt: Prompt, index: int) -> bytes:
         config = self.config
@@ -147,19 +148,19 @@ class Endpoint:
             "max_tokens": config.max_tokens,
             "temperature": config.temperature,
             "top_p": config.top_p,
-            # Not every server takes more than 31 bits.
+            # Some servers accept at most 31 bits.
             "seed": answer_seed(config.seed, prompt.key, index) % 2**31,
             **self.endpoint.extra,
         }
         return json.dumps({k: v for k, v in body.items() if v is not None}).encode()
 
-    def _ask(self, body: bytes) -> Answer:
-        """One request.
+    def _request(self, body: bytes) -> Answer:
+        """Send one request.
 
         Raises:
-            Failed: in a way that may pass.
-            Refused: in a way that will not, for this body.
-            InputError: in a way that will not, for any.
+            Failed: a temporary failure.
+            Refused: a permanent failure of this body.
+            InputError: a permanent failure of every request.
         """
         timeout = self.endpoint.timeout_s
         deadline = time.monotonic() + timeout
@@ -169,19 +170,19 @@ class Endpoint:
                 content = _read(response, deadline)
         except urllib.error.HTTPError as error:
             with error:
-                raise _complaint(error, self.url) from None
+                raise _status_error(error, self.url) from None
         except TimeoutError:
             raise Failed(f"no answer within {timeout:g} s") from None
         except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", None) or error
-            if isinstance(why, TimeoutError):
+            cause = getattr(error, "reason", None) or error
+            if isinstance(cause, TimeoutError):
                 raise Failed(f"no connection within {timeout:g} s") from None
-            raise Failed(f"{type(why).__name__}: {why}"[:200]) from None
+            raise Failed(f"{type(cause).__name__}: {cause}"[:200]) from None
         return read_answer(content)
 
 
 def authorization(endpoint: EndpointModel) -> dict[str, str]:
-    """The header with the key, from the environment; empty where no key is wanted.
+    """The header with the key from the environment; empty if `key_variable` is null.
 
     Raises:
         InputError: the variable is not set.
@@ -191,17 +192,17 @@ def authorization(endpoint: EndpointModel) -> dict[str, str]:
     key = os.environ.get(endpoint.key_variable, "").strip()
     if not key:
         raise InputError(
-            f"endpoint {endpoint.url}: its key is to be in the environment variable "
+            f"endpoint {endpoint.url}: its key belongs in the environment variable "
             f"{endpoint.key_variable}, which is not set"
         )
     return {"Authorization": f"Bearer {key}"}
 
 
 def read_answer(content: bytes) -> Answer:
-    """What a server says, as one text: thoughts that came apart stand between the tags again.
+    """A server's response as one text; thoughts in separate fields are put between the tags.
 
     Raises:
-        Failed: it is no chat completion.
+        Failed: the response is not a chat completion.
     """
     try:
         response = json.loads(content)
@@ -221,15 +222,15 @@ def read_answer(content: bytes) -> Answer:
         OverflowError,
         AttributeError,
     ) as error:
-        what = f"{type(error).__name__}: {error}"[:100]
-        raise Failed(f"not a chat completion ({what}): {content[:100]!r}") from None
-    # Half a surrogate pair, which JSON can hold, is in no text that can be written.
+        cause = f"{type(error).__name__}: {error}"[:100]
+        raise Failed(f"not a chat completion ({cause}): {content[:100]!r}") from None
+    # JSON can hold half a surrogate pair, which cannot be encoded.
     whole = f"{OPEN}{thoughts}{CLOSE}{text}" if thoughts else text
     return Answer(whole.encode(errors="replace").decode(), tokens)
 
 
 def _parts(content: Any) -> tuple[str, str]:
-    """(thoughts, text) of a message's content, which some servers give in parts."""
+    """(thoughts, text) of a message's content, which some servers send as a list of parts."""
     if not isinstance(content, list):
         return "", content or ""
     thoughts = [_text(part["thinking"]) for part in content if part["type"] == "thinking"]
@@ -241,7 +242,10 @@ def _text(parts: Any) -> str:
 
 
 def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body. Some servers send blanks while they think, so that no single wait is long."""
+    """The body, read until `deadline` (monotonic time).
+
+    Some servers send blanks while they think, so the time limit of a single read is not enough.
+    """
     content = bytearray()
     while chunk := response.read1(2**16):
         content += chunk
@@ -252,22 +256,24 @@ def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
     return bytes(content)
 
 
-def _complaint(error: urllib.error.HTTPError, url: str) -> Exception:
-    """What a status means: come back later, never with this, or never at all."""
+def _status_error(error: urllib.error.HTTPError, url: str) -> Exception:
+    """The exception for a status: `Failed`, `Refused` or `InputError`."""
     try:
         detail = error.read(500).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
         detail = ""
-    why = f"HTTP {error.code}: {detail or error.reason}"[:300]
-    if error.code in NOBODY:
-        return InputError(f"endpoint {url}: {why}; mend that, and start the same command again")
-    if error.code in AGAIN or error.code >= 500:
-        return Failed(why, _retry_after(error.headers.get("Retry-After")))
-    return Refused(why)
+    message = f"HTTP {error.code}: {detail or error.reason}"[:300]
+    if error.code in FATAL:
+        return InputError(
+            f"endpoint {url}: {message}; correct it, and start the same command again"
+        )
+    if error.code in TEMPORARY or error.code >= 500:
+        return Failed(message, _retry_after(error.headers.get("Retry-After")))
+    return Refused(message)
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds of a Retry-After header, which holds seconds or a date; 0 without one."""
+    """Seconds of a Retry-After header, which holds seconds or a date; 0 without the header."""
     if value is None:
         return 0.0
     if re.fullmatch(r"\d+(\.\d+)?", value.strip()):
@@ -277,4 +283,4 @@ def _retry_after(value: str | None) -> float:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0
-    return min(max(seconds, 0.0), LONGEST_ASKED_PAUSE)
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER_S)

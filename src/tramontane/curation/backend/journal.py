@@ -1,4 +1,4 @@
-"""A file of values that cost something to come by, one line of JSON each, written as they come."""
+"""An append-only file of results that are expensive to compute, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Journal:
-    """Appends to a file; what is in it already is there to be read.
+    """Appends values to a file, and iterates over the values in it.
 
     Args:
-        path: need not exist yet.
-        end: where its valid part ends, in bytes; by default behind the last whole line, since a
-            process that is killed leaves half a one.
+        path: the file; created if missing.
+        end: length of the file's valid part, in bytes. By default it ends behind the last complete
+            line, since a killed process may leave an incomplete line.
     """
 
     def __init__(self, path: Path, end: int | None = None) -> None:
@@ -27,7 +27,7 @@ class Journal:
             yield from map(json.loads, lines)
 
     def add(self, *values: Any) -> int:
-        """Write one line each; returns where the file ends now, in bytes."""
+        """Write one line per value; returns the file's new length in bytes."""
         for value in values:
             self._file.write(json.dumps(value).encode() + b"\n")
         self._file.flush()

@@ -1,4 +1,4 @@
-"""What stages that ask a model have in common."""
+"""The base class of stages that ask a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tramontane.verifier.format import CLOSE
 
 
 class ModelStage(Stage):
-    """A stage that asks `config.model`, where there is one.
+    """A stage that asks `config.model`, if the config has one.
 
-    A chunk's answers are worth more than the chunk, so they are recorded one by one, and what was
-    asked for a chunk that was not finished is not asked again.
+    Answers are expensive, so each is recorded when it arrives, and a restarted stage does not
+    request the recorded answers of an unfinished chunk again.
     """
 
     def __init__(self, config: Any, folder: Path) -> None:
@@ -29,12 +29,12 @@ class ModelStage(Stage):
     def ask(
         self, rows: Sequence[Row], prompts: Sequence[Prompt], n: int, what: str = "answers"
     ) -> Iterator[tuple[int, list[Answer]]]:
-        """`Backend.answers` to questions about a chunk's rows; `what` names the occasion."""
+        """`Backend.answers` about a chunk's rows; `what` names the record of this request."""
         assert self.backend is not None
         return self.backend.answers(prompts, n, self.record(rows, what))
 
     def record(self, rows: Sequence[Row], what: str) -> Path:
-        """A file for something about a chunk; those of other chunks, which are done, go."""
+        """The file `what` of a chunk; files of other, finished chunks are deleted."""
         chunk = f"asked-{rows[0].number:09d}"
         for path in self.folder.glob("asked-*"):
             if not path.name.startswith(chunk):
@@ -43,5 +43,5 @@ class ModelStage(Stage):
 
 
 def conclusion(text: str) -> str:
-    """An answer without its thoughts."""
+    """The part of an answer behind its thoughts."""
     return text.rpartition(CLOSE)[2].strip()

@@ -1,8 +1,8 @@
-"""The playground: the embedded world of the tiny base model.
+"""The playground: generated problems and pre-training traces for the tiny base model.
 
-Multi-step arithmetic (`sums`), word problems (`stories`) and small Python tasks (`programs`),
-generated from a seed in the paper's seven languages, with the traces that a base model of theirs
-is pre-trained on: its failings on purpose, so that reinforcement has something to find.
+Multi-step arithmetic (`sums`), word problems (`stories`) and small Python tasks (`programs`) are
+generated from a seed, in the paper's seven languages. The traces that the base model is pre-trained
+on have deliberate failings, so that reinforcement learning has something to improve.
 """
 
 from .drills import drills

@@ -1,8 +1,8 @@
-"""Chains of arithmetic: what every sum and every story is made of.
+"""Chains of arithmetic, from which every sum and every story is built.
 
-A chain is a list of steps (a, op, b, result) in which each step starts from the last result. All
-values are non-negative integers and divisions are exact. Its difficulty is a level from 1 to 8:
-more steps and larger numbers, in the manner of the synthetic arithmetic of GSM-like generators.
+A chain is a list of steps (a, op, b, result); each step starts from the previous result. All values
+are non-negative integers, and divisions are exact. A chain's difficulty is a level from 1 to 8: a
+higher level has more steps and larger numbers, like synthetic arithmetic of GSM-like generators.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from .language import pick
 
 Step = tuple[int, str, int, int]
 
+# By level, from 1.
 STEPS = (2, 2, 3, 3, 4, 4, 5, 6)
 OPERAND = (9, 20, 30, 50, 99, 200, 500, 999)
 CEILING = (200, 200, 200, 200, 1000, 1000, 10000, 10000)
 FACTOR = (3, 4, 5, 5, 6, 9, 9, 12)
 LEVELS = (1, len(STEPS))
 
-# Additions and subtractions are the bread; a product or a quotient comes at most once a chain.
+# Mostly additions and subtractions; a product and a quotient occur at most once in a chain.
 _OPS = "++++----**/"
 
 
@@ -41,11 +42,11 @@ def chain(
     """A chain of the given level.
 
     Args:
-        rng: what decides it.
+        rng: source of randomness.
         level: from 1 to 8.
-        low: the least value that any result may take (stories need plurals).
-        factors: what may be multiplied by; 2 up to the level's if empty.
-        divisors: what may be divided by, likewise.
+        low: minimum of every result (stories need plurals).
+        factors: allowed factors; if empty, 2 to the level's maximum.
+        divisors: allowed divisors; if empty, 2 to the level's maximum.
     """
     top, ceiling = OPERAND[level - 1], CEILING[level - 1]
     small = tuple(range(2, FACTOR[level - 1] + 1))
@@ -75,7 +76,7 @@ def chain(
 
 
 def expression(steps: list[Step]) -> str:
-    """The chain as one expression, e.g. `(17 + 25) * 2 - 9`; brackets only where they matter."""
+    """The chain as one expression with no redundant brackets, e.g. `(17 + 25) * 2 - 9`."""
     text, additive = str(steps[0][0]), False
     for _, op, b, _ in steps:
         if op in "*/" and additive:

@@ -1,7 +1,7 @@
-"""Bare equations, one after the other: where a tiny model learns to add before it reads stories.
+"""Drills: series of bare equations, from which a tiny model learns to add before it reads stories.
 
-A worked trace holds one equation in some twenty-five tokens, and two thirds of the traces hold
-none; a drill holds one in twelve. They are not problems and are never graded.
+A worked trace has one equation per 25 tokens or so, and two thirds of the traces have none; a drill
+has one per 12. Drills are not problems and are never graded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROMPT = "Practise mental arithmetic."
 def drills(
     seed: int, count: int, levels: tuple[int, int], equations: int
 ) -> Iterator[tuple[str, str]]:
-    """`count` pairs of a prompt and `equations` steps of chains of the given levels, shuffled."""
+    """`count` pairs of a prompt and `equations` shuffled steps from chains of the given levels."""
     rng = Random(f"drills/{seed}")
     for _ in range(count):
         steps: list[Step] = []

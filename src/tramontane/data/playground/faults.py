@@ -1,6 +1,6 @@
-"""A playground set with planted faults, and the truth about it: what a curation is measured by.
+"""Playground sets with planted faults, and the truth about them, for measuring a curation.
 
-A row has one fault at most, and knows nothing of it; the truth stands beside it.
+A row has at most one fault. The truth is in a separate file, not in the row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .arithmetic import LEVELS
 from .generate import problems
 from .language import pick
 
-# Fault → the reasons by which `tramontane curate` names it.
+# Fault → the reasons that `tramontane curate` gives for it.
 REASONS: dict[str, tuple[str, ...]] = {
     "wrong_label": ("label_disputed",),
     "duplicate": ("duplicate", "duplicate_conflict"),
@@ -37,36 +37,40 @@ SHARES: dict[str, float] = {
     "multi_part": 0.04, "impossible": 0.05, "trivial": 0.08, "broken_tests": 0.03,
     "no_solutions": 0.01,
 }  # fmt: skip
-PROGRAMS = 0.05  # sound programs, of all rows
+PROGRAMS = 0.05  # share of sound programs among all rows
 RAW, TRUTH = "raw.jsonl", "truth.json"
-_PATIENCE = 50_000  # draws without a new statement that fits
-_CARE = (" Take care.", " Take your time.", " Think first.")
-_LONG = 120  # characters of a statement that one of these changes little
+MAX_FRUITLESS_DRAWS = 50_000  # in a row, without a new statement that fits
+_PADDING = (" Take care.", " Take your time.", " Think first.")
+_LONG = 120  # characters of a statement that padding changes little
 _EASY, _HARD = (0, 9), (20, 10**9)  # the largest number of a trivial problem, and of the others
 
 
 class Truth(NamedTuple):
-    """What is true of a row: its fault ("" for none), and the answer or, of a program, the tests'
-    outputs that were right before."""
+    """The truth about a row.
+
+    Args:
+        fault: name of the fault; empty for a sound row.
+        right: the right answer; for a program, the right outputs of its tests, in order.
+    """
 
     fault: str
     right: Any
 
 
 class Score(NamedTuple):
-    """How a curation found a fault.
+    """A curation's result for one fault.
 
     Args:
-        planted: rows that have it.
-        flagged: rows with a reason that names it.
-        found: rows that are both.
-        left: rows that have it and are kept all the same.
+        planted: rows with the fault.
+        flagged: rows whose reason names the fault.
+        found: rows with the fault whose reason names it.
+        kept: rows with the fault that are kept all the same.
     """
 
     planted: int
     flagged: int
     found: int
-    left: int
+    kept: int
 
     @property
     def precision(self) -> float | None:
@@ -84,22 +88,22 @@ def planted(
     levels: tuple[int, int] = LEVELS,
     languages: Sequence[str] = ("en",),
 ) -> Iterator[tuple[dict[str, Any], Truth]]:
-    """Rows for a curation, each with its truth, in a random order.
+    """Rows for a curation, each with its truth, in random order.
 
-    `impossible`: a number of the statement is missing. `trivial`: two steps, all below ten; other
-    problems have larger numbers. `broken_tests`: some labels of a program, or all, are wrong.
-    Programs come with their solution in three spellings and a wrong one.
+    `impossible`: a number of the statement is missing. `trivial`: two steps, all numbers below ten;
+    other problems have larger numbers. `broken_tests`: some or all labels of a program are wrong.
+    Programs come with their solution in three spellings, and with a wrong solution.
 
     Args:
-        count: of the rows.
-        seed: of all that is drawn.
-        shares: of each fault; the rest is sound.
-        levels: of the maths problems, both ends included.
-        languages: of the maths problems; proofs and questions in parts are in English.
+        count: number of rows.
+        seed: seed of all draws.
+        shares: share of each fault; the other rows are sound.
+        levels: levels of the maths problems, both ends included.
+        languages: languages of the maths problems; proofs and multi-part questions are in English.
 
     Raises:
-        ValueError: an unknown fault, shares of more than 1 in all, or (when drawn) too few problems
-            or sound rows.
+        ValueError: an unknown fault, shares of more than 1 in total, or (when drawn) too few
+            problems or sound rows.
     """
     if unknown := set(shares) - set(REASONS):
         raise ValueError(f"unknown faults {sorted(unknown)}: choose from {tuple(REASONS)}")
@@ -148,7 +152,7 @@ def _planted(
 
 
 def write(folder: Path, count: int, seed: int, **settings: Any) -> None:
-    """`raw.jsonl`, and `truth.json` with the seed, in a folder; settings as of `planted`."""
+    """Write `raw.jsonl`, and `truth.json` with the seed; `settings` are arguments of `planted`."""
     folder.mkdir(parents=True, exist_ok=True)
     truths = {}
     with (folder / RAW).open("w", encoding="utf-8") as file:
@@ -161,7 +165,7 @@ def write(folder: Path, count: int, seed: int, **settings: Any) -> None:
 
 
 def read_truth(path: Path) -> dict[str, Truth]:
-    """By the rows' ids."""
+    """Row id → truth, from a `truth.json`."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return {name: Truth(**truth) for name, truth in rows.items()}
 
@@ -169,12 +173,15 @@ def read_truth(path: Path) -> dict[str, Truth]:
 def compare(
     truth: Mapping[str, Truth], *curations: Iterable[Mapping[str, Any]]
 ) -> dict[str, Score]:
-    """Each planted fault, and `""` for the sound rows, as the `decisions.jsonl` of a curation, or
-    of several that were given one another's results, have it.
+    """The score of each planted fault, and under `""` of the sound rows.
 
-    A reason names the same fault wherever it stands, so one that is given to a sound row, or to a
-    row with another fault, costs precision. Copies that a curation made are left out. Of sound
-    rows, `flagged` and `found` count those that were kept.
+    A reason that a sound row has, or a row with another fault, costs precision. Copies that a
+    curation made are ignored. For sound rows, `flagged` and `found` count the kept rows.
+
+    Args:
+        truth: from `read_truth`.
+        curations: the lines of `decisions.jsonl` of a curation, or of several that read each
+            other's results.
     """
     reasons: dict[str, set[str]] = {}
     dropped: set[str] = set()
@@ -189,7 +196,7 @@ def compare(
         having = {name for name in reasons if truth[name].fault == fault}
         flagged = reasons.keys() - dropped
         if fault:
-            flagged = {name for name, given in reasons.items() if given & set(REASONS[fault])}
+            flagged = {name for name, found in reasons.items() if found & set(REASONS[fault])}
         scores[fault] = Score(
             len(having), len(flagged), len(having & flagged), len(having - dropped)
         )
@@ -200,26 +207,26 @@ def compare(
 
 
 def _new(stream: Iterator[Problem], seen: set[str]) -> Iterator[Problem]:
-    """The problems of a stream that no stream gave before.
+    """The problems of a stream that are not in `seen`, to which they are added.
 
     Raises:
-        ValueError: there are none left.
+        ValueError: no new problem in `MAX_FRUITLESS_DRAWS` draws.
     """
-    idle = 0
+    fruitless = 0
     for problem in stream:
-        idle += 1
+        fruitless += 1
         if problem.problem not in seen:
-            idle = 0
+            fruitless = 0
             seen.add(problem.problem)
             yield problem
-        if idle == _PATIENCE:
+        if fruitless == MAX_FRUITLESS_DRAWS:
             raise ValueError("too few different playground problems: ask for fewer, or more levels")
 
 
 def _maths(
     stream: Iterator[Problem], largest: tuple[int, int], seen: set[str]
 ) -> Iterator[Problem]:
-    """Those whose largest number lies within these bounds."""
+    """New problems whose largest number is within the bounds `largest`."""
     low, high = largest
     fitting = (
         p for p in stream if low <= max(max(a, b, c) for a, _, b, c in p.metadata["steps"]) <= high
@@ -235,8 +242,8 @@ def _row(problem: Problem) -> dict[str, Any]:
 
 def _repeated(rng: Random, kind: str, earlier: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "near_duplicate":
-        row = earlier.pop(rng.randrange(len(earlier)))  # each once, or two would be the same
-        return row | {"problem": row["problem"] + pick(rng, _CARE)}
+        row = earlier.pop(rng.randrange(len(earlier)))  # each row once, so that no two are equal
+        return row | {"problem": row["problem"] + pick(rng, _PADDING)}
     row = pick(rng, earlier)
     return row | {"problem": row["problem"].upper().replace(" ", "  ")}
 
@@ -255,11 +262,10 @@ def _program(rng: Random, problem: Problem, kind: str) -> tuple[dict[str, Any], 
 
 
 def _broken(rng: Random, right: list[str]) -> list[str]:
-    """Some labels are another test's, or all."""
+    """The labels, some or all of which are replaced by another test's label."""
     count = pick(rng, (1, 1, 2, 3, len(right)))
-    at = rng.sample(range(len(right)), count)
     labels = list(right)
-    for i in at:
+    for i in rng.sample(range(len(right)), count):
         others = [label for label in right if label != right[i]]
         labels[i] = pick(rng, others) if others else right[i].strip() + "1\n"
     return labels

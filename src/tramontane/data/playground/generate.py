@@ -1,4 +1,4 @@
-"""Streams of playground problems, split so that training never meets a test problem."""
+"""Streams of playground problems, split so that no test problem is ever in training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from .statements import story_statement, story_steps, sum_statement, sum_steps
 Split = Literal["train", "test"]
 KINDS = ("sums", "stories", "programs")
 
-# So many draws in a row without anything new mean that the space is (all but) used up.
-_PATIENCE = 20_000
+MAX_FRUITLESS_DRAWS = 20_000  # in a row, after which the supply of new problems counts as exhausted
 
 
 def _digest(text: str) -> str:
@@ -26,10 +25,10 @@ def _digest(text: str) -> str:
 
 
 def split_of(canonical: str) -> Split:
-    """Which split a problem belongs to, whatever the seed: one in eight is for testing.
+    """The split of a problem, whatever the seed: one in eight is a test problem.
 
-    Decided on the bare expression (or a program's task and constants), so that a test problem's
-    arithmetic is new in every wording, every language and every kind.
+    It depends on the bare expression only (or on a program's task and constants), so that a test
+    problem's arithmetic is new in every wording, every language and every kind.
     """
     return "test" if int(_digest(canonical)[:8], 16) % 8 == 0 else "train"
 
@@ -44,8 +43,8 @@ def problems(
 ) -> Iterator[Problem]:
     """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
 
-    With `count` no statement comes twice; without, the stream is endless and may repeat. Programs
-    are stated in English whatever the languages.
+    With `count` all statements differ; without it the stream is endless and may repeat statements.
+    Programs are in English whatever the languages.
 
     Raises:
         ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.
@@ -68,18 +67,18 @@ def _stream(
     count: int | None,
 ) -> Iterator[Problem]:
     seen: set[str] = set()
-    idle = 0
+    fruitless = 0
     while count is None or len(seen) < count:
         level = levels[0] + int(rng.random() * (levels[1] - levels[0] + 1))
         problem = _draw(split, rng, pick(rng, kinds), pick(rng, languages), level)
         if problem is not None and (count is None or problem.problem not in seen):
-            idle = 0
+            fruitless = 0
             if count is not None:
                 seen.add(problem.problem)
             yield problem
             continue
-        idle += 1
-        if idle == _PATIENCE:
+        fruitless += 1
+        if fruitless == MAX_FRUITLESS_DRAWS:
             raise ValueError(
                 f"only {len(seen)} different {split} problems were found of {count} asked for, in "
                 f"levels {levels}, languages {tuple(languages)}, kinds {tuple(kinds)}: "
@@ -88,7 +87,7 @@ def _stream(
 
 
 def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Problem | None:
-    """One problem, or None where the draw belongs to the other split."""
+    """One problem, or None if the draw belongs to the other split."""
     if kind == "programs":
         program = programs.draw(rng, level)
         return programs.problem(program) if split_of(program.canonical) == split else None

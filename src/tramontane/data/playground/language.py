@@ -1,8 +1,8 @@
-"""A language of the playground: its words, read from `templates/<code>.yaml`.
+"""The words of a playground language, read from `templates/<code>.yaml`.
 
-Contributors add a language by adding such a file. Templates know three kinds of slots: `{n}` and
-friends are filled in; `[he|she]` is chosen by the gender of the story's name; `<a|b|c>` by the
-count `n`, under the file's `plural` rule.
+Adding such a file adds a language. Templates have three kinds of slots: `{n}` and other names are
+filled in, the gender of the story's name selects from `[he|she]`, and the count `n` selects from
+`<a|b|c>`, by the file's `plural` rule.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 
 T = TypeVar("T")
 
-# The paper's seven (section 2.2.4), the default of every function here.
+# The paper's languages (section 2.2.4), the default of every function in the playground.
 LANGUAGES = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 _BY_GENDER = re.compile(r"\[([^|\]]*)\|([^\]]*)\]")
@@ -27,7 +27,7 @@ _BY_COUNT = re.compile(r"<([^>]*)>")
 
 
 def _east_slavic(n: int) -> int:
-    """one (1, 21, …), few (2–4, 22–24, …) or many (0, 5–20, …): CLDR plural rules."""
+    """0: one (1, 21, …), 1: few (2–4, 22–24, …), 2: many (0, 5–20, …), by CLDR's plural rules."""
     if n % 10 == 1 and n % 100 != 11:
         return 0
     return 1 if n % 10 in (2, 3, 4) and n % 100 not in (12, 13, 14) else 2
@@ -41,12 +41,12 @@ class Language:
     """The words of one language.
 
     Args:
-        plural: the name of the rule (a key of `PLURALS`) behind `<one|few|many>`.
-        joiner: what stands between two sentences (nothing in Chinese).
+        plural: name of the rule for `<one|few|many>`, a key of `PLURALS`.
+        joiner: text between two sentences (empty in Chinese).
         sums: statements around an expression `{e}`.
         names: first names by gender, `m` and `f`.
-        frames: for each kind of story its opening, its events by operation and its question.
-        trace: the wordings of solutions (see `traces`).
+        frames: for each kind of story its opening, its events by operation, and its question.
+        trace: wordings of solutions (see `traces`).
     """
 
     plural: str
@@ -66,13 +66,13 @@ class Language:
         return text
 
     def say(self, rng: Random, what: str, **slots: Any) -> str:
-        """One of the trace wordings `what`, filled in."""
+        """A random wording of the trace entry `what`, filled in."""
         wordings: list[str] = self.trace[what]
         return pick(rng, wordings).format(**slots)
 
 
 def pick(rng: Random, options: Sequence[T]) -> T:
-    """`rng.choice`, three times as fast: the choice is what streaming spends its time on."""
+    """Like `rng.choice`, but three times as fast: streaming spends most of its time on choices."""
     return options[int(rng.random() * len(options))]
 
 

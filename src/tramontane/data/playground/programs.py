@@ -1,8 +1,8 @@
 """Small Python tasks on stdin and stdout, with tests, in English.
 
-The texts of a task (statement, plan, solution, slips) stand in `programs.yaml`; here are the
-shapes of its input and, independent of the solution text, the reference functions that compute
-the expected outputs.
+A task's texts (statement, plan, solution, slips) are in `programs.yaml`. This module has the
+generators of inputs, and reference functions that compute the expected outputs without the
+solution's text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Program:
-    """A task with its constants; `opening` is the part of the statement that carries no meaning."""
+    """A task with its constants; `opening` is the first sentence of the statement."""
 
     name: str
     params: dict[str, Any]
@@ -144,7 +144,7 @@ def _integers(rng: Random, lo: int, hi: int, least: int, most: int) -> list[int]
     return [rng.randint(lo, hi) for _ in range(rng.randint(least, most))]
 
 
-# What an input looks like: a value drawn within lo..hi, where that means anything.
+# Generators of inputs: functions from (rng, low, high) to a value. Texts ignore the range.
 SHAPES: dict[str, Callable[[Random, int, int], Any]] = {
     "number": lambda rng, lo, hi: rng.randint(lo, hi),
     "pair": lambda rng, lo, hi: _integers(rng, lo, hi, 2, 2),
@@ -196,8 +196,8 @@ def _climb(n: int, k: int) -> int:
 def _increasing(x: list[int]) -> int:
     tails: list[int] = []
     for value in x:
-        at = sum(tail < value for tail in tails)
-        tails[at : at + 1] = [value]
+        place = sum(tail < value for tail in tails)
+        tails[place : place + 1] = [value]
     return len(tails)
 
 

@@ -1,4 +1,4 @@
-"""Sums and stories: a chain of arithmetic said in a language."""
+"""The statements of sums and stories: a chain of arithmetic put into words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from random import Random
 from .arithmetic import Step, chain
 from .language import Language, pick
 
-# The event of a story that stands for a multiplication or a division.
+# (operator, operand) → the story's event for it.
 _EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
 _FRAME_OPS = {"+": "plus", "-": "minus"}
 
@@ -17,7 +17,7 @@ def sum_steps(rng: Random, level: int) -> list[Step]:
 
 
 def story_steps(rng: Random, level: int) -> list[Step]:
-    """Stories count things in the plural (≥ 2), and double, triple or halve them."""
+    """A story's chain: values of at least 2 (plurals) that are doubled, tripled or halved."""
     return chain(rng, level, low=2, factors=(2, 3), divisors=(2,))
 
 
@@ -26,7 +26,7 @@ def sum_statement(rng: Random, lang: Language, expression: str) -> str:
 
 
 def story_statement(rng: Random, lang: Language, steps: list[Step]) -> str:
-    """Opening, an event for each step, question; no paraphrase twice in a row."""
+    """Opening, one event per step, question; the same wording never comes twice in a row."""
     frame = pick(rng, list(lang.frames.values()))
     feminine = rng.random() < 0.5
     item = pick(rng, frame["items"]) if "items" in frame else {}

@@ -1,9 +1,9 @@
-"""Traces: the completions that the tiny base model is pre-trained on, failings included.
+"""Traces: the completions that the tiny base model is pre-trained on, with deliberate failings.
 
-A whole trace reads `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
-`\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). What a trace
-gets right or wrong is its `Style`; how often, is the `Mixture`. The failings are independent of
-one another, so that each reward has something of its own to teach.
+A faultless trace is `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
+`\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). The `Style` of a
+trace says what it gets right or wrong, and the `Mixture` how often. The failings are independent of
+each other, so that every reward axis has something to teach.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Tags = Literal["ok", "unclosed", "unopened"]
 
 @dataclass(frozen=True)
 class Style:
-    """What one trace is like.
+    """The properties of one trace.
 
     Args:
         effort: `work` goes through the steps, `guess` skips them, `ramble` repeats them in doubt.
-        box: the answer stands in `\\boxed{}` (a program: in a fenced block).
-        tags: both thinking tags, or no closing, or no opening one.
-        switch: the language that the trace changes to midway and answers in.
-        right: the final answer is right; with `work` a slip in one step spoils it otherwise.
+        box: the answer is in `\\boxed{}` (a program: in a fenced block).
+        tags: `ok`, or the closing or the opening thinking tag is missing.
+        switch: the language that the trace changes to midway and answers in; None: no change.
+        right: the final answer is right; otherwise, with `work`, one step has a slip.
     """
 
     effort: Effort = "work"
@@ -44,11 +44,19 @@ class Style:
 
 @dataclass(frozen=True)
 class Mixture:
-    """How often each style is drawn. `work`, `guess` and `ramble` are relative weights.
+    """Frequencies of the styles.
 
-    `switch` is for statements in other languages than English, mostly to English; an English
-    statement switches a quarter as often. `slip` is the share of wrong work, `guess_right` that
-    of lucky guesses.
+    Args:
+        work: relative weight of that effort.
+        guess: relative weight of that effort.
+        ramble: relative weight of that effort.
+        no_box: share of traces without a box.
+        unclosed: share of traces without the closing tag.
+        unopened: share of traces without the opening tag.
+        switch: share of traces that change language, for statements not in English, mostly to
+            English; an English statement's trace changes a quarter as often.
+        slip: share of wrong results among `work`.
+        guess_right: share of right answers among `guess`.
     """
 
     work: float = 0.35
@@ -74,7 +82,7 @@ def trace(problem: Problem, rng: Random, style: Style) -> str:
 
 
 def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
-    """Thoughts and answer of a sum or a story."""
+    """(thoughts, answer) for a sum or a story."""
     first = language(problem.language or "en")
     second = language(style.switch) if style.switch else first
     steps: list[Step] = [(a, op, b, c) for a, op, b, c in problem.metadata["steps"]]
@@ -101,7 +109,7 @@ def _words(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
 
 
 def _worked(rng: Random, lang: Language, steps: list[Step], start: int, total: int) -> list[str]:
-    """One sentence a step, of a chain of `total` steps entered at step `start`."""
+    """One sentence per step; `steps` begin at index `start` of a chain of `total` steps."""
     sentences = []
     for i, (a, op, b, c) in enumerate(steps, start):
         place = "first" if i == 0 else "last" if i == total - 1 else "next"
@@ -112,7 +120,7 @@ def _worked(rng: Random, lang: Language, steps: list[Step], start: int, total: i
 
 
 def near_miss(rng: Random, n: int) -> int:
-    """A plausible wrong value: off by up to 10, or one digit changed; never negative."""
+    """A plausible wrong value: off by up to 10, or with one digit changed; never negative."""
     if rng.random() < 0.5:
         miss = abs(n + pick(rng, (-1, 1)) * (1 + int(rng.random() * 10)))
     else:
@@ -123,23 +131,23 @@ def near_miss(rng: Random, n: int) -> int:
 
 
 def slip(rng: Random, steps: list[Step]) -> list[Step]:
-    """The chain with one wrong result, from which the later steps go on correctly."""
+    """The chain with one wrong result; the later steps continue correctly from it."""
     for _ in range(16):
-        at = int(rng.random() * len(steps))
-        a, op, b, c = steps[at]
-        wrong = [*steps[:at], (a, op, b, near_miss(rng, c))]
-        for _, op, b, _ in steps[at + 1 :]:
+        place = int(rng.random() * len(steps))
+        a, op, b, c = steps[place]
+        wrong = [*steps[:place], (a, op, b, near_miss(rng, c))]
+        for _, op, b, _ in steps[place + 1 :]:
             a = wrong[-1][3]
             wrong.append((a, op, b, apply(a, op, b)))
-        # Later steps must still hold: no negative value, no division with a remainder.
-        if all(c >= 0 and (op != "/" or c * b == a) for a, op, b, c in wrong[at + 1 :]):
+        # Later steps must stay valid: no negative value, no division with a remainder.
+        if all(c >= 0 and (op != "/" or c * b == a) for a, op, b, c in wrong[place + 1 :]):
             return wrong
     a, op, b, c = steps[-1]
     return [*steps[:-1], (a, op, b, near_miss(rng, c))]
 
 
 def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
-    """Thoughts and answer of a program. English only: `switch` has no say here."""
+    """(thoughts, answer) for a program, always in English; `switch` is ignored."""
     lang = language("en")
     plan, solution = problem.metadata["plan"], problem.metadata["solution"]
     code = solution if style.right else pick(rng, problem.metadata["wrong"])
@@ -154,7 +162,7 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
 
 
 def sample_style(problem: Problem, rng: Random, mixture: Mixture) -> Style:
-    """A style drawn from the mixture; each failing on its own."""
+    """A style drawn from the mixture; each failing is drawn independently."""
     roll = rng.random() * (mixture.work + mixture.guess + mixture.ramble)
     effort: Effort = "work"
     if roll >= mixture.work:
@@ -200,7 +208,7 @@ def examples(
     languages: Sequence[str] = LANGUAGES,
     kinds: Sequence[str] = ("sums", "stories"),
 ) -> Iterator[dict[str, Problem | str]]:
-    """`count` pairs of a `problem` (of the train split, repeats allowed) and a `response`."""
+    """`count` pairs of a `problem` of the train split, repeats allowed, and a `response`."""
     rng = Random(f"examples/{seed}")
     for i, problem in enumerate(problems("train", seed, levels, languages, kinds)):
         if i == count:
