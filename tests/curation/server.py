@@ -1,4 +1,4 @@
-"""A chat completions server on this machine, which answers or fails as it is told."""
+"""A chat completions server on this machine, whose answers and failures a test chooses."""
 
 import json
 import threading
@@ -7,8 +7,11 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+STALL_S = 600  # far above any time limit in the tests
+
+
 class Reply:
-    """What the server does instead of answering; the whole of it is here."""
+    """A server's whole reaction to a request, in place of an answer."""
 
     def __init__(self, act):
         self.act = act
@@ -22,7 +25,7 @@ def body(raw):
     return Reply(lambda handler, server: handler.respond(raw, 200, {}))
 
 
-STALL = Reply(lambda handler, server: server.closing.wait(60))
+STALL = Reply(lambda handler, server: server.closing.wait(STALL_S))
 HANG_UP = Reply(lambda handler, server: handler.connection.close())
 
 
@@ -33,10 +36,8 @@ def _die(handler, server):
 
 def _blanks(handler, server):
     handler.respond(b"\n", 200, {}, length=10_000)
-    for _ in range(1000):
-        if server.closing.wait(0.05):
-            return
-        handler.wfile.write(b"\n")
+    while not server.closing.wait(0.05):
+        handler.wfile.write(b"\n")  # raises once the client has closed the connection
         handler.wfile.flush()
 
 
@@ -47,7 +48,8 @@ class Server:
     """Serves until the end of a `with`.
 
     Args:
-        mind: (body of the request, how often this very body came before) → text, message, Reply.
+        mind: (body of the request, number of earlier requests with the same body) → text, message
+            or Reply.
     """
 
     def __init__(self, mind):
@@ -81,7 +83,7 @@ class Server:
             request_queue_size = 128
 
             def handle_error(self, *_):
-                pass  # a client that was killed, or gave up
+                pass  # the client was killed, or gave up
 
         self.http = Quiet(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
