@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-
 STALL_S = 600  # far above any time limit in the tests
 
 
