@@ -33,7 +33,9 @@ from tramontane.verifier.code.grade import draw_tests, same_output, time_limit
 from tramontane.verifier.code.inside import records, wire
 from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
 from tramontane.verifier.math.grade import judge_answer
-from tramontane.verifier.math.normalize import normalize, split_unit, to_number, vote
+from tramontane.verifier.math.normalize import normalize, vote
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.units import split_unit
 from tramontane.verifier.reward import grade
 
 PARSE_SECONDS = 1.0  # of processor time, for a response as long as responses get

@@ -1,24 +1,28 @@
-"""Whatever an answer is, its verdict comes soon, in little memory, and nothing in it is run."""
+"""Hostile answers: every verdict takes little time and memory, and nothing in an answer is run."""
 
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.verifier import processor
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, math
 from tramontane.verifier.format import check_format
-from tramontane.verifier.math import caps, symbolic, values
-from tramontane.verifier.math.normalize import normalize, split_unit, to_number
-from tramontane.verifier.math.structure import split, structure
+from tramontane.verifier.math import caps, values
+from tramontane.verifier.math.latex import parse_latex
+from tramontane.verifier.math.normalize import normalize
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.structure import read_shape, split
+from tramontane.verifier.math.units import split_unit
 
-SECONDS = 5.0
+JUDGE_SECONDS = 3.0  # of processor time: what a quiet machine does within verifier.timeout_s
 MEGABYTES = 512
+PATIENT = VerifierConfig(timeout_s=120.0)  # nothing here may be stopped by the clock
 MATRIX = r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60))
 HOSTILE = [
     "9^{9^{9^9}}",
@@ -113,8 +117,18 @@ print(seen)
 
 @pytest.fixture(scope="module")
 def pool():
-    with VerifierPool(VerifierConfig(), 256, 32) as pool:
+    with VerifierPool(PATIENT, 256, 32) as pool:
         yield pool
+
+
+def judge_in(pool, reference, answer):
+    """The verdict of a worker, which must spend no more than JUDGE_SECONDS on it."""
+    problem = Problem("p", "math", "How many are there?", reference, language="en")
+    pid = pool._workers[0].process.pid
+    before = processor.spent(pid)
+    [verdict] = pool.score(problem, [response(answer)]).result(timeout=300)
+    assert processor.spent(pid) - before < JUDGE_SECONDS, (reference[:60], answer[:60])
+    return verdict.verdict
 
 
 def response(answer):
@@ -123,16 +137,12 @@ def response(answer):
 
 @pytest.mark.parametrize("reference", ["5", "x+1", "(0,1)"])
 def test_hostile_answers_through_the_pool(pool, reference):
-    """None is right or waits for the clock, and the worker stays small."""
+    """None is right, and the one worker survives them all in little memory."""
     problem = Problem("p", "math", "How many are there?", reference, language="en")
-    pool.score(problem, [response("1")]).result(timeout=60)
-    restarts = pool.stats().restarts
+    pool.score(problem, [response("1")]).result(timeout=300)
     for answer in HOSTILE:
-        started = time.perf_counter()
-        (verdict,) = pool.score(problem, [response(answer)]).result(timeout=60)
-        assert time.perf_counter() - started < SECONDS, answer[:60]
-        assert verdict.verdict in ("wrong", "malformed"), (answer[:60], verdict)
-    assert pool.stats().restarts == restarts
+        assert judge_in(pool, reference, answer) in ("wrong", "malformed"), answer[:60]
+    assert pool.stats().restarts == 0
     with open(f"/proc/{pool._workers[0].process.pid}/status") as status:
         peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
     assert int(peak) < MEGABYTES << 10
@@ -140,30 +150,8 @@ def test_hostile_answers_through_the_pool(pool, reference):
 
 def test_hostile_references_through_the_pool(pool):
     for reference in HOSTILE:
-        problem = Problem("p", "math", "How many are there?", reference, language="en")
-        started = time.perf_counter()
-        (verdict,) = pool.score(problem, [response("5")]).result(timeout=60)
-        assert time.perf_counter() - started < SECONDS, reference[:60]
-        assert verdict.verdict in ("wrong", "unscorable"), (reference[:60], verdict)
-
-
-def test_a_hang_and_the_restart_after_it_fit_the_bound(tmp_path, monkeypatch):
-    """What no cap foresaw is killed at `timeout_s`, the next verdict is a new worker's."""
-    (tmp_path / "asleep.py").write_text("import time\ndef asleep(p, t, n): time.sleep(60)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    reward = {"custom": [{"name": "asleep", "function": "asleep.asleep", "weight": 0.1}]}
-    problem = Problem("p", "math", "How many are there?", "5", language="en")
-    with VerifierPool(VerifierConfig.model_validate({"reward": reward}), 256, 32) as pool:
-        begun = time.perf_counter()
-        pool.score(problem, [("no format", 1)]).result(timeout=60)
-        started = time.perf_counter()
-        to_start = started - begun  # a worker, on this machine, now
-        hung = pool.score(problem, [response(5)])
-        after = pool.score(problem, [("no format", 1)])
-        assert hung.result(timeout=60)[0].verdict == "unscorable"
-        assert time.perf_counter() - started < SECONDS
-        assert after.result(timeout=60)[0].verdict == "malformed"
-        assert time.perf_counter() - started < SECONDS + 2 + 2 * to_start
+        assert judge_in(pool, reference, "5") in ("wrong", "unscorable"), reference[:60]
+    assert pool.stats().restarts == 0
 
 
 def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch):
@@ -172,12 +160,12 @@ def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch):
         def fail(*_, error=error, **__):
             raise error
 
-        symbolic.parse_latex.cache_clear()
+        parse_latex.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr("latex2sympy2_extended.latex2sympy", fail)
             with pytest.raises(error):
                 math.judge_answer("1+x", "x+1")
-    symbolic.parse_latex.cache_clear()
+    parse_latex.cache_clear()
 
 
 def test_nothing_in_an_answer_is_run(tmp_path):
@@ -209,31 +197,28 @@ PIECES = [
     st.sampled_from(["5", "x+1", "(0,1]"]),
 )
 def test_any_text_is_judged_in_bounded_time(prediction, reference):
-    started = time.process_time()
-    assert math.judge_answer(prediction, reference).outcome in ("right", "wrong")
-    assert time.process_time() - started < 3
+    with processor.at_most(JUDGE_SECONDS, prediction):
+        assert math.judge_answer(prediction, reference).outcome in ("right", "wrong")
 
 
 @pytest.mark.parametrize("piece", [*PIECES, " ,", "1,", "1 ", "a-", "x_", "()", "\\text{a}", "\\,"])
 def test_no_rule_backtracks(piece):
-    """Every function that sees an answer, on what it repeats: by the caps, at most 1,000 of it."""
+    """Every function that reads an answer, on repeated pieces up to the caps."""
     for text in (piece * 1000, "5" + piece * 999, piece * 999 + "x", "x = " + piece * 900 + "!"):
         text = text[: caps.MAX_LENGTH]
-        started = time.process_time()
-        spelt = normalize(text)
-        for function in (to_number, split_unit, split, structure, caps.too_large):
-            function(spelt)
-        math.judge_answer(text, "5")
-        assert time.process_time() - started < 1.5, text[:40]
-    started = time.process_time()
+        with processor.at_most(1.5, text):
+            normalized = normalize(text)
+            for function in (to_number, split_unit, split, read_shape, caps.too_large):
+                function(normalized)
+            math.judge_answer(text, "5")
     long = (piece * 100_000)[:100_000]
-    check_format(f"<think>{long}</think>{long}", "math")
-    assert math.judge_answer(long, "5").outcome == "wrong"
-    assert time.process_time() - started < 1
+    with processor.at_most(1, piece):
+        check_format(f"<think>{long}</think>{long}", "math")
+        assert math.judge_answer(long, "5").outcome == "wrong"
 
 
 def test_values_refute_and_prove():
-    parse = symbolic.parse_latex
+    parse = parse_latex
     assert values.equal(parse("(x+y)^{40}"), parse("(y+x)^{39}(x+y)"))
     assert not values.equal(parse("(x+y)^{40}"), parse("(x+y)^{40}+10^{-25}"))
     assert not values.equal(parse("2^{2008}-2"), parse("2^{2008}-3"))

@@ -1,9 +1,8 @@
 r"""Format: each condition of the paper, with near misses."""
 
-import time
-
 import pytest
 
+from tests.verifier import processor
 from tramontane.verifier.format import check_format, fences, last_box
 
 GOOD_MATH = r"<think>2 + 3 is 5.</think>The answer is \boxed{5}."
@@ -77,6 +76,9 @@ def test_malformed_math(text, reason):
         "<think>a</think>```python\u2028print(5)\u2028```",  # no line ends for Markdown
         "<think>a</think>```{.python}\nprint(5)\n```",
         "<think>a</think>```1\nprint(5)\n```",
+        "<think>a</think>```python\nprint(5)\n``` text",  # no text may follow a closing fence
+        "<think>a</think>```python\nprint(5)\n```python",
+        "<think>a</think>~~~python\nprint(5)\n~~~ text",
         "```python\nprint(5)\n```",
     ],
 )
@@ -105,12 +107,18 @@ def test_fences_with_a_tag(opening, closing, tag):
     assert (fence.tag, fence.body.strip()) == (tag, "print(5)")
 
 
+@pytest.mark.parametrize("line", ["``` text", "```python", "  ``` `", "    ```", "~~~", "``"])
+def test_a_line_that_is_no_closing_fence_belongs_to_the_block(line):
+    [fence] = fences(f"```python\nprint(5)\n{line}\nprint(6)\n```\nThe end.")
+    assert fence.body == f"print(5)\n{line}\nprint(6)\n"
+
+
 def test_a_fence_in_a_list_is_not_indented():
     [fence] = fences("1. Loop:\n   ```python\n   for x in y:\n       z\n\n  w\n   ```\n")
     assert fence.body == "for x in y:\n    z\n\nw\n"
 
 
-def test_a_tagged_fence_after_one_without_will_do():
+def test_a_tagged_fence_after_one_without_a_tag_is_accepted():
     assert check_format("<think>a</think>```\n3\n```\n```py\nprint(3)\n```", "code").ok
 
 
@@ -155,8 +163,7 @@ def test_fences():
         "<think>" * 50_000,
     ],
 )
-def test_linear_time(text):
-    started = time.perf_counter()
-    check_format("<think>a</think>" + text, "math")
-    check_format("<think>a</think>" + text, "code")
-    assert time.perf_counter() - started < 1.5
+def test_scans_take_linear_time(text):
+    with processor.at_most(1.5, text):
+        check_format("<think>a</think>" + text, "math")
+        check_format("<think>a</think>" + text, "code")

@@ -7,12 +7,12 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.paths import DATA
+from tests.verifier import processor
 from tramontane.config import LANGUAGES
 from tramontane.verifier.language import (
     THRESHOLD,
@@ -41,9 +41,9 @@ def test_strip_leaves_prose():
         r"\boxed{\text{dog}}"
         "\n```python\nprint('bird')\n```\nend of it"
     )
-    left = strip(text)
-    assert not any(word in left for word in ("cat", "dog", "bird", "code", "z^2", "frac"))
-    assert all(word in left for word in ("Let", "and", "be", "end of it"))
+    prose = strip(text)
+    assert not any(word in prose for word in ("cat", "dog", "bird", "code", "z^2", "frac"))
+    assert all(word in prose for word in ("Let", "and", "be", "end of it"))
 
 
 def test_dollars_are_not_always_maths():
@@ -65,7 +65,7 @@ def test_composition():
     assert not consistent("Was ist $3+4$ genau?", de, en)
     assert not consistent("Was ist $3+4$ genau?", en, de)
     assert not consistent("What is the sum of 3 and 4?", de, de)
-    assert consistent("$3+4$", de, de)  # no telling from the problem: the two must agree
+    assert consistent("$3+4$", de, de)  # the problem has no words: thoughts and answer must agree
     assert not consistent("$3+4$", de, " ".join(SHORT["ru"]))
     assert not consistent("", en, en, "fr")
 
@@ -85,7 +85,7 @@ def test_thoughts_without_a_word_are_in_no_language(thoughts):
     answer = r"La réponse est donc sept : \boxed{7}."
     assert not consistent("Combien font $3 + 4$ ?", thoughts, answer, "fr")
     assert consistent("Combien font $3 + 4$ ?", "Bon.", answer, "fr")  # too short to tell: neutral
-    # A formula is an answer; what was thought is in the language all the same.
+    # The answer may be a formula alone, but the thoughts need words.
     assert consistent("Combien font $3 + 4$ ?", "J'ajoute les deux.", r"\boxed{7}", "fr")
 
 
@@ -101,7 +101,7 @@ def snippets():
 
 
 def test_thoughts_with_names_numbers_code_and_latex():
-    """Short and spoken; one in a hundred may be taken for another language."""
+    """Short and informal: one in a hundred may be taken for another language."""
     agree = [on_target_share(text, lang) >= THRESHOLD for lang, text in snippets()]
     assert len(agree) == 98
     assert sum(agree) >= 97
@@ -135,11 +135,11 @@ print(detect("Nous additionnons les deux nombres et la somme est paire."))
 """
 
 
-def test_it_works_without_a_network(tmp_path):
-    """In a network namespace of its own where that is allowed, and with nothing in any cache."""
-    apart = ["unshare", "--user", "--map-root-user", "--net"]
-    able = shutil.which("unshare") and subprocess.run([*apart, "true"]).returncode == 0
-    command = [*(apart if able else []), sys.executable, "-c", OFFLINE]
+def test_detection_needs_no_network(tmp_path):
+    """In a separate network namespace where that is allowed, and with empty caches."""
+    isolated = ["unshare", "--user", "--map-root-user", "--net"]
+    allowed = shutil.which("unshare") and subprocess.run([*isolated, "true"]).returncode == 0
+    command = [*(isolated if allowed else []), sys.executable, "-c", OFFLINE]
     env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     env |= {"TMPDIR": str(tmp_path), "FTLANG_CACHE": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
@@ -151,15 +151,14 @@ def test_it_works_without_a_network(tmp_path):
     ["$$a ", "$a ", "\\[", "\\(", "`", "https://", "a. ", "a'", "字a", " \n", "```a\nx\n```\n",
      "\\boxed{a} ", "e\u0301", "; ", "word "],
 )  # fmt: skip
-def test_linear_time(text):
+def test_scans_take_linear_time(text):
     text = (text * 100_000)[:100_000]
-    started = time.perf_counter()
-    consistent("What is the sum of the two numbers?", text, text, "en")
-    detect(text)
-    assert time.perf_counter() - started < 2
+    with processor.at_most(2, text):
+        consistent("What is the sum of the two numbers?", text, text, "en")
+        detect(text)
 
 
-def test_other_languages_are_off_target_where_told():
+def test_other_languages_are_off_target_where_identified():
     polish = "Najpierw musimy zauważyć, że suma tych dwóch liczb jest zawsze parzysta."
     ukrainian = "Спочатку зауважимо, що сума цих двох чисел завжди є парною, і її легко знайти."
     japanese = "まず、この二つの数の和は必ず偶数になることに注意しましょう。"
@@ -178,9 +177,9 @@ def test_variables_and_names_are_neutral():
 def test_shared_snippets():
     rows = [json.loads(line) for line in (DATA / "lang_snippets.jsonl").open()]
     pure = [row for row in rows if row["length"] != "mixed"]
-    told = sum(detect(row["text"]) == row["lang"] for row in pure)
+    detected = sum(detect(row["text"]) == row["lang"] for row in pure)
     agree = sum(on_target_share(row["text"], row["lang"]) >= THRESHOLD for row in pure)
-    assert told / len(pure) >= 0.97
+    assert detected / len(pure) >= 0.97
     assert agree / len(pure) >= 0.97
     for row in rows:
         if row["length"] == "mixed":
@@ -206,12 +205,12 @@ def test_a_foreign_fifth_is_flagged():
 def test_playground_traces():
     playground = pytest.importorskip("tramontane.data.playground")
     rng = random.Random(0)
-    told = {False: [], True: []}
+    correct = {False: [], True: []}
     for problem in itertools.islice(playground.problems("test", 0), 300):
         for switch in (None, rng.choice([x for x in LANGUAGES if x != problem.language])):
             text = playground.trace(problem, rng, playground.Style(switch=switch))
             thoughts, answer = text.removeprefix("<think>").split("</think>")
             same = consistent(problem.problem, thoughts, answer, problem.language)
-            told[switch is not None].append(same == (switch is None))
-    assert sum(told[False]) / len(told[False]) >= 0.985
-    assert sum(told[True]) / len(told[True]) >= 0.95
+            correct[switch is not None].append(same == (switch is None))
+    assert sum(correct[False]) / len(correct[False]) >= 0.985
+    assert sum(correct[True]) / len(correct[True]) >= 0.95

@@ -1,6 +1,6 @@
-"""What must hold of the parsers for every text (fuzz/parsers.py), on texts that hypothesis draws.
+"""Properties of the parsers that hold for every text, on texts drawn by hypothesis.
 
-`make fuzz` runs the same checks for an hour, guided by coverage.
+The checks are those of fuzz/parsers.py; `make fuzz` runs them for an hour, guided by coverage.
 """
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fuzz.parsers import TARGETS, run
 from fuzz.vocabulary import PART, TOKENS
 
-# Slower ones have fewer examples: all of them together take a few seconds.
+# Slow checks get fewer examples, so that all of them together take a few seconds.
 EXAMPLES = {"prediction": 20, "reference": 20, "pair": 30, "file": 40, "odd-row": 60, "growth": 2}
 pieces = st.lists(st.sampled_from(TOKENS) | st.text(max_size=3), max_size=12).map("".join)
 

@@ -7,7 +7,8 @@ import re
 import unicodedata
 from typing import Any
 
-from tramontane.verifier.math.normalize import to_number, vote
+from tramontane.verifier.math.normalize import vote
+from tramontane.verifier.math.numbers import to_number
 
 # Words for alternatives: a hedge if the reference is a single value.
 _ALTERNATIVES = re.compile(

@@ -2,15 +2,17 @@
 
 import gzip
 import json
-import time
 from fractions import Fraction
 
 import pytest
 
 from tests.paths import DATA
+from tests.verifier import processor
 from tests.verifier.math.math_cases import RIGHT, WRONG
 from tramontane.verifier.math.grade import judge, judge_answer
-from tramontane.verifier.math.normalize import normalize, split_unit, to_number
+from tramontane.verifier.math.normalize import normalize
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.units import split_unit
 
 HOSTILE = [
     "9^{9^{9^9}}",
@@ -61,9 +63,8 @@ def test_wrong(reference, prediction):
 @pytest.mark.parametrize("prediction", HOSTILE, ids=lambda p: p[:20].encode().hex())
 @pytest.mark.parametrize("reference", ["5", "x+1"])
 def test_hostile_answers_are_wrong_and_quick(reference, prediction):
-    started = time.process_time()
-    assert judge_answer(prediction, reference).outcome == "wrong"
-    assert time.process_time() - started < 3
+    with processor.at_most(3, prediction):
+        assert judge_answer(prediction, reference).outcome == "wrong"
 
 
 def test_last_balanced_box_counts():

@@ -1,4 +1,4 @@
-"""What is refused by its size before any parser sees it: one pass over the text each."""
+"""Size limits, checked before any parser sees an answer, each in one pass over the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_ITEMS = 64
 MAX_CELLS = 100
 MAX_TOKENS = 300
 MAX_OPERATORS = 150
-MAX_CHAIN = 12  # of commands, and a third of it of exponents, in a row: brackets by another name
+MAX_CHAIN = 12  # commands in a row, and a third of it for exponents: these nest like brackets
 
 _OPERATOR = re.compile(r"[-+*/^_=<>!|%]|\\[A-Za-z]+")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\d+|\S")
@@ -21,6 +21,7 @@ _CHOOSE = re.compile(r"\\[dt]?binom|\\choose|\\brace|\\brack")
 
 
 def nesting(text: str) -> int:
+    """The depth of the deepest bracket, whatever its kind."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
@@ -29,8 +30,11 @@ def nesting(text: str) -> int:
 
 
 def too_large(text: str) -> str:
-    """Why this may not reach the parser, or nothing. Values are bounded later, by `values`; here
-    is what costs while it is parsed, or is computed there."""
+    """The reason why an answer may not reach the parser; empty if it may.
+
+    The limits here bound the cost of parsing, and of functions that are computed while parsing.
+    The size of values is bounded later, in `values`.
+    """
     if sum(1 for _ in _OPERATOR.finditer(text)) > MAX_OPERATORS:
         return f"more than {MAX_OPERATORS} operators"
     if sum(1 for _ in _TOKEN.finditer(text)) > MAX_TOKENS:

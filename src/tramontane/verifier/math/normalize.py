@@ -1,14 +1,14 @@
-r"""Maths answers into one spelling, by rules, before any parser sees them.
+r"""Rewrite maths answers into one spelling, by rules, before any parser sees them.
 
-Every rule here is a false negative (or positive) that was seen: a trailing dot, `1\,000`,
-full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`. `to_number` reads what is a plain
-number exactly; `split_unit` takes a unit off, so that "15 m" can be told from "15 cm".
+Every rule repairs a false negative (or positive) found in practice: a trailing dot, `1\,000`,
+full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+
+from tramontane.verifier.math.numbers import DECIMAL, to_number
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
@@ -42,13 +42,12 @@ _SYMBOLS = str.maketrans(
     }
 )  # fmt: skip
 
-_TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
-_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
+TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
-        # What only lays out.
+        # Layout only.
         (r"\\(?:left|right|[bB]ig[lr]?)(?![A-Za-z])\.?", " "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
@@ -70,7 +69,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
         (r"\ue000", ""),
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
-        # ASCII as people and programs write it.
+        # Plain-text notation of people and programs.
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
@@ -86,42 +85,42 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
-        # `1/2 x` is half of x: from left to right, as programs read it.
+        # `1/2 x` is half of x: read from left to right, as in programs.
         (
             r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))",
             r"\\frac{\1}{\2}",
         ),
         # Scientific notation, millions.
-        (rf"(?<![A-Za-z\d])({_DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
+        (rf"(?<![A-Za-z\d])({DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
         # Degrees, percent and text that only wraps a number or a letter.
         (r"\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
         (r"(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^{\\circ}"),
-        (rf"{_TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
-        (rf"^\s*{_TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
-        (rf"^\s*{_TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
-        (rf"({_TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
+        (rf"{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
+        (rf"^\s*{TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
+        (rf"^\s*{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
+        (rf"({TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
     ]
 ]  # fmt: skip
 _CONNECTIVE = re.compile(
-    rf"{_TEXT}\s*\{{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)[\s,]*\}}"
+    rf"{TEXT}\s*\{{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)[\s,]*\}}"
     r"|(?<=[\s,;)\]}\d])(?:and|or)(?=[\s(\[{\d])"
 )
 _POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
-    rf"(?<![\d.,])({_DECIMAL})(?![\d.,])\s*({_TEXT}\s*\{{)?\s*(thousand|million|billion|trillion)"
+    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(thousand|million|billion|trillion)"
     r"s?(?![A-Za-z])(\s*\})?"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
-_OR = re.compile(rf"{_TEXT}\s*\{{[\s,]*or[\s,]*\}}|(?<=[\s\d)}}])or(?=[\s(\d-])|\\lor(?![A-Za-z])")
-# What says no more than that a letter is a whole or a real number, or what it stands for.
+_OR = re.compile(rf"{TEXT}\s*\{{[\s,]*or[\s,]*\}}|(?<=[\s\d)}}])or(?=[\s(\d-])|\\lor(?![A-Za-z])")
+# A closing remark that a letter is an integer, a real number or a constant.
 _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
 _CONDITION = re.compile(
-    rf"(?:[\s,;(]*(?:{_TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some)?\s*(?:integers?)?"
+    rf"(?:[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some)?\s*(?:integers?)?"
     rf"\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
-    rf"(?:{_SET}|(?:{_TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
+    rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
     r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
 )
 _UNWRAP = re.compile(
@@ -131,19 +130,19 @@ _UNWRAP = re.compile(
 
 
 def _scaled(m: re.Match[str]) -> str:
-    """`1.2\\text{ million}`, and of `\\text{ million dollars}` the dollars."""
+    """Write out `1.2\\text{ million}`; of `\\text{ million dollars}` the dollars stay."""
     rest = "" if m[2] and m[4] else f"{m[2] or ''}{m[4] or ''}"
     return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
 
-MAX_PASSES = 5  # two do for what is meant as an answer
+MAX_PASSES = 5  # two are enough for any sensible answer
 
 
 def normalize(text: str) -> str:
-    """One answer, reference or prediction, in the spelling that the judge compares.
+    """Rewrite one answer, reference or prediction, into the spelling that the judge compares.
 
-    That spelling is its own: what one rule leaves, as a box behind whose end a full stop went, is
-    work for another.
+    The rules are repeated until nothing changes, since one rule may make work for another: a box
+    is unwrapped only once the full stop after it is gone.
     """
     for _ in range(MAX_PASSES):
         before, text = text, _apply_rules(text)
@@ -174,168 +173,10 @@ def _apply_rules(text: str) -> str:
     return re.sub(r"(?:\s|[.,;:]|\\(?![A-Za-z{}|]))+$", "", text)
 
 
-# ---------------------------------------------------------------------------- plain numbers
-
-_ABOVE = rf"(?:\{{\s*(?P<num>[+-]?\s*{_DECIMAL})\s*\}}|(?P<num1>\d))"
-_BELOW = rf"(?:\{{\s*(?P<den>{_DECIMAL})\s*\}}|(?P<den1>\d))"
-_TEN_TO = r"10\s*\^\s*(?:\{(?P<exp1>[+-]?\d+)\}|(?P<exp2>\d))"
-_NUMBER = re.compile(
-    rf"""(?P<sign>[+-]?)\s*(?:
-      (?P<thousands>\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?)
-    | (?P<lead>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\{{(?P<rep1>\d+)\}}|\((?P<rep2>\d+)\))
-    | (?:(?P<mantissa>{_DECIMAL})\s*(?:\\times|\\cdot|\*)\s*)?{_TEN_TO}
-    | (?:(?P<whole>\d+)\s*)?\\frac\s*{_ABOVE}\s*{_BELOW}
-    | (?:(?P<whole2>\d+)\s+)?(?P<num2>{_DECIMAL})\s*/\s*(?P<den2>{_DECIMAL})
-    | (?P<base>\d{{1,6}})\s*\^\s*(?:\{{(?P<power>\d{{1,2}})\}}|(?P<power1>\d))
-    | (?P<decimal>{_DECIMAL})
-    )""",
-    re.VERBOSE,
-)
-MAX_DIGITS = 400
-MAX_EXPONENT = 400
-
-
-def to_number(text: str) -> Fraction | None:
-    """The exact value of an integer, decimal, fraction, mixed number, power of ten or repeating
-    decimal; None for anything else, and for what is too long to be an answer."""
-    if len(text) > MAX_DIGITS or not (m := _NUMBER.fullmatch(text.strip())):
-        return None
-    sign = -1 if m["sign"] == "-" else 1
-    value: Fraction
-    if m["thousands"]:
-        value = Fraction(m["thousands"].replace(",", ""))
-    elif repeat := m["rep1"] or m["rep2"]:
-        fixed = m["fixed"]
-        value = Fraction(int((m["lead"] or "0") + fixed), 10 ** len(fixed))
-        value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(fixed))
-    elif exponent := m["exp1"] or m["exp2"]:
-        if abs(int(exponent)) > MAX_EXPONENT:
-            return None
-        value = Fraction(m["mantissa"] or "1") * Fraction(10) ** int(exponent)
-    elif denominator := m["den"] or m["den1"] or m["den2"]:
-        below = Fraction(denominator)
-        if not below:
-            return None
-        above = (m["num"] or m["num1"] or m["num2"]).replace(" ", "")
-        whole = m["whole"] or m["whole2"]
-        if whole and above.startswith("-"):
-            return None
-        value = Fraction(above) / below + int(whole or 0)
-    elif m["base"]:
-        value = Fraction(int(m["base"]) ** int(m["power"] or m["power1"]))
-    else:
-        value = Fraction(m["decimal"])
-    return sign * value
-
-
 def vote(answer: str | None) -> str | None:
-    """An answer in the spelling that it votes under: `0.5` and `\\frac{1}{2}` are one vote."""
+    """The key under which an answer is counted: `0.5` and `\\frac{1}{2}` are the same vote."""
     if answer is None:
         return None
-    spelt = normalize(answer)
-    number = to_number(spelt)
-    return spelt if number is None else str(number)
-
-
-# ------------------------------------------------------------------------------------ units
-
-# One unit a line, first the name that all its others become; a plural s is understood.
-_UNIT_LINES = """
-    mm millimeter millimetre мм 毫米 | cm centimeter centimetre zentimeter см 厘米 | dm decimeter
-    m meter metre mètre metro м 米 | km kilometer kilometre км 公里 千米 | in inch inches
-    ft foot feet | yd yard | mi mile | mg milligram | g gram г 克 | kg kilogram кг 千克
-    t ton tonne | lb pound | oz ounce | ml milliliter millilitre | l liter litre | gal gallon
-    ms millisecond | s sec second | min minute | h hr hrs hour | day | week | month | year yr
-    hz hertz | newton | j joule | w watt | volt | pa pascal | kelvin | mol mole | mph
-    deg degree grad grado degré градус 度 | rad radian | % percent pct percentage prozent
-    usd dollar | cent | eur euro € | gbp £ | jpy yen ¥ | inr rupee rs ₹ | am a.m | pm p.m
-"""
-KNOWN_UNITS = {
-    name: names.split()[0]
-    for names in re.split(r"[|\n]", _UNIT_LINES)
-    for word in names.split()
-    for name in ([word, f"{word}s"] if len(word) > 1 else [word])
-}
-_NEUTRAL = {"unit", "units", "of", "the", "a", "an", "in", "total", "each"}
-_HEDGES = re.compile(
-    r"\b(?:not|no|or|maybe|perhaps|possibly|probably|sometimes|otherwise|else|if|unless"
-    r"|about|approximately|nearly|almost|isn't|except|either|neither"
-    r"|oder|ou|o|или|nicht|non"
-    # What makes another number of it.
-    r"|dozen|hundred|lakh|crore|factorial|half|halves|minus|plus|over|mod|pi)\b|或|不"
-    r"|^\s*(?:squared|cubed)\b"
-)
-_WORDS = r"[^\W\d_](?:[^\W\d_]|[ .'/²-])*"
-_SUFFIX = re.compile(
-    rf"""\s*(?:{_TEXT}\s*\{{\s*(?P<text>{_WORDS}|\\?%)\s*\}}|(?P<degree>\^\{{\\circ\}}\s*(?:[CFK]\b)?)
-    |(?P<percent>\\?%)|(?P<currency>€|£|¥|\\\$)|(?P<bare>(?<![A-Za-z\\]){_WORDS}))
-    \s*(?:\^\s*\{{?\s*(?P<power>\d)\s*\}}?)?\s*$""",
-    re.VERBOSE,
-)
-_PREFIX = re.compile(
-    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.])"
-)
-_PREFIX_UNIT = {
-    "\\$": "usd",
-    "€": "eur",
-    "£": "gbp",
-    "¥": "jpy",
-    "₹": "inr",
-    "Rs": "inr",
-    "Rs.": "inr",
-}
-
-
-def split_unit(text: str) -> tuple[str, str]:
-    """Take a unit off a normalised answer: ("15", "cm") of `15\\text{ cm}`; ("x", "") of `x`.
-
-    Bare words count as a unit only behind a number. What is a hedge ("5 \\text{ or not}") is left
-    where it is, for the judge to refuse.
-    """
-    if match := _PREFIX.match(text):
-        return match[1] + text[match.end() :], _PREFIX_UNIT.get(match[2], match[2].lower())
-    match = _SUFFIX.search(text)
-    body = text[: match.start()].strip() if match else ""
-    if not match or not body:
-        return text, ""
-    words = match["text"] or match["bare"]
-    if words and _HEDGES.search(words.lower()):
-        return text, ""
-    if match["bare"]:
-        known = canonical_unit(words).partition("^")[0] in KNOWN_UNITS
-        before = text[match.start("bare") - 1]
-        attached = words[:1].isascii() and not words[1:2].isalpha() and not before.isspace()
-        if attached or (not known and words.isascii() and len(words) < 3):
-            return text, ""  # 2s, 3xy: variables
-        if to_number(body) is None and not (
-            known and len(words) > 1 and body[-1] in "0123456789})"
-        ):
-            return text, ""
-    if match["degree"]:
-        if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", body):
-            return text, ""  # of the angle, not of the value
-        return body, "deg" + match["degree"].replace(r"^{\circ}", "").strip().lower()
-    if match["currency"]:
-        return body, _PREFIX_UNIT[match["currency"]]
-    return body, canonical_unit(words or "%", match["power"])
-
-
-def canonical_unit(words: str, power: str | None = None) -> str:
-    """`centimeters` → `cm`, `square feet` → `ft^2`, `km per hour` → `km/h`; others as given."""
-    out = []
-    for word in re.findall(
-        r"[^\W\d_][^\W\d_'.-]*|/|%|\\%|²", re.sub(r"\bper\b", "/", words.lower())
-    ):
-        if word in ("square", "sq", "²"):
-            power = "2"
-        elif word in ("cubic", "cu"):
-            power = "3"
-        elif word not in _NEUTRAL:
-            out.append(KNOWN_UNITS.get(word.lstrip("\\"), word.removesuffix("s")))
-    name = " ".join(out).replace(" / ", "/")
-    return f"{name}^{power}" if power and power != "1" and name else name
-
-
-def units_clash(a: str, b: str) -> bool:
-    """Both sides name a unit and not the same one; "green apple" agrees with "apple"."""
-    return bool(a and b) and a != b and not (set(a.split()) <= set(b.split()))
+    normalized = normalize(answer)
+    number = to_number(normalized)
+    return normalized if number is None else str(number)

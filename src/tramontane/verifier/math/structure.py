@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
 
 
+class Shape(NamedTuple):
+    """The items of an answer; `kind` is "list" (any order) or the brackets of a tuple or interval:
+    "()", "[]", "[)", "(]"."""
+
+    kind: str
+    items: list[str]
+
+
 def split(text: str, *separators: str) -> list[str]:
-    """Split at separators (tokens of LaTeX) that stand outside all brackets; no empty items."""
+    """Split at LaTeX tokens that stand outside all brackets; empty items are dropped."""
     items: list[str] = []
     current: list[str] = []
     depth = 0
@@ -27,26 +36,28 @@ def split(text: str, *separators: str) -> list[str]:
     return [item.strip() for item in items if item.strip()]
 
 
-def structure(text: str) -> tuple[str, list[str]]:
-    """("list", items) of `1, 2` and `\\{1, 2\\}`; ("()", items) of a tuple or an open interval."""
+def read_shape(text: str) -> Shape:
+    """A list for `1, 2` and `\\{1, 2\\}`, else the brackets of a tuple or interval; a single item
+    is a list of one."""
     kind, inner = "list", text
-    match = re.match(r"\\?[{(\[]", text)
-    end = re.search(r"\\?[})\]]\Z", text)
-    if match and end and end.start() >= match.end():
-        inside = text[match.end() : end.start()].strip()
-        same = balanced(inside)
-        if same and _CLOSING.get(match[0]) == end[0] and "{" in match[0]:
+    opening = re.match(r"\\?[{(\[]", text)
+    closing = re.search(r"\\?[})\]]\Z", text)
+    if opening and closing and closing.start() >= opening.end():
+        inside = text[opening.end() : closing.start()].strip()
+        is_pair = balanced(inside)
+        if is_pair and _CLOSING.get(opening[0]) == closing[0] and "{" in opening[0]:
             inner = inside
-        elif same and match[0] in "([" and end[0] in ")]":
-            kind, inner = match[0] + end[0], inside
+        elif is_pair and opening[0] in "([" and closing[0] in ")]":
+            kind, inner = opening[0] + closing[0], inside
     # `(1,2); (3,4)` and `p=5,q=2; p=7,q=2`: the semicolon is the outer separator.
     items = split(inner, ";") if kind == "list" else []
     if len(items) < 2:
         items = split(inner, ",", ";")
-    return (kind, items) if kind == "list" or len(items) > 1 else ("list", [text])
+    return Shape(kind, items) if kind == "list" or len(items) > 1 else Shape("list", [text])
 
 
 def balanced(text: str) -> bool:
+    """True if every bracket that closes was opened, and the reverse; kinds are not compared."""
     depth = 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING.values())
@@ -56,21 +67,6 @@ def balanced(text: str) -> bool:
 
 
 def label(item: str) -> tuple[str, str] | None:
-    """("x", "5") of `x = 5`; None where there is no label."""
+    """("x", "5") of `x = 5`; None without exactly one `=`."""
     parts = split(item, "=")
     return (parts[0].replace(" ", ""), parts[1]) if len(parts) == 2 else None
-
-
-def solutions(items: list[str]) -> list[str] | None:
-    """`p=5, q=2, p=7, q=2` as tuples, `(5,2)` and `(7,2)`; None if no label comes again."""
-    pairs = [label(item) for item in items]
-    if None in pairs or len(pairs) < 4:
-        return None
-    names = [pair[0] for pair in pairs if pair]
-    period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
-    if period < 2 or len(names) % period or names != names[:period] * (len(names) // period):
-        return None
-    if period == len(names):
-        return None
-    values = [pair[1] for pair in pairs if pair]
-    return [f"({','.join(values[k : k + period])})" for k in range(0, len(values), period)]

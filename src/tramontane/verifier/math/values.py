@@ -1,8 +1,8 @@
-"""Numbers for expressions: two are equal when they agree, to many digits, where both have values.
+"""Equality of expressions by their values at a few fixed points, to many digits.
 
-SymPy's `simplify` may run for hours on what fits in a line, and fails on much that is true. Values
-at a few fixed points decide both ways, in time bounded by the size of the expression: identities of
-this size that hold there to 30 digits beyond the largest value met do not fail elsewhere.
+SymPy's `simplify` may run for hours on a single line, and fails on many true identities. Values at
+fixed points decide both ways, in time bounded by the size of the expression: an identity of this
+size that holds there to 30 digits beyond the largest value met does not fail elsewhere.
 """
 
 from __future__ import annotations
@@ -10,71 +10,60 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-DIGITS = 50  # of the values; what is equal agrees in all but the last SLACK of them
+from tramontane.verifier.math.numbers import MIN_PLACES
+
+DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
-MAX_MAGNITUDE = 2000  # digits before or behind the point; the precision grows with them
+MAX_MAGNITUDE = 2000  # digits before or after the point; the precision grows with them
 MAX_TERMS = 1000  # of a sum or product
-MAX_STEPS = 20_000  # of evaluating one expression once
-POINTS = 6
-FAR_POINTS = 2  # one at a thousand, one below zero: `|x - 100|` is not `100 - x`
+MAX_STEPS = 20_000  # nodes visited in one evaluation of an expression
+POINTS = 6  # near zero
+FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `100 - x`
+MAX_ARGUMENT = 10**6  # of a function without a cheap value for large arguments
 
 
 class TooLarge(Exception):
-    """Values past MAX_MAGNITUDE, or too many steps."""
+    """A value is past MAX_MAGNITUDE, or the evaluation takes too many steps."""
 
 
 class NoValue(Exception):
-    """Not defined at this point, or nothing that has a value."""
+    """The expression is undefined at this point, or is not of a kind that has values."""
 
 
+_SAME_NAME = """
+    sin cos tan cot sec csc asin acos atan acot asec acsc
+    sinh cosh tanh coth sech csch asinh acosh atanh
+    exp floor re im arg sign binomial factorial gamma
+"""
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(mpmath, function or name)
-    for name, function in {
-        **dict.fromkeys(
-            [
-                "sin",
-                "cos",
-                "tan",
-                "cot",
-                "sec",
-                "csc",
-                "asin",
-                "acos",
-                "atan",
-                "acot",
-                "asec",
-                "acsc",
-            ]
-        ),
-        **dict.fromkeys(
-            ["sinh", "cosh", "tanh", "coth", "sech", "csch", "asinh", "acosh", "atanh"]
-        ),
-        **dict.fromkeys(
-            ["exp", "floor", "re", "im", "arg", "sign", "binomial", "factorial", "gamma"]
-        ),
-        "Abs": "fabs",
-        "ceiling": "ceil",
-        "conjugate": "conj",
-    }.items()
+    **{name: getattr(mpmath, name) for name in _SAME_NAME.split()},
+    "Abs": mpmath.fabs,
+    "ceiling": mpmath.ceil,
+    "conjugate": mpmath.conj,
 }
-_WHOLE = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
+_INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
+_IMAGINARY_UNIT = {"i", "I"}
 _ROUNDING = (sympy.floor, sympy.ceiling)
-_WHOLE_LETTERS = set("ijklmnpqIKMN")  # by custom; of x the floor is not x
+_INTEGER_LETTERS = set("ijklmnpqIKMN")  # by custom; the floor of x is not x
 
 
 class _Evaluation:
-    """One expression at one point. `up` and `down`: digits before and behind the point of the
-    largest and the smallest value on the way."""
+    """Evaluates one expression at one point.
+
+    `digits_before` and `digits_after` are the digits before and after the decimal point of the
+    largest and the smallest value met on the way.
+    """
 
     def __init__(self, point: dict[str, Any]) -> None:
         self.point = point
-        self.up = self.down = 0
+        self.digits_before = self.digits_after = 0
         self.steps = 0
 
     def __call__(self, e: Any) -> Any:
@@ -89,8 +78,9 @@ class _Evaluation:
         if value:
             # The exponent of a huge mpf may itself be huge: never through a float.
             digits = int(mpmath.mag(value) * math.log10(2))
-            self.up, self.down = max(self.up, digits), max(self.down, -digits)
-            if max(self.up, self.down) > MAX_MAGNITUDE:
+            self.digits_before = max(self.digits_before, digits)
+            self.digits_after = max(self.digits_after, -digits)
+            if max(self.digits_before, self.digits_after) > MAX_MAGNITUDE:
                 raise TooLarge
         return value
 
@@ -103,7 +93,7 @@ class _Evaluation:
             return mpmath.mpf(int(e))
         if isinstance(e, sympy.Rational):
             return mpmath.mpf(int(e.p)) / int(e.q)
-        if isinstance(e, sympy.Float):  # as it was written, not as it was rounded
+        if isinstance(e, sympy.Float):  # as written, not as rounded to binary
             return mpmath.mpf(str(e))
         if e is sympy.oo:
             return mpmath.inf
@@ -124,7 +114,7 @@ class _Evaluation:
         if isinstance(e, sympy.Sum | sympy.Product):
             return self._series(e)
         if isinstance(e, sympy.Mod):
-            a, b = self._whole(e.args[0]), self._whole(e.args[1])
+            a, b = self._integer(e.args[0]), self._integer(e.args[1])
             return mpmath.fmod(a, b) if b else mpmath.nan
         if isinstance(e, sympy.Max | sympy.Min):
             values = [self(a) for a in e.args]
@@ -132,8 +122,10 @@ class _Evaluation:
                 raise NoValue
             return max(values) if isinstance(e, sympy.Max) else min(values)
         if isinstance(e, sympy.log):
-            above = self._log(self(e.args[0]))
-            return above if len(e.args) == 1 else self._ratio(above, self._log(self(e.args[1])))
+            logarithm = self._log(self(e.args[0]))
+            if len(e.args) == 1:
+                return logarithm
+            return self._ratio(logarithm, self._log(self(e.args[1])))
         if isinstance(e, sympy.exp):
             return self._power(mpmath.e, e.args[0])
         function = _FUNCTIONS.get(type(e).__name__)
@@ -142,11 +134,8 @@ class _Evaluation:
         return self._call(function, [self(a) for a in e.args])
 
     def _call(self, function: Callable[..., Any], values: list[Any]) -> Any:
-        if any(mpmath.isinf(v) or abs(v) > 10**6 for v in values) and function not in (
-            mpmath.fabs,
-            mpmath.re,
-            mpmath.im,
-        ):
+        cheap = function in (mpmath.fabs, mpmath.re, mpmath.im)
+        if not cheap and any(mpmath.isinf(v) or abs(v) > MAX_ARGUMENT for v in values):
             raise TooLarge
         try:
             return function(*values)
@@ -160,12 +149,12 @@ class _Evaluation:
         return mpmath.log(value)
 
     @staticmethod
-    def _ratio(above: Any, below: Any) -> Any:
-        if not below:
+    def _ratio(numerator: Any, denominator: Any) -> Any:
+        if not denominator:
             raise NoValue
-        return above / below
+        return numerator / denominator
 
-    def _whole(self, e: Any) -> Any:
+    def _integer(self, e: Any) -> Any:
         value = self(e)
         if mpmath.im(value) or value != mpmath.nint(value):
             raise NoValue
@@ -201,65 +190,53 @@ class _Evaluation:
         return total
 
 
-def _point(names: Sequence[str], index: int, whole: bool, positive: bool) -> dict[str, Any]:
-    """The same points every time; `i` is the imaginary unit. Mostly above zero, where roots and
-    logarithms are real; of up to four names each two differ in sign once, or `|xy|` were `xy`."""
+def _point(names: Sequence[str], index: int, *, integers: bool, positive: bool) -> dict[str, Any]:
+    """The value of each name at point number `index`, the same in every process.
+
+    `i` is the imaginary unit. Values are mostly positive, where roots and logarithms are real; any
+    two of up to four names differ in sign at some point, or `|xy|` would equal `xy`.
+    """
     point = {}
     for position, name in enumerate(names):
         draw = zlib.crc32(f"{index} {name}".encode())
-        far = 0 if index < POINTS else (-1) ** (index - POINTS)
-        if name in ("i", "I"):
+        if name in _IMAGINARY_UNIT:
             point[name] = mpmath.mpc(0, 1)
-        elif whole:
-            point[name] = mpmath.mpf(3 + draw % 17 + index)
-        elif far:
-            point[name] = far * (1500 + mpmath.mpf(draw % 9973) / 13)
+            continue
+        if integers:
+            value = mpmath.mpf(3 + draw % 17 + index)
+        elif index >= POINTS:
+            value = (-1) ** (index - POINTS) * (1500 + mpmath.mpf(draw % 9973) / 13)
         else:
-            below = {2: position & 1, 4: position & 2, 5: True}.get(index)
-            sign = -1 if below else 1
-            point[name] = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
-        if positive and name not in ("i", "I"):
-            point[name] = abs(point[name])
+            negative = {2: position & 1, 4: position & 2, 5: True}.get(index)
+            sign = -1 if negative else 1
+            value = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
+        point[name] = abs(value) if positive else value
     return point
 
 
 def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """Values of two expressions at points where the first is defined, and the tolerance there.
+    """Yield the values of two expressions at points where the first is defined, with the tolerance
+    there.
 
-    A second one that is undefined or not real where the first is real comes as nan.
+    The second value is nan where it is undefined, or not real although the first is.
 
     Raises:
         TooLarge: a value is past the bounds.
     """
     names = sorted({s.name for e in (a, b) for s in e.free_symbols})
-    bound = {s.name for e in (a, b) for s in e.atoms(sympy.Symbol)}
-    whole = any(
-        e.has(*_WHOLE) or (e.has(*_ROUNDING) and {name[0] for name in names} <= _WHOLE_LETTERS)
+    symbols = {s.name for e in (a, b) for s in e.atoms(sympy.Symbol)}  # bound ones included
+    integers = any(
+        e.has(*_INTEGER_FUNCTIONS)
+        or (e.has(*_ROUNDING) and {name[0] for name in names} <= _INTEGER_LETTERS)
         for e in (a, b)
     )
-    # Of a logarithm's letters one supposes that they have one: `\ln x^2` is `2 \ln x`.
+    # The argument of a logarithm is taken to be positive: `\ln x^2` is `2 \ln x`.
     positive = a.has(sympy.log) or b.has(sympy.log)
-    imaginary = bool(bound & {"i", "I"}) or a.has(sympy.I) or b.has(sympy.I)
-    points = POINTS + (0 if whole else FAR_POINTS)
-    for index in range(points if set(names) - {"i", "I"} else 1):
-        digits, tolerance = DIGITS, mpmath.mpf(0)
-        for _ in range(2):  # once to see the sizes, once more if they ask for more digits
-            with mpmath.workdps(digits):
-                point = _point(names, index, whole, positive)
-                runs = [_Evaluation(point), _Evaluation(point)]
-                try:
-                    first, second = (_try(run, e) for run, e in zip(runs, (a, b), strict=True))
-                except TooLarge:
-                    if index < POINTS:
-                        raise
-                    first = second = mpmath.nan  # far out much is too large: nothing is learnt
-                down = max(run.down for run in runs)
-                if tolerance == 0:
-                    tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + down)
-            needed = DIGITS + down + max(run.up for run in runs)
-            if needed <= digits + 3:
-                break
-            digits = needed
+    imaginary = bool(symbols & _IMAGINARY_UNIT) or a.has(sympy.I) or b.has(sympy.I)
+    points = POINTS + (0 if integers else FAR_POINTS)
+    for index in range(points if set(names) - _IMAGINARY_UNIT else 1):
+        point = partial(_point, names, index, integers=integers, positive=positive)
+        first, second, tolerance, digits = _evaluate(a, b, point, is_far=index >= POINTS)
         if mpmath.isnan(first):
             continue
         if not imaginary:
@@ -271,6 +248,35 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
             yield first, second, tolerance
 
 
+def _evaluate(
+    a: Any, b: Any, point: Callable[[], dict[str, Any]], *, is_far: bool
+) -> tuple[Any, Any, Any, int]:
+    """The values of two expressions at a point, the tolerance, and the digits of precision.
+
+    The first evaluation shows how large the values are; if they need more digits, a second one
+    follows. At a far point, where many expressions are too large, these have the value nan.
+    """
+    digits, tolerance = DIGITS, mpmath.mpf(0)
+    for _ in range(2):
+        with mpmath.workdps(digits):
+            values = point()
+            runs = [_Evaluation(values), _Evaluation(values)]
+            try:
+                first, second = (_try(run, e) for run, e in zip(runs, (a, b), strict=True))
+            except TooLarge:
+                if not is_far:
+                    raise
+                first = second = mpmath.nan
+            digits_after = max(run.digits_after for run in runs)
+            if tolerance == 0:
+                tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + digits_after)
+        needed = DIGITS + digits_after + max(run.digits_before for run in runs)
+        if needed <= digits + 3:
+            break
+        digits = needed
+    return first, second, tolerance, digits
+
+
 def _try(run: _Evaluation, e: Any) -> Any:
     try:
         return run(e)
@@ -279,6 +285,7 @@ def _try(run: _Evaluation, e: Any) -> Any:
 
 
 def close(first: Any, second: Any, tolerance: Any) -> bool:
+    """Compare two values up to an absolute tolerance; infinities exactly. NaN equals nothing."""
     if mpmath.isnan(second):
         return False
     if mpmath.isinf(first) or mpmath.isinf(second):
@@ -287,15 +294,16 @@ def close(first: Any, second: Any, tolerance: Any) -> bool:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Do two expressions agree wherever the first is defined? Where it never is, as written."""
+    """True if two expressions agree wherever the first is defined; if it is defined nowhere, they
+    must be written alike."""
     if a == b:
         return True
-    met = [close(*triple) for triple in pairs(a, b)]
-    return bool(met) and all(met)
+    agreements = [close(*triple) for triple in pairs(a, b)]
+    return bool(agreements) and all(agreements)
 
 
 def proportional(a: Any, b: Any) -> int:
-    """The sign of c where a = c·b for one real constant c ≠ 0; 0 where there is none."""
+    """The sign of the real constant c ≠ 0 with a = c·b; 0 if there is no such constant."""
     ratios = []
     for first, second, tolerance in pairs(a, b):
         if mpmath.isnan(second) or mpmath.isinf(first) or mpmath.isinf(second):
@@ -305,7 +313,7 @@ def proportional(a: Any, b: Any) -> int:
                 return 0
             continue
         ratios.append((first / second, tolerance))
-    # One point proves nothing of a constant ratio.
+    # A single ratio does not show that it is constant.
     if len(ratios) < 2 or any(abs(mpmath.im(r)) > t for r, t in ratios):
         return 0
     c = ratios[0][0]
@@ -315,7 +323,7 @@ def proportional(a: Any, b: Any) -> int:
 
 
 def number(e: Any) -> Any:
-    """The real value of a constant (an mpf, infinities included), or None."""
+    """The real value of a constant (an mpf, infinities included); None of any other object."""
     if e.free_symbols:
         return None
     with mpmath.workdps(DIGITS):
@@ -326,11 +334,11 @@ def number(e: Any) -> Any:
 
 
 def rounded(e: Any, spelling: str) -> bool:
-    """Is a decimal of six places or more the constant, cut or rounded, where no decimal is it?"""
-    sign, _, decimals = spelling.strip().partition(".")
+    """True if `spelling` is the constant cut off or rounded at MIN_PLACES decimals or more."""
+    signed, _, decimals = spelling.strip().partition(".")
     places = len(decimals)
-    whole = sign.lstrip("+-")
-    if places < 6 or places > DIGITS - SLACK or not (decimals + (whole or "0")).isdigit():
+    whole = signed.lstrip("+-")
+    if places < MIN_PLACES or places > DIGITS - SLACK or not (decimals + (whole or "0")).isdigit():
         return False
     value = number(e)
     if value is None or mpmath.isinf(value) or len(whole) > DIGITS - SLACK - places:

@@ -1,4 +1,4 @@
-"""Answers in words: choice letters, and text, which is compared as words and never as algebra."""
+"""Answers in words: choice letters and text, compared as words and never as algebra."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ WRAPPER = re.compile(
 _FUNCTIONS = re.compile(
     r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
 )
-
-
-_CALLED = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
+_CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 
 
 def choice(gold: str, pred: str) -> bool | None:
-    """Choice letters: `C`, `(C)`, `\\text{(C)}`, and a letter with its option's text."""
-    gold, pred = (_CALLED.sub("", unwrap(side)) for side in (gold, pred))
+    """Compare choice letters: `C`, `(C)`, `\\text{(C)}`, and a letter with its option's text.
+
+    None where a side is no choice.
+    """
+    gold, pred = (_CHOICE_NAME.sub("", unwrap(side)) for side in (gold, pred))
     g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)
     if g and p:
         return g[1] == p[1]
-    if g and (long := _option(pred)):
-        return g[1] == long[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", long[1])
-    if p and (long := _option(gold)):
-        return p[1] == long[0]
+    if g and (option := _option(pred)):
+        return g[1] == option[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", option[1])
+    if p and (option := _option(gold)):
+        return p[1] == option[0]
     return None
 
 
 def _option(text: str) -> tuple[str, str] | None:
-    """A letter with its option's text: `C) 12`, `(C) Cecile`, `C Cecile`; not `C + 12`."""
+    """A letter and its option's text, of `C) 12`, `(C) Cecile`, `C Cecile`; None of `C + 12`."""
     match = _LETTER_WITH_TEXT.fullmatch(text)
     if match is None or not (match[2] or _is_words(match[3])):
         return None
     return match[1], match[3]
 
 
-_NOT_SAID = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
+_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
 
 
 def same_text(gold: str, pred: str) -> bool | None:
-    """A reference in words is compared as words; letters are never multiplied together."""
+    """Compare with a reference in words, case aside; None where the reference is not words."""
     bare = unwrap(gold)
     if not _is_words(bare):
         return None
-    return _words(bare) == _words(unwrap(pred)) and not _NOT_SAID.search(unwrap(pred))
+    return _words(bare) == _words(unwrap(pred)) and not _OPERATORS.search(unwrap(pred))
 
 
 def unwrap(text: str) -> str:
+    """Replace text commands such as `\\text{…}` by their content."""
     return WRAPPER.sub(r" \1 ", text).strip()
 
 
@@ -58,7 +60,10 @@ def _words(text: str) -> list[str]:
 
 
 def _is_words(text: str) -> bool:
-    """Words, not a product of variables: letters only, three of them with a vowel among them."""
+    """True for words, false for a product of variables.
+
+    Words consist of letters; in ASCII, one word has at least three letters and a vowel.
+    """
     if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
         return False
     longest = max(_words(text), key=len)

@@ -1,0 +1,130 @@
+r"""Lists, sets, tuples and intervals, compared item by item.
+
+Lists and sets are compared in any order, tuples and intervals in theirs. Labels (`x = 1, y = 2`)
+are matched by name, or read as a tuple where the other side is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tramontane.verifier.math.caps import MAX_ITEMS
+from tramontane.verifier.math.numbers import read_numbers
+from tramontane.verifier.math.refusals import Refused
+from tramontane.verifier.math.structure import Shape, label, read_shape
+from tramontane.verifier.math.units import split_unit
+
+_RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])|<|>")
+
+
+def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare lists, sets, tuples and intervals item by item, each pair by `equal`.
+
+    None where neither side has several items, or where one of the two is an expression of sets.
+
+    Raises:
+        Refused: an answer has more than MAX_ITEMS items.
+    """
+    gold, pred = _without_label(gold, pred)
+    if None not in read_numbers(split_unit(gold)[0], split_unit(pred)[0]):
+        return None  # 1,000 is a number, and so is 3,5 where the reference is 3.5
+    g, p = _shape_with_signs(gold), _shape_with_signs(pred)
+    counts = len(g.items), len(p.items)
+    if max(counts) > MAX_ITEMS:
+        raise Refused(f"more than {MAX_ITEMS} items")
+    if max(counts) < 2:
+        return None
+    if min(counts) < 2:
+        # A single item may be the same set or interval in another notation.
+        return None if _RELATION.search(gold + pred) or "matrix" in gold + pred else False
+    g, p = _without_labels(g, p), _without_labels(p, g)
+    if g.kind != p.kind or len(g.items) != len(p.items):
+        return False
+    if g.kind == "list":
+        return _same_in_any_order(g.items, p.items, equal)
+    return all(equal(a, b) for a, b in zip(g.items, p.items, strict=True))
+
+
+def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
+    """Match each item of the reference with the first unmatched item equal to it."""
+
+    def matches(item: str, candidate: str) -> bool:
+        try:
+            return equal(item, candidate)
+        except Refused:  # against the wrong item of a list, a refusal is only a difference
+            return False
+
+    unmatched = list(pred)
+    for item in gold:
+        found = next((candidate for candidate in unmatched if matches(item, candidate)), None)
+        if found is None:
+            return False
+        unmatched.remove(found)
+    return True
+
+
+def _without_label(gold: str, pred: str) -> tuple[str, str]:
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without their labels, where the other side has none or
+    the same one."""
+    g, p = label(gold), label(pred)
+    if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
+        return gold, pred
+    if any(pair and not pair[1].startswith(("(", "[", "{", "\\{")) for pair in (g, p)):
+        return gold, pred
+    return (g[1] if g else gold), (p[1] if p else pred)
+
+
+def _without_labels(side: Shape, other: Shape) -> Shape:
+    """Drop the labels of a side whose items all have one, where the other side shows how.
+
+    Several solutions, `p=5, q=2, p=7, q=2`, become a list of tuples; `a = 1, b = 2` becomes the
+    tuple (1, 2) where the other side is a tuple without labels. Otherwise labels stay, and the
+    comparison of the items matches them.
+    """
+    labels = _labels(side)
+    if labels is None:
+        return side
+    names, values = zip(*labels, strict=True)
+    if solutions := _solutions(names, values):
+        return Shape(side.kind, solutions)
+    if other.kind == "()" and _labels(other) is None and len(set(names)) == len(names):
+        return Shape("()", list(values))
+    return side
+
+
+def _labels(shape: Shape) -> list[tuple[str, str]] | None:
+    """The (label, value) pairs of all items; None if an item has no label."""
+    pairs = [label(item) for item in shape.items]
+    return None if None in pairs else [pair for pair in pairs if pair]
+
+
+def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | None:
+    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the same names come again in the
+    same order."""
+    period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
+    repeats = len(names) // period
+    if period < 2 or repeats < 2 or names != names[:period] * repeats:
+        return None
+    return [f"({','.join(values[k : k + period])})" for k in range(0, len(values), period)]
+
+
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+
+
+def _shape_with_signs(text: str) -> Shape:
+    """The shape of an answer, each item of a list with `\\pm` written out as two items."""
+    shape = read_shape(text)
+    if shape.kind != "list" or len(shape.items) > MAX_ITEMS:
+        return shape
+    items: list[str] = []
+    for item in shape.items:
+        if _PLUS_MINUS.search(item):
+            items += [_with_sign(item, pm="+", mp="-"), _with_sign(item, pm="-", mp="+")]
+        else:
+            items.append(item)
+    return Shape("list", items)
+
+
+def _with_sign(item: str, *, pm: str, mp: str) -> str:
+    return _PLUS_MINUS.sub(lambda match: pm if match[0] == "\\pm" else mp, item)
