@@ -2,7 +2,9 @@
 
 import os
 import signal
+import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,41 +14,50 @@ from tramontane.verifier import VerifierPool
 
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 ALGEBRA = Problem("algebra", "math", "What is one more than $x$?", "x+1", language="en")
-# No answer is slow enough any more: a reward of the user's own is.
-SLOW = "hang"
+WAIT_SECONDS = 300  # for a result: nothing here is a matter of speed
+# No maths answer is slow enough to be killed: a custom reward hangs instead, and says where.
 MODULE = """
-import time
+import os, time
+from pathlib import Path
+
+HANGING = Path(__file__).with_name("hanging")
 
 def patience(problem, text, n_tokens):
     if "hang" in text:
-        time.sleep(60)
+        known = HANGING.read_text() if HANGING.exists() else ""
+        if "once" in text and text in known:
+            return 1.0
+        with HANGING.open("a") as file:
+            file.write(f"{os.getpid()} {text}\\n")
+        time.sleep(3600)
     return 1.0
 """
 
 
-def response(answer):
-    return (f"<think>I simply add the two numbers.</think>The answer is \\boxed{{{answer}}}.", 20)
-
-
-def patient(timeout_s):
-    own = CustomReward(name="patience", function="patience_reward.patience", weight=0.0001)
-    reward = RewardConfig(custom=(own,))
-    return VerifierConfig(timeout_s=timeout_s, code_timeout_s=1.0, reward=reward)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def module(tmp_path_factory):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "patience_reward.py").write_text(MODULE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
-        yield
+        yield folder
+
+
+def config(timeout_s):
+    patience = CustomReward(name="patience", function="patience_reward.patience", weight=0.0001)
+    reward = RewardConfig(custom=(patience,))
+    return VerifierConfig(timeout_s=timeout_s, code_timeout_s=1.0, reward=reward)
 
 
 @pytest.fixture(scope="module")
-def pool(module):
-    with VerifierPool(patient(1.0), 256, 32) as pool:
+def pool(folder):
+    with VerifierPool(config(timeout_s=3600), 256, 32) as pool:
         yield pool
+
+
+def response(answer, words=""):
+    text = f"<think>I simply add the two numbers. {words}</think>The answer is \\boxed{{{answer}}}."
+    return text, 20
 
 
 def worker_pid(pool):
@@ -54,33 +65,63 @@ def worker_pid(pool):
     return process.pid if process else None
 
 
+def wait_for(condition):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return result
+
+
+class Hangs:
+    """Waits for completions that hang, those before its construction aside."""
+
+    def __init__(self, folder):
+        self.file = Path(folder, "hanging")
+        self.seen = len(self._pids())
+
+    def _pids(self):
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        return [int(line.split()[0]) for line in lines]
+
+    def next_pid(self):
+        """The process of the next completion that hangs."""
+        pids = wait_for(lambda: self._pids()[self.seen :])
+        self.seen += 1
+        return pids[0]
+
+
 def outcomes(future):
-    return [verdict.verdict for verdict in future.result(timeout=60)]
+    return [verdict.verdict for verdict in future.result(timeout=WAIT_SECONDS)]
 
 
-def test_verdicts_in_order(pool):
-    futures = [
-        pool.score(SUM, [response(5), response(6), response("5."), ("5", 1)]) for _ in range(20)
-    ]
+def is_gone(pid):
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_verdicts_come_in_order(pool):
+    before = pool.stats()
+    group = [response(5), response(6), response("5."), ("5", 1)]
+    futures = [pool.score(SUM, group) for _ in range(20)]
     for future in futures:
         assert outcomes(future) == ["right", "wrong", "right", "malformed"]
-    assert pool.score(SUM, []).result() == []
-    stats = pool.stats()
-    assert stats.verdicts >= 80
-    assert stats.busy_seconds > 0
-
-
-def test_the_one_that_hangs_is_named(pool):
-    pool.score(ALGEBRA, [response("x+1")]).result(timeout=60)
-    before = pool.stats()
-    verdicts = pool.score(ALGEBRA, [response(a) for a in ("1+x", SLOW, "x", "x+1")]).result(
-        timeout=60
-    )
-    assert [v.verdict for v in verdicts] == ["right", "unscorable", "wrong", "right"]
-    assert verdicts[1].reason == "timed out after 1 s"
-    assert verdicts[1].reward == 0
+    assert pool.score(SUM, []).result(timeout=0) == []
     after = pool.stats()
-    assert (after.timeouts - before.timeouts, after.unscorable - before.unscorable) == (1, 1)
+    assert (after.verdicts - before.verdicts, after.unscorable - before.unscorable) == (80, 0)
+    assert after.busy_seconds > before.busy_seconds
+
+
+def test_a_completion_that_hangs_is_named_and_its_process_killed(folder):
+    hangs = Hangs(folder)
+    with VerifierPool(config(timeout_s=1), 256, 32) as pool:
+        answers = [response("1+x"), response("x+1", "hang"), response("x"), response("x+1")]
+        verdicts = pool.score(ALGEBRA, answers).result(timeout=WAIT_SECONDS)
+        assert [v.verdict for v in verdicts] == ["right", "unscorable", "wrong", "right"]
+        assert (verdicts[1].reason, verdicts[1].reward) == ("timed out after 1 s", 0)
+        assert verdicts[1].seconds == 1
+        stats = pool.stats()
+        assert (stats.timeouts, stats.restarts, stats.unscorable) == (1, 1, 1)
+        assert is_gone(pid := hangs.next_pid()) and worker_pid(pool) != pid
 
 
 def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):
@@ -93,44 +134,38 @@ def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):
     assert outcomes(pool.score(problem, [(t, 5) for t in texts])) == ["right", "wrong", "wrong"]
 
 
-def test_a_worker_killed_midway_costs_no_verdict(pool):
-    pool.score(SUM, [response(5)]).result(timeout=60)
-    before = pool.stats().restarts
-    future = pool.score(ALGEBRA, [response("x+1"), response(SLOW), response("x+2")])
+def test_a_worker_killed_while_grading_costs_no_verdict(pool, folder):
+    hangs, before = Hangs(folder), pool.stats()
+    answers = [response("x+1"), response("1+x", "hang once"), response("x+2")]
+    future = pool.score(ALGEBRA, answers)
     later = pool.score(SUM, [response(5)])
-    time.sleep(0.4)
-    os.kill(worker_pid(pool), signal.SIGKILL)
-    assert outcomes(future) == ["right", "unscorable", "wrong"]
+    os.kill(hangs.next_pid(), signal.SIGKILL)
+    assert outcomes(future) == ["right", "right", "wrong"]
     assert outcomes(later) == ["right"]
-    assert pool.stats().restarts > before
+    after = pool.stats()
+    assert (after.restarts - before.restarts, after.verdicts - before.verdicts) == (1, 4)
 
 
-def test_a_worker_that_dies_twice_on_one_answer_is_not_tried_again(pool):
-    future = pool.score(ALGEBRA, [response(SLOW), response("x+1")])
-    time.sleep(0.4)
-    first = worker_pid(pool)
-    os.kill(first, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while worker_pid(pool) in (None, first) or not pool._workers[0]._warm:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(0.3)
-    os.kill(worker_pid(pool), signal.SIGKILL)
-    verdicts = future.result(timeout=60)
+def test_a_completion_whose_worker_dies_twice_is_not_tried_again(pool, folder):
+    hangs = Hangs(folder)
+    future = pool.score(ALGEBRA, [response("x+1", "hang"), response("x+1")])
+    os.kill(hangs.next_pid(), signal.SIGKILL)
+    os.kill(hangs.next_pid(), signal.SIGKILL)
+    verdicts = future.result(timeout=WAIT_SECONDS)
     assert [v.verdict for v in verdicts] == ["unscorable", "right"]
     assert verdicts[0].reason == "the worker died (signal 9 (Killed))"
 
 
 def test_a_worker_killed_while_idle_is_replaced(pool):
-    pool.score(SUM, [response(5)]).result(timeout=60)
+    assert outcomes(pool.score(SUM, [response(5)])) == ["right"]
     os.kill(worker_pid(pool), signal.SIGKILL)
     assert outcomes(pool.score(SUM, [response(5), response(6)])) == ["right", "wrong"]
 
 
-def test_a_worker_that_stops_hearing_is_replaced(monkeypatch):
+def test_a_worker_that_stops_reading_is_replaced(monkeypatch):
     """The group is larger than a socket's buffer: the pool waits for it to be read."""
     monkeypatch.setattr("tramontane.verifier.pool.TRANSFER_SECONDS", 1)
-    with VerifierPool(VerifierConfig(), 256, 32) as pool:
+    with VerifierPool(VerifierConfig(timeout_s=60), 256, 32) as pool:
         assert outcomes(pool.score(SUM, [response(5)])) == ["right"]
         os.kill(worker_pid(pool), signal.SIGSTOP)
         long = ("<think>" + "2 + 3 = 5. " * 100_000 + "</think>", 300)
@@ -138,36 +173,34 @@ def test_a_worker_that_stops_hearing_is_replaced(monkeypatch):
         assert pool.stats().restarts == 1
 
 
-def test_kills_under_load(pool):
+def test_kills_under_load_cost_no_verdict(pool):
     group = [response(5), response(6)] * 8
-    futures = [pool.score(SUM, group) for _ in range(600)]
+    futures = []
+    before = pool.stats()
     for _ in range(2):
-        deadline = time.monotonic() + 60
-        while not pool._workers[0]._warm:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        pid = worker_pid(pool)
-        time.sleep(0.1)
-        os.kill(pid, signal.SIGKILL)
-        while worker_pid(pool) == pid:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert not futures[-1].done()
-    assert [outcomes(future) for future in futures] == [["right", "wrong"] * 8] * 600
+        start = pool.stats().verdicts
+        futures += [pool.score(SUM, group) for _ in range(100)]
+        wait_for(lambda start=start: pool.stats().verdicts > start + 50)
+        os.kill(worker_pid(pool), signal.SIGKILL)
+        assert not futures[-1].done()
+    assert [outcomes(future) for future in futures] == [["right", "wrong"] * 8] * 200
+    assert pool.stats().restarts - before.restarts == 2
 
 
-def test_close_is_prompt_and_fails_what_is_pending():
-    pool = VerifierPool(patient(30), 256, 32)
-    future = pool.score(ALGEBRA, [response(SLOW)])
+def test_close_kills_workers_and_fails_unfinished_groups(folder):
+    hangs = Hangs(folder)
+    pool = VerifierPool(config(timeout_s=3600), 256, 32)
+    hanging = pool.score(ALGEBRA, [response("x+1", "hang")])
     waiting = pool.score(ALGEBRA, [response("x+1")])
-    time.sleep(0.1)
-    started = time.perf_counter()
+    pid = hangs.next_pid()
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(WAIT_SECONDS)  # the task itself hangs for longer
+    assert not closing.is_alive() and is_gone(pid)
     pool.close()
-    pool.close()
-    assert time.perf_counter() - started < 3
-    for one in (future, waiting):
+    for future in (hanging, waiting):
         with pytest.raises(RuntimeError, match="closed"):
-            one.result(timeout=1)
+            future.result(timeout=0)
     with pytest.raises(RuntimeError, match="closed"):
         pool.score(SUM, [response(5)])
 
@@ -177,4 +210,4 @@ def test_a_worker_that_cannot_start_is_an_error(monkeypatch):
     with VerifierPool(VerifierConfig(), 256, 32) as pool:
         future = pool.score(SUM, [response(5)])
         with pytest.raises(RuntimeError, match="could not be started \\(exit code 1\\)"):
-            future.result(timeout=20)
+            future.result(timeout=WAIT_SECONDS)

@@ -1,6 +1,4 @@
-"""The composed reward: PAPERS' checks, and properties for any text."""
-
-import time
+"""The reward of one completion: the paper's values, and properties for any text."""
 
 import pytest
 from hypothesis import given, settings
@@ -124,16 +122,15 @@ FRACTION = VerifierConfig(
         ("print(int(input()) ** 2)", 20),
         ("n = int(input()); print(n * n if n != 4 else 0)", 19),
         ("n = int(input()); print(n * n if n % 2 else 1 / 0)", 10),
-        # The third that is late is the last that is run.
-        ("n = int(input())\nwhile n > 4: pass\nprint(n * n)", 5),
+        ("n = int(input())\nwhile n in (5, 6): pass\nprint(n * n)", 18),
+        # After the third test that times out no more are run: tests 9 to 20 would pass.
+        ("n = int(input())\nwhile n in (5, 6, 7): pass\nprint(n * n)", 5),
         ("syntax error", 0),
     ],
 )
-def test_the_fraction_of_tests_as_a_reward(program, passed):
+def test_a_reward_of_the_fraction_of_tests(program, passed):
     text = f"<think>I square the number.</think>Here it is:\n```python\n{program}\n```\n"
-    started = time.perf_counter()
     verdict = score(text, problem=SQUARE, config=FRACTION)
-    assert time.perf_counter() - started < 8
     assert verdict.parts["correctness"] == pytest.approx(0.9 * passed / 20)
     assert verdict.verdict == ("right" if passed == 20 else "wrong")
     if passed < 20:

@@ -1,8 +1,8 @@
-"""A user's own rewards: Python functions named by import path, graded beside the four axes.
+"""The user's own rewards: Python functions named by import path, added to the four axes.
 
 A function takes (problem, text, n_tokens) and returns a number between 0 and 1; its part of the
 reward is that number times its weight. It runs where `reward.grade` runs, in a worker process of
-the pool, so that time and memory are bounded; what it raises makes the completion unscorable.
+the pool, so that time and memory are bounded; an exception makes the completion unscorable.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ RewardFunction = Callable[[Problem, str, int], float]
 
 
 class RewardFailed(Exception):
-    """A function raised, or did not return a number between 0 and 1."""
+    """A reward function raised an exception, or did not return a number between 0 and 1."""
 
 
 def check(rewards: Iterable[CustomReward]) -> None:
-    """Import every function.
+    """Import every reward function.
 
     Raises:
-        InputError: one of them cannot be imported, or is not a function.
+        InputError: a name cannot be imported, or is not callable.
     """
     for reward in rewards:
         where = f"verifier.reward.custom: {reward.name}: function {reward.function!r}"
@@ -45,7 +45,7 @@ def check(rewards: Iterable[CustomReward]) -> None:
 
 @lru_cache
 def load(path: str) -> RewardFunction:
-    """The function at an import path; the current folder is looked at last."""
+    """Import a function by its path; the current folder is searched last."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     module, _, name = path.rpartition(".")
@@ -54,15 +54,15 @@ def load(path: str) -> RewardFunction:
 
 
 def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> float:
-    """What this reward adds for one completion.
+    """The weighted part of the reward that one function gives a completion.
 
     Raises:
-        RewardFailed: whatever went wrong, with the reward's name.
+        RewardFailed: the function failed; the message names the reward.
     """
     try:
         value = float(load(reward.function)(problem, text, n_tokens))
-    except Exception as error:  # named here, made unscorable by `grade`
+    except Exception as error:  # `grade` makes it unscorable
         raise RewardFailed(f"{reward.name}: {type(error).__name__}: {error}") from error
-    if not 0 <= value <= 1:  # and not a NaN
+    if not 0 <= value <= 1:  # NaN fails too
         raise RewardFailed(f"{reward.name}: {value:g} is not between 0 and 1")
     return reward.weight * value

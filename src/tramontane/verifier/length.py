@@ -4,9 +4,10 @@ from __future__ import annotations
 
 
 def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) -> float:
-    """Nothing up to l_max − l_cache, then linear, −scale from l_max on.
+    """The penalty for a completion of `n_tokens` tokens: between −scale and 0.
 
-    An `l_cache` of 0 leaves a step: nothing up to l_max, −scale beyond.
+    0 up to l_max − l_cache tokens, then linear, −scale from l_max on. With an `l_cache` of 0 it is
+    a step: 0 up to l_max, −scale beyond.
     """
     excess = n_tokens - (l_max - l_cache)
     if excess <= 0:

@@ -1,13 +1,13 @@
-"""Worker processes that grade groups, killed from outside when late, replaced when they die.
+"""Worker processes that grade groups: killed from outside when late, replaced when they die.
 
-One socket and one supervising thread a worker; verdicts travel one by one, so that the completion
-that hangs or kills is named `unscorable` and its siblings keep their verdicts. A worker that dies
-without being late (killed from outside, say) is replaced, and the completion that it was at is
-tried once more before it is blamed.
+Each worker has one socket and one supervising thread. Verdicts travel one at a time, so that the
+completion that hangs or kills its worker is named `unscorable` and its siblings keep their
+verdicts. When a worker dies without being late (killed from outside, say), it is replaced, and the
+completion that it was grading is tried once more before it is blamed.
 
 Why not pebble, which does most of this: its workers share one pipe, and a worker killed while
-writing leaves half a message on it, on which the whole pool waits for ever (measured, 5.2.3:
-random SIGKILLs under load hang it within seconds, with one worker as with two).
+writing leaves half a message on it, for which the whole pool waits forever (measured, 5.2.3: random
+SIGKILLs under load hang it within seconds, with one worker as with two).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -38,38 +38,17 @@ from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, custom
 from tramontane.verifier.reward import unscorable
 
-START_SECONDS = 120.0
+START_SECONDS = 120.0  # for a worker to import its libraries
 TRANSFER_SECONDS = 30  # for one message, once it has begun
-STARTS = 5  # in a row, before a worker is given up
+KILL_SECONDS = 60.0  # for a killed worker to be gone
+CLOSE_SECONDS = 0.05  # between two attempts to end a supervising thread
+MAX_STARTS = 5  # of one worker in a row
 Response = tuple[str, int]
 
 
 @dataclass
-class _Group:
-    """The completions of one problem and the verdicts that are in; or, without a problem, a
-    program to be run and what it printed."""
-
-    problem: Problem | None
-    items: Sequence[Response | code.Trial]
-    future: Future[Any]
-    lost: Callable[[str, float], Any]  # the result, by reason and seconds, of what gave none
-    lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; a program has none
-    results: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _Task:
-    """Some items of a group, for one worker, with a time limit for each of them."""
-
-    group: _Group
-    indices: list[int]
-    limit_s: float
-    retried: set[int] = field(default_factory=set)
-
-
-@dataclass
 class PoolStats:
-    """What a pool did so far; `busy_seconds` is summed over its workers."""
+    """Counts over the life of a pool; `busy_seconds` is summed over its workers."""
 
     verdicts: int = 0
     busy_seconds: float = 0.0
@@ -78,22 +57,13 @@ class PoolStats:
     restarts: int = 0
 
 
-def _limit_transfers(connection: Connection) -> None:
-    """A worker that stops in the middle of a message fails the transfer (`OSError`), as one that is
-    gone does: a pipe's buffer is soon full, and half a message may have been read."""
-    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-
-
 class VerifierPool:
     """Grades groups of completions in `config.workers` processes.
 
     Args:
         config: workers, limits and reward weights.
-        l_max: the length penalty's upper end, in tokens.
-        l_cache: how far below `l_max` the penalty starts.
+        l_max: completion length in tokens from which on the length penalty is full.
+        l_cache: number of tokens below `l_max` at which the penalty starts.
 
     Raises:
         InputError: a custom reward cannot be imported.
@@ -116,49 +86,51 @@ class VerifierPool:
     def score(
         self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None = None
     ) -> Future[list[Verdict]]:
-        """Grade the completions of one group, (text, number of tokens) each; `lengths` are l_max
-        and l_cache, where they are not the pool's.
+        """Grade the completions of one group.
 
-        The future gives their verdicts in order; it fails only when no worker can be started.
+        The future holds the verdicts in the order of the responses; it fails only when no worker
+        can be started.
+
+        Args:
+            problem: the problem that all completions answer.
+            responses: the text and the number of tokens of each completion.
+            lengths: (l_max, l_cache), if they differ from the pool's.
+
+        Raises:
+            RuntimeError: the pool is closed.
         """
-        if self._closing:
-            raise RuntimeError("the verifier pool is closed")
-        future: Future[list[Verdict]] = Future()
-        future.set_running_or_notify_cancel()
-        parts = self.config.reward.parts
-        group = _Group(
-            problem,
-            responses,
-            future,
-            lambda why, s: unscorable(why, s, parts),
-            lengths or self._lengths,
-        )
-        if not responses:
-            future.set_result([])
-        elif problem.domain == "code":  # slow: a program a worker
+        group = _Group(problem, responses, self.config, lengths or self._lengths)
+        if problem.domain == "code":  # slow: each program may go to another worker
             limit = code.time_limit(problem, self.config)
-            for index in range(len(responses)):
-                self._tasks.put(_Task(group, [index], limit))
+            tasks = [_Task(group, [index], limit) for index in range(len(responses))]
         else:
-            self._tasks.put(_Task(group, list(range(len(responses))), self.config.timeout_s))
-        return future
+            tasks = [_Task(group, list(range(len(responses))), self.config.timeout_s)]
+        return self._submit(group, tasks)
 
     def run(self, trial: code.Trial) -> Future[list[code.TrialOutput]]:
-        """Run a program, for what it prints on each input.
+        """Run a program; the future holds its output for each input.
 
         The future fails only when no worker can be started.
+
+        Raises:
+            RuntimeError: the pool is closed.
         """
+        group = _Group(None, [trial], self.config)
+        return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
+
+    def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
         if self._closing:
             raise RuntimeError("the verifier pool is closed")
-        future: Future[list[code.TrialOutput]] = Future()
-        future.set_running_or_notify_cancel()
-        group = _Group(
-            None, [trial], future, lambda why, _: [code.TrialOutput("", why)] * len(trial.inputs)
-        )
-        self._tasks.put(_Task(group, [0], trial.time_limit(self.config)))
-        return future
+        group.future.set_running_or_notify_cancel()
+        if not group.items:
+            group.future.set_result([])
+            return group.future
+        for task in tasks:
+            self._tasks.put(task)
+        return group.future
 
     def stats(self) -> PoolStats:
+        """A copy of the counts so far."""
         with self._lock:
             return PoolStats(**vars(self._stats))
 
@@ -170,9 +142,9 @@ class VerifierPool:
         for _ in self._workers:
             self._tasks.put(None)
         for worker in self._workers:
-            while worker.thread.is_alive():  # again and again: it may be starting one right now
+            while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
                 worker.kill()
-                worker.thread.join(0.05)
+                worker.thread.join(CLOSE_SECONDS)
         self._folder.cleanup()
 
     def __enter__(self) -> VerifierPool:
@@ -186,19 +158,19 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _done(self, task: _Task, result: Any) -> None:
-        """Take the result of the first of the task's items."""
+    # ------------------------------------------------------------ called by supervising threads
+
+    def _finish_item(self, task: _Task, result: Any) -> None:
+        """Record the result of the task's current item, and complete the group with its last."""
         group = task.group
         with self._lock:
-            group.results[task.indices.pop(0)] = result
+            group.results[task.pending.pop(0)] = result
             if isinstance(result, Verdict):
                 self._stats.verdicts += 1
                 self._stats.unscorable += result.verdict == "unscorable"
             complete = len(group.results) == len(group.items)
-        if complete and group.problem is None:
-            group.future.set_result(result)
-        elif complete:
-            group.future.set_result([group.results[i] for i in range(len(group.items))])
+        if complete:
+            group.complete()
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with self._lock:
@@ -212,8 +184,49 @@ class VerifierPool:
             self._stats.busy_seconds += busy
 
 
+@dataclass
+class _Group:
+    """The completions of one problem and their verdicts; or, without a problem, one program and
+    its outputs."""
+
+    problem: Problem | None
+    items: Sequence[Response | code.Trial]
+    config: VerifierConfig
+    lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; unused for a program
+    future: Future[Any] = field(default_factory=Future)
+    results: dict[int, Any] = field(default_factory=dict)
+
+    def complete(self) -> None:
+        results = [self.results[index] for index in range(len(self.items))]
+        self.future.set_result(results[0] if self.problem is None else results)
+
+    def failure(self, item: Response | code.Trial, reason: str, seconds: float) -> Any:
+        """The result of an item for which a worker gave none."""
+        if isinstance(item, code.Trial):
+            return [code.TrialOutput("", reason)] * len(item.inputs)
+        return unscorable(reason, self.config.reward.parts, seconds=seconds)
+
+
+@dataclass
+class _Task:
+    """Items of a group for one worker, in order, with a time limit in seconds for each."""
+
+    group: _Group
+    pending: list[int]  # indices of the group's items; the first is being graded
+    limit_s: float
+    retried: set[int] = field(default_factory=set)
+
+    @property
+    def pending_items(self) -> list[Response | code.Trial]:
+        return [self.group.items[index] for index in self.pending]
+
+    def failure(self, reason: str, seconds: float = 0.0) -> Any:
+        """The result of the current item when its worker gave none."""
+        return self.group.failure(self.group.items[self.pending[0]], reason, seconds)
+
+
 class _Worker:
-    """One process and the thread that feeds, watches, kills and replaces it."""
+    """One process, and the thread that sends it tasks, kills it when late, and replaces it."""
 
     def __init__(self, pool: VerifierPool, number: int) -> None:
         self.pool = pool
@@ -228,58 +241,60 @@ class _Worker:
             process.kill()
 
     def _serve(self) -> None:
-        """Waits for a task; unblocked by `score` and by `close`."""
-        while (task := self._next()) is not None:
+        """Waits for a task; unblocked by `score`, `run` and `close`."""
+        while (task := self._next_task()) is not None:
             started = time.perf_counter()
             try:
                 self._run(task)
             except Exception as error:
-                # This thread is the only one who waits for the group's end: hand the error on.
+                # Only this thread can complete the group: hand the error on to its future.
                 self.pool._fail(task.group, error)
             self.pool._count(busy=time.perf_counter() - started)
         self._stop()
 
-    def _next(self) -> _Task | None:
-        """The next task; a process is made ready, or replaced, before there is one."""
+    def _next_task(self) -> _Task | None:
+        """The next task; a missing process is started before the wait, to warm up during it."""
         if not self.pool._closing and self.process is None:
-            with contextlib.suppress(OSError):  # said to the group that needs it, by `_ready`
+            with contextlib.suppress(OSError):  # `_ready` reports it to the group that needs it
                 self._start()
         return self.pool._tasks.get()
 
     def _run(self, task: _Task) -> None:
-        """Get a result for each of the task's items, through however many processes."""
-        while task.indices:
+        """Get a result for each of the task's items, with as many processes as that takes."""
+        while task.pending:
             if self.pool._closing:
                 raise RuntimeError("the verifier pool was closed")
             connection = self._ready()
-            items = [task.group.items[i] for i in task.indices]
             try:
-                connection.send((task.group.problem, items, *task.group.lengths))
-                while task.indices:
+                connection.send((task.group.problem, task.pending_items, *task.group.lengths))
+                while task.pending:
                     if not connection.poll(task.limit_s):
                         self._stop()
                         self.pool._count(timeouts=1, restarts=1)
                         reason = f"timed out after {task.limit_s:g} s"
-                        self.pool._done(task, task.group.lost(reason, task.limit_s))
+                        self.pool._finish_item(task, task.failure(reason, task.limit_s))
                         break
-                    self.pool._done(task, connection.recv())
+                    self.pool._finish_item(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
-                how = self._stop()
-                if self.pool._closing:
-                    continue
-                self.pool._count(restarts=1)
-                if task.indices[0] in task.retried:
-                    reason = f"the worker died ({how})"
-                    self.pool._done(task, task.group.lost(reason, 0.0))
-                else:
-                    task.retried.add(task.indices[0])
+                self._blame_or_retry(task, self._stop())
+
+    def _blame_or_retry(self, task: _Task, ending: str) -> None:
+        """After a worker's death: the item that it was grading is tried once more."""
+        if self.pool._closing:
+            return
+        self.pool._count(restarts=1)
+        current = task.pending[0]
+        if current in task.retried:
+            self.pool._finish_item(task, task.failure(f"the worker died ({ending})"))
+        else:
+            task.retried.add(current)
 
     def _start(self) -> None:
         """Start a process; it warms up while this thread waits for a task."""
-        shutil.rmtree(self.folder, ignore_errors=True)  # what a killed one left behind
+        shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process
         self.folder.mkdir()
         ours, theirs = Pipe()
-        # A plain interpreter rather than multiprocessing: nobody's __main__ is imported again.
+        # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tramontane.verifier.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -290,14 +305,19 @@ class _Worker:
         theirs.close()
         _limit_transfers(ours)
         self.connection = ours
-        with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will see
+        with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will notice
             ours.send((self.pool.config, str(self.folder)))
 
     def _ready(self) -> Connection:
-        """The connection to a process that has warmed up."""
-        for _ in range(STARTS):
+        """The connection to a process that has warmed up, started if necessary.
+
+        Raises:
+            RuntimeError: MAX_STARTS processes in a row died before they were ready, or the pool
+                was closed.
+        """
+        for _ in range(MAX_STARTS):
             if self.process is not None and self.process.poll() is not None:
-                self._stop()  # killed while it was idle
+                self._stop()  # it was killed while idle
                 self.pool._count(restarts=1)
             if self.process is None:
                 self._start()
@@ -310,17 +330,17 @@ class _Worker:
                     return self.connection
             except (EOFError, OSError):
                 pass
-            how = self._stop()
+            ending = self._stop()
             if self.pool._closing:
                 raise RuntimeError("the verifier pool was closed")
-        raise RuntimeError(f"a verifier worker could not be started ({how}); see stderr for why")
+        raise RuntimeError(f"a verifier worker could not be started ({ending}); see stderr for why")
 
     def _stop(self) -> str:
-        """Kill the process, if any, and say how it ended."""
+        """Kill the process, if any, and describe how it ended."""
         if self.process is None:
             return "not running"
         self.process.kill()
-        status = self.process.wait()
+        status = self.process.wait(KILL_SECONDS)
         if self.connection is not None:
             self.connection.close()
         self.process = self.connection = None
@@ -328,3 +348,12 @@ class _Worker:
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"
+
+
+def _limit_transfers(connection: Connection) -> None:
+    """Let a transfer fail (`OSError`) when the worker stops in the middle of a message, as it fails
+    when the worker is gone: a pipe's buffer is soon full, and half a message may have been read."""
+    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -1,7 +1,8 @@
-"""What a verifier worker is: `python -m tramontane.verifier.worker FD`, started by `pool`.
+"""A worker process of the pool: `python -m tramontane.verifier.worker FD`.
 
-Over the socket FD come tasks (pickled tuples), and go verdicts, or what programs printed, one by
-one, as they are made: so the pool knows which item it was at when a worker is late or dies.
+Tasks (pickled tuples) arrive over the socket FD. Verdicts, or outputs of programs, are sent back
+one at a time as soon as each is ready, so that the pool knows which item a worker was grading when
+it is late or dies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tramontane.verifier.reward import grade
 
 
 def main(descriptor: int) -> None:
-    """Serve until the other end closes, which it does also by dying."""
+    """Serve until the pool closes its end of the socket, or dies."""
     die_with_parent()
     connection = Connection(descriptor)
     config: VerifierConfig
@@ -44,7 +45,7 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    # Nothing that a library prints may reach the run's display; errors still go to stderr.
+    # Output of libraries must not reach the run's display; errors still go to stderr.
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody listens
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the pool is gone
         main(int(sys.argv[1]))
