@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tramontane.config import RewardConfig, VerifierConfig
+from tramontane.config import CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import grade
 from tramontane.verifier.length import length_penalty
@@ -66,14 +66,25 @@ def test_unscorable_has_a_reason_and_no_reward():
     assert "no reference" in verdict.reason
 
 
-def test_an_exception_is_unscorable_not_zero(monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("inside")
+def test_an_exception_is_unscorable_not_wrong():
+    broken = Problem("p", "code", "Print seven.", tests={"type": "stdio"})  # without cases
+    config = VerifierConfig(allow_unsandboxed=True)
+    verdict = score("<think>Easy.</think>```python\nprint(7)\n```", problem=broken, config=config)
+    assert (verdict.verdict, verdict.reason) == ("unscorable", "KeyError: 'cases'")
+    assert set(verdict.parts.values()) == {0.0}
 
-    monkeypatch.setattr("tramontane.verifier.math.grade.judge", broken)
-    verdict = score(GOOD)
+
+def raises(problem, text, n_tokens):
+    raise ValueError(text * 100)
+
+
+def test_the_reason_of_an_exception_is_cut():
+    reward = CustomReward(name="raises", function=f"{__name__}.raises", weight=1)
+    config = VerifierConfig(reward=RewardConfig(custom=(reward,)))
+    verdict = score(GOOD, config=config)
     assert verdict.verdict == "unscorable"
-    assert verdict.reason == "ZeroDivisionError: inside"
+    assert verdict.reason.startswith("RewardFailed: raises: ValueError: <think>")
+    assert len(verdict.reason) == 300
 
 
 WORDS = r"""
@@ -87,7 +98,7 @@ REFERENCES = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=TEXTS, reference=REFERENCES, n_tokens=st.integers(0, 200), wrap=st.booleans())
 def test_properties(text, reference, n_tokens, wrap):
     problem = Problem("p", "math", "What is the answer to this question?", reference)
