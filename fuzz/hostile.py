@@ -40,7 +40,7 @@ LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (CONFIG.code_timeout_s + sandbox.G
 GONE_SECONDS = 3.0  # for what was killed to be gone
 MEMORY_MB = 64  # that this process may grow by, over all programs
 FOLDERS = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/root", "/home", "/dev", "/var/cache"]
-_SUBREAPER = 36
+SUBREAPER = 36
 
 
 @dataclass
@@ -61,7 +61,7 @@ class World:
         headers = [path for cache in caches for path in cache.glob("tramontane/headers-*")]
         self.mark, self.folders = mark, [folder, *headers]
         # Orphans come to this process, and to no other that could be overlooked.
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self.before = self.look()
 
     def look(self) -> dict[str, set[str]]:

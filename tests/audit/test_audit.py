@@ -1,4 +1,4 @@
-"""The audit finds what was planted, and nothing where all is well."""
+"""The audit finds planted faults, and nothing in rollouts without faults."""
 
 import gzip
 import json
@@ -44,7 +44,7 @@ GOOD = [
     ),
     rollout(text(r"\frac{1}{2}", "that is 0.5"), "right", "0.5", group=5),
     rollout(program("import sys\nprint(sum(map(int, sys.stdin)))"), "right", None, group=6),
-    # Two of four: no majority. Three of four, but right.
+    # Two of four are no majority; three of four are, but right.
     *[rollout(text(7), "wrong", group=7, index=i) for i in range(2)],
     *[rollout(text(5), "right", group=7, index=i) for i in range(2, 4)],
     *[rollout(text(5), "right", group=8, index=i) for i in range(3)],
@@ -67,9 +67,9 @@ PLANTED = [
     (rollout(program("print(1)"), "right", answer=None, group=9), set()),
     (rollout(program("import os\nos._exit(0)"), "right", answer=None, group=11), {"program"}),
     (rollout(program("import os\nos._exit(0)"), "wrong", answer=None, group=12), set()),
-    # math-verify would expand it for minutes: it must be stopped from outside.
+    # math-verify would expand this for minutes: its worker must be killed.
     (rollout(text("(x+y+z+w)^{200}", "(x+y+z+w)^{200}"), "right", "x+1", group=10), set()),
-    # No hedge; but math-verify alone does not intersect.
+    # No hedge, but math-verify cannot intersect intervals.
     (rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=13), {"disputed"}),
 ]
 
@@ -101,14 +101,14 @@ def test_each_planted_row_is_found_under_its_kinds(run):
         for kind in kinds
     ]
     assert set(found) ^ set(expected) == set() and len(found) == len(expected)
-    assert result.undecided == 1  # the one that had to be stopped
+    assert result.undecided == 1  # the pair whose worker was killed
     assert result.completions == len(GOOD) + len(PLANTED)
     assert result.unscorable_rates == {"p6": (1, 2)}
     assert result.share("majority") == "6.7 % of 15 groups"
     assert result.share("program") == "33.3 % of 3 right programs"
 
 
-def test_disputes_name_who_disputes(run):
+def test_disputes_name_the_verifiers_that_disagree(run):
     details = {f["problem_id"]: f["detail"] for f in findings(run[0]) if f["kind"] == "disputed"}
     everyone = "string equality, numeric comparison, math-verify, grading again: right"
     assert details["p5"] == everyone
@@ -124,7 +124,7 @@ def test_the_report_links_to_the_rollouts(run):
 
 
 def check_links(page, found):
-    """Each leads from where the page lies to the line with the completion."""
+    """Each link leads from the page's folder to the line with the completion."""
     links = re.findall(r"\]\(([^)]+)#L(\d+)\)", page.read_text(encoding="utf-8"))
     assert len(links) == len(found)
     for (file, line), finding in zip(links, found, strict=True):
@@ -132,7 +132,7 @@ def check_links(page, found):
         assert row.get("problem_id", row.get("id")) == finding.problem_id
 
 
-def test_what_score_wrote_is_joined_with_what_it_read(tmp_path):
+def test_the_output_of_score_is_joined_with_its_input(tmp_path):
     row = {"id": "a", "domain": "math", "problem": "2+3?", "answer": 5, "response": text(5)}
     rows = [row, {"id": 7}, row | {"response": text(5, "Hm.")}, row | {"response": text(6)}]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
@@ -142,13 +142,13 @@ def test_what_score_wrote_is_joined_with_what_it_read(tmp_path):
     found = tramontane.audit(out, rows=source)
     assert [(f.kind, f.line) for f in found.findings] == [("not in thoughts", 2)]
     write(source, rows[:1])
-    found = tramontane.audit(out, rows=source)
+    found = tramontane.audit(out, rows=source, sample=0)
     assert [line.partition(" is not in")[0] for line in found.broken] == [
         f"{out}:2: id 'a'", f"{out}:3: id 'a'"
     ]  # fmt: skip
 
 
-def test_a_lookup_table_is_seen_where_the_tests_are_given(tmp_path):
+def test_a_lookup_table_is_found_if_the_tests_are_known(tmp_path):
     cases = [{"input": f"{n}\n", "output": f"{n * 137}\n"} for n in range(1, 6)]
     row = {"id": "a", "domain": "code", "problem": "Times 137.", "tests": {"type": "stdio"}}
     row["tests"]["cases"] = cases
@@ -162,7 +162,7 @@ def test_a_lookup_table_is_seen_where_the_tests_are_given(tmp_path):
     assert finding.detail == "holds 5 of 5 expected outputs"
 
 
-def test_an_evaluation_whose_answer_is_what_was_extracted(tmp_path):
+def test_the_label_of_an_evaluation_is_its_reference(tmp_path):
     row = {"group": 0, "index": 0, "problem_id": "e", "domain": "math", "reference": "5"}
     row |= {"text": text(6), "verdict": "right", "reason": "", "answer": "6"}
     file = write(tmp_path / "evaluation_after.jsonl", [row])
@@ -170,7 +170,7 @@ def test_an_evaluation_whose_answer_is_what_was_extracted(tmp_path):
     assert {f.kind for f in result.findings} == {"disputed"}
 
 
-def test_the_sample_bounds_what_others_look_at(tmp_path):
+def test_the_sample_bounds_the_pairs_that_other_verifiers_judge(tmp_path):
     rows = [rollout(text(i), "wrong", str(i), group=i) for i in range(10)]
     result = tramontane.audit(write(tmp_path / "in.jsonl", rows), sample=3)
     assert len(result.findings_of("disputed")) == 3
@@ -191,15 +191,15 @@ def test_the_command(tmp_path):
     assert all(len(re.findall(r"(?<!\\)\|", x)) == 6 for x in page.open() if x.startswith("| ["))
 
 
-def test_a_file_of_a_run_gets_a_page_of_its_own_beside_it(run, tmp_path):
+def test_a_file_of_a_run_gets_a_page_of_its_own_next_to_it(run, tmp_path):
     page = (run[0] / "audit.md").read_bytes()
     file = run[0] / "rollouts" / "update_000002.jsonl"
-    result = tramontane.audit(file, config=VerifierConfig(timeout_s=1.0))
+    result = tramontane.audit(file, sample=0)
     assert (run[0] / "audit.md").read_bytes() == page
     assert result.report == file.with_name("audit_update_000002.md")
     check_links(result.report, result.findings)
-    again = tramontane.audit(run[0], tmp_path, config=VerifierConfig(timeout_s=1.0))
-    assert again.completions == len(GOOD) + len(PLANTED)  # its own pages are not taken for rollouts
+    again = tramontane.audit(run[0], tmp_path, sample=0)
+    assert again.completions == len(GOOD) + len(PLANTED)  # pages are not read as rollouts
     check_links(tmp_path / "audit.md", again.findings)
 
 
@@ -320,7 +320,7 @@ def test_plain_opinions():
         ("int main() { puts(\"3\"); }", "never reads its input"),
         ("n = input()\nif n == '1': print('1234')\nelif n == '2': print(2.5e3)\nelse: print(-77)",
          "holds 3 of 3 expected outputs"),
-        # Honest ones.
+        # Honest programs.
         ("import sys\n\ndef main():\n    sys.exit(input())\n\nsys.exit(main())", ""),
         ("n = int(input())\nif n < 0:\n    print(-1)\n    exit()\nprint(n)", ""),
         ("class P:\n    def __eq__(self, o):\n        return self.x == o.x\nprint(input())", ""),

@@ -36,6 +36,8 @@ def find_disputes(
         pairs = sorted(random.Random(0).sample(pairs, sample))
     asked = sum(len(graded[pair]) for pair in pairs)
     result.totals["disputed"] = (asked, "completions that others looked at")
+    if not pairs:
+        return  # the pool's workers take seconds to start
     with VerifierPool(_only_math_verify(config), sys.maxsize, 0) as pool:
         futures = [
             pool.score(

@@ -1,4 +1,4 @@
-"""Function tests: hostile programs on every rung that works here, and what travels between."""
+"""Function tests: honest and hostile programs, and the values that travel between processes."""
 
 import gzip
 import json
@@ -22,7 +22,9 @@ from tramontane.verifier.code import cpp, sandbox
 from tramontane.verifier.code.grade import judge, time_limit
 from tramontane.verifier.code.inside import tests_side, wire
 
-CONFIG = VerifierConfig(code_timeout_s=1.5, allow_unsandboxed=True)
+# Long enough on a loaded machine; hostile programs, which may be late, have little time.
+CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
+SHORT = VerifierConfig(code_timeout_s=0.8, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SECRET = "xyzzy" + "-41-" + "plugh"
@@ -43,7 +45,7 @@ def run(program, code, statement="", entry_point="f", tag="python", config=CONFI
 
 
 def programs(file):
-    """The programs of a file, by the names above them."""
+    """The programs of a file, by the name above each."""
     sections = (Path(__file__).parent / file).read_text().split("=== ")[1:]
     return dict(section.split("\n", 1) for section in sections)
 
@@ -63,7 +65,7 @@ def travelled(value):
 
 
 def same(a, b):
-    """Equal, of one type throughout, in one order."""
+    """True if equal in value, type and order, at every level."""
     if type(a) is not type(b):
         return False
     if isinstance(a, (list, tuple, deque)):
@@ -115,7 +117,7 @@ def garbage_or_plain(data):
         value = wire.decode(data, lambda *_: None)
     except wire.Garbage:
         return
-    wire.encode(value, no_reference)  # only what could have been sent
+    wire.encode(value, no_reference)  # the value could have been sent
 
 
 @given(st.binary(max_size=200))
@@ -131,7 +133,7 @@ def test_damaged_values_are_garbage_or_plain(value, draw):
     garbage_or_plain(bytes(data))
 
 
-def test_subclasses_travel_as_what_they_extend():
+def test_subclasses_travel_as_the_type_they_extend():
     class Liar(int):
         def __eq__(self, other):
             return True
@@ -212,7 +214,8 @@ def test_verdicts_say_why(rung):
     assert "name 'f' is not defined" in run("def g(x): pass", code)[1]
     assert run("def f(:", code)[1].startswith("exit code 1: SyntaxError")
     assert run("import sys; sys.exit(3)", code) == ("wrong", "exit code 3")
-    assert run("def f(x):\n    while True: pass", code) == ("wrong", "timed out after 1.5 s")
+    endless = run("def f(x):\n    while True: pass", code, config=SHORT)
+    assert endless == ("wrong", "timed out after 0.8 s")
     assert run("def f(x): return bytearray(10**9)", code) == ("wrong", "needed more than 300 MB")
     assert run("def f(x): return 2", "assert f(1) ==") == (
         "unscorable",
@@ -239,7 +242,7 @@ def test_hostile(name):
         code = "assert list(f(3)) == [4]"
     if sandbox.probe() == "rlimits" and name == "kills the rest":
         pytest.skip("would take the machine's processes along")
-    outcome, reason = run(HOSTILE[name], code)
+    outcome, reason = run(HOSTILE[name], code, config=SHORT)
     assert outcome == "wrong", reason
     assert reason
 
@@ -252,11 +255,12 @@ def test_comparisons_are_not_asked_of_the_program(rung):
         "assert not f(3) != 4",
     ):
         assert run(HOSTILE["equal object"], code)[0] == "wrong", code
-    assert run(HOSTILE["equal list"], "assert f(3) == [5]") == ("right", "")  # what it extends
+    # A subclass of `list` arrives as the list that it is.
+    assert run(HOSTILE["equal list"], "assert f(3) == [5]") == ("right", "")
 
 
 def test_the_tests_are_nowhere_to_be_found(rung):
-    """The program reads all of its memory, of its files, and of other processes where it can."""
+    """The program searches its memory, its files, and other processes as far as it can."""
     search = (Path(__file__).parent / "functions_search.txt").read_text()
     if rung == "landlock":  # not even its own memory is in reach
         assert run(search, f"expected = {SECRET!r}\nassert f(3) == 0") == ("right", "")
@@ -265,7 +269,7 @@ def test_the_tests_are_nowhere_to_be_found(rung):
         f"expected = {SECRET!r}\nx = f(3)\nassert type(x) is int and x > 10**6, x\nassert expected"
     )
     assert run(search, code) == ("right", "")
-    # The search finds what there is to find.
+    # The search does find a secret that is there.
     assert run(f"SEEN = {SECRET!r}\n" + search, code) == (
         "wrong",
         "AssertionError (line 3 of the tests)",
@@ -281,7 +285,7 @@ HOSTILE_CPP = programs("functions_hostile_cpp.txt")
 @needs_gpp
 @pytest.mark.parametrize("name", HOSTILE_CPP)
 def test_hostile_cpp(name):
-    outcome, reason = run(HOSTILE_CPP[name], CPP_CODE, tag="cpp")
+    outcome, reason = run(HOSTILE_CPP[name], CPP_CODE, tag="cpp", config=SHORT)
     assert outcome == "wrong", reason
     assert reason
 
@@ -402,19 +406,19 @@ def test_cpp_helpers_come_from_the_statement():
 
 
 def test_only_types_of_the_standard_library_reach_the_tests():
-    def told(arguments):
+    def signature(arguments):
         line = f"0000 W bool tramontane::exported<0, {arguments}>(int (*)())"
         return cpp.signatures(line, ["f"])["f"]
 
     string = "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >"
-    assert told(f"{string} const&, char const*, int&") == (string, ["char const*", "int&"])
+    assert signature(f"{string} const&, char const*, int&") == (string, ["char const*", "int&"])
     for bad in ("evil", "int); int main(", "int*", "std::function<int ()>", 'int"', "char const*"):
-        assert isinstance(told(f"{bad}, int"), str), bad
+        assert isinstance(signature(f"{bad}, int"), str), bad
 
 
 @needs_gpp
 def test_cpp_names_of_the_library():
-    """All of the library stands before the program: names of what it did not include are free."""
+    """A program may use names of library headers that it does not include."""
     program = "using namespace std;\nint count, left, write;\nint f(int x) { return x + 1; }"
     using = program.replace("return", "return count +")
     assert run(using, CPP_CODE, tag="cpp") == ("right", "")
@@ -448,7 +452,7 @@ def rows(name, step):
 
 
 @needs_data
-def test_programs_that_return_nothing_or_the_same_are_wrong():
+def test_programs_that_return_a_constant_are_wrong():
     for row in rows("humaneval_python.jsonl.gz", 16):
         name = row["tests"]["entry_point"]
         for value in ("None", "0", "[]"):

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import shutil
-import time
 
 import pytest
 
@@ -13,7 +12,8 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code.grade import draw_tests, judge, same_output
 
-CONFIG = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
+CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
+SHORT = VerifierConfig(code_timeout_s=0.4, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SUM = Problem(
@@ -48,21 +48,11 @@ def test_the_first_block_counts():
 
 
 def test_limits():
-    started = time.perf_counter()
-    assert run("while True: pass").reason == "test 1 of 2: timed out after 1 s"
-    assert run("import time; time.sleep(60)").reason == "test 1 of 2: timed out after 1 s"
-    assert time.perf_counter() - started < 4
+    for program in ("while True: pass", "import time; time.sleep(60)"):
+        assert run(program, config=SHORT).reason == "test 1 of 2: timed out after 0.4 s"
     assert run("x = bytearray(10**9)").reason == "test 1 of 2: needed more than 300 MB"
     assert run("while True: print('x' * 10**6)").outcome == "wrong"
     assert run("open('f', 'wb').write(bytes(10**8))").outcome == "wrong"
-
-
-def test_children_are_killed(tmp_path):
-    mark = tmp_path / "alive"
-    child = f"import time; time.sleep(1.5); open({str(mark)!r}, 'w')"
-    run(f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\nprint(3)")
-    time.sleep(1.8)
-    assert not mark.exists()
 
 
 def test_environment_is_bare(monkeypatch):
@@ -70,7 +60,7 @@ def test_environment_is_bare(monkeypatch):
     assert run("import os\nassert 'SECRET_TOKEN' not in os.environ\nprint(3)").reason.startswith(
         "test 2"
     )
-    assert os.listdir(os.getcwd())  # while the program starts in an empty directory:
+    assert os.listdir(os.getcwd())  # but the program starts in an empty directory
     assert run("import os\nassert os.listdir() == []\nprint(3)").reason.startswith("test 2")
 
 
@@ -91,7 +81,7 @@ def test_unscorable():
     assert run("fn main() {}", tag="rust").outcome == "wrong"
 
 
-def test_drawn_tests_are_the_problem_s():
+def test_tests_are_drawn_by_the_problem_s_id():
     cases = [{"input": str(i), "output": ""} for i in range(100)]
     one, two = (Problem(i, "code", "?", tests={"type": "stdio", "cases": cases}) for i in "ab")
     drawn = draw_tests(one, 20)
@@ -141,7 +131,7 @@ def samples(name, n):
     ],
 )
 def test_reference_solutions_pass(name, tag, n):
-    config = VerifierConfig(code_tests=4, allow_unsandboxed=True)
+    config = VerifierConfig(code_tests=4, code_timeout_s=20.0, allow_unsandboxed=True)
     for row in samples(name, n):
         solution = row["solution"]
         solution = solution.get(tag) if isinstance(solution, dict) else solution

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fuzz.hostile import World, faults_of
+from fuzz.hostile import SUBREAPER, World, faults_of
 from fuzz.programs import COMPILER, CPP, GOOD, PYTHON, generate
 
 LEAVES = """
@@ -42,7 +42,7 @@ def test_what_is_left_is_seen(tmp_path):
         daemon.stdout.close()
         assert world.left("none") == []  # killed, or known from then on
     finally:
-        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)
 
 
 def test_programs_are_drawn_by_the_seed():

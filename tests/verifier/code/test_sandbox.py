@@ -1,21 +1,31 @@
-"""Hostile programs, on every rung that works here: the true verdict, and nothing left behind."""
+"""Hostile programs on every rung that works here: the verdict is true, and nothing is left."""
 
+import ast
+import contextlib
+import ctypes
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from fuzz.hostile import SUBREAPER, descendants
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX, judge
 from tramontane.verifier.code.sandbox import ladder
+from tramontane.verifier.code.sandbox.system import ENVIRONMENT, INSIDE
 
-CONFIG = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
+# Long enough on a loaded machine; what is expected to be late has little time.
+CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
+SHORT = VerifierConfig(code_timeout_s=0.4, allow_unsandboxed=True)
+LATE = ("wrong", "test 1 of 2: timed out after 0.4 s")
+GONE_SECONDS = 30.0  # for processes that were killed to be gone
 CASES = [{"input": "7\n", "output": "7\n"}, {"input": "8\n", "output": "8\n"}]
 ECHO = Problem("echo", "code", "Print it.", tests={"type": "stdio", "cases": CASES})
 RIGHT = "\nprint(input())"
@@ -43,35 +53,34 @@ def nothing_left(monkeypatch, tmp_path_factory):
     folder = Path(tempfile.mkdtemp(prefix="tramontane-test-"))
     folder.chmod(0o711)  # a program may be another user
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    mounts = Path("/proc/self/mounts").read_text() if os.path.exists("/proc") else ""
-    before = processes()
+    mounts = Path("/proc/self/mounts").read_text()
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)  # orphans stay below this process
     yield
-    left = processes() - before
-    for _ in range(250):  # others on this machine may run programs too: theirs end as well
-        left &= processes()
-        if not left:
-            break
+    deadline = time.monotonic() + GONE_SECONDS
+    while (rest := processes()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not left
-    folder.rmdir()  # which fails unless it is empty
-    assert not mounts or Path("/proc/self/mounts").read_text() == mounts
+    ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)
+    assert not rest
+    folder.rmdir()  # fails unless it is empty
+    assert Path("/proc/self/mounts").read_text() == mounts
 
 
 def processes():
-    """Processes of sandboxes, by what their command lines name."""
+    """Running processes of sandboxes below this one, by their command lines."""
     found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
+    for pid in [line.split()[0] for line in descendants()]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended meanwhile
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
-            continue
-        if b"inside.runner" in line or b"hostile-mark" in line:
-            found.add(pid)
+            if b"inside.runner" in line or b"hostile-mark" in line:
+                found.add(pid)
+            elif not line:  # an orphan that has ended
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(int(pid), os.WNOHANG)
     return found
 
 
-def run(program, tag="python", problem=ECHO):
-    return judge(f"```{tag}\n{program}\n```", problem, CONFIG)[:2]
+def run(program, tag="python", problem=ECHO, config=CONFIG):
+    return judge(f"```{tag}\n{program}\n```", problem, config)[:2]
 
 
 def test_honest(rung):
@@ -85,7 +94,7 @@ def test_honest(rung):
     assert run("import atexit\natexit.register(lambda: print(input()))") == ("right", "")
     assert run("if __name__ == '__main__':\n    print(input())") == ("right", "")
     assert run("import os\nif os.fork() == 0: os._exit(0)\nos.wait()" + RIGHT) == ("right", "")
-    # A program that never reads what it is given is judged by what it prints.
+    # A program that never reads its input is judged by its output.
     assert run("print(7)") == ("wrong", "test 2 of 2: wrong output")
 
 
@@ -94,7 +103,7 @@ def test_forks_without_end(rung):
         pytest.skip("would take the machine's processes along")
     assert run("import os\nwhile True: os.fork()")[0] == "wrong"
     quiet = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    assert run(quiet) == ("wrong", "test 1 of 2: timed out after 1 s")
+    assert run(quiet, config=SHORT) == LATE
 
 
 def test_leaves_a_child_behind(rung):
@@ -115,10 +124,8 @@ def test_prints_without_end(rung):
 def test_exits_early_sleeps_and_spins(rung):
     assert run("import os; os._exit(0)") == ("wrong", "test 1 of 2: wrong output")
     assert run("import os; os.kill(os.getpid(), 9)") == ("wrong", "test 1 of 2: killed by signal 9")
-    started = time.perf_counter()
-    assert run("import time; time.sleep(60)") == ("wrong", "test 1 of 2: timed out after 1 s")
-    assert run("while True: pass") == ("wrong", "test 1 of 2: timed out after 1 s")
-    assert time.perf_counter() - started < 5
+    assert run("import time; time.sleep(60)", config=SHORT) == LATE
+    assert run("while True: pass", config=SHORT) == LATE
 
 
 def test_kills_everyone(sealed):
@@ -131,8 +138,8 @@ def test_kills_everyone(sealed):
 def test_takes_memory(rung):
     too_much = ("wrong", "test 1 of 2: needed more than 300 MB")
     assert run("x = bytearray(10**9)") == too_much
-    # Each below its limit, all of them together above it.
-    many = "import os, time\nfor i in range(6): os.fork() and 0\nx = b'x' * 10**7\ntime.sleep(9)"
+    # Each process is below the limit, all of them together are above it.
+    many = "import os, time\nfor i in range(5): os.fork()\nx = b'x' * 2 * 10**7\ntime.sleep(60)"
     assert run(many) == too_much
 
 
@@ -188,11 +195,10 @@ def test_writes_outside(sealed, tmp_path):
         assert outcome == "wrong", path
     assert list(tmp_path.iterdir()) == []
     fill = "for i in range(9): open(f'f{i}', 'wb').write(bytes(10 * 2**20))"
-    # Where it is no file system of its own, what is there is looked at now and then.
-    fill += "\nimport time\ntime.sleep(0.5)"
+    fill += "\nimport time\ntime.sleep(60)"  # behind Landlock the files are measured meanwhile
     full = "wrote more than 64 MB" if sealed == "landlock" else "No space left"
     assert full in run(fill + RIGHT)[1]
-    # What one test leaves is gone when the next starts.
+    # The files of one test are gone when the next starts.
     leave = (
         "import os\nassert os.listdir() == []\nopen('f', 'w').write('x')\n"
         "try: open('../seen', 'x')\nexcept PermissionError: pass"
@@ -203,8 +209,7 @@ def test_writes_outside(sealed, tmp_path):
 def test_folders_that_cannot_be_walked(rung):
     nested = "import os\nhere = os.getcwd()\nfor _ in range(1100): os.mkdir('a'); os.chdir('a')\n"
     closed = "os.chdir(here)\nos.makedirs('b/c')\nos.mkdir('b/c/d', 0)\nos.mkdir('e', 0)"
-    outcome, reason = run(nested + closed + RIGHT)
-    assert outcome == "right" or "timed out" in reason  # on a slow disk
+    assert run(nested + closed + RIGHT) == ("right", "")
 
 
 def test_writes_where_nobody_can_look(sealed):
@@ -222,7 +227,7 @@ def test_gains_no_power(sealed):
 
 
 def test_system_calls_that_reach_around(sealed):
-    """New namespaces (with every capability in them), and what outlives a process."""
+    """New namespaces (with every capability in them), and memory that outlives a process."""
     libc = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nEPERM = 1\n"
     calls = {
         "unshare": "libc.unshare(0x10000000)",
@@ -240,7 +245,7 @@ def test_system_calls_that_reach_around(sealed):
 
 
 def zero(rung):
-    """Whether programs are called root in their namespace, with nothing of root's power."""
+    """True if programs are called root in their namespace, without root's power."""
     return rung == "namespaces" and os.geteuid() != 0
 
 
@@ -248,8 +253,7 @@ def zero(rung):
 def test_cpp(rung):
     echo = "#include <bits/stdc++.h>\nint main() { int a; std::cin >> a; std::cout << a; }"
     assert run(echo, "cpp") == ("right", "")
-    loop = "int main() { while (true); }"
-    assert run(loop, "cpp") == ("wrong", "test 1 of 2: timed out after 1 s")
+    assert run("int main() { while (true); }", "cpp", config=SHORT) == LATE
     big = "#include <vector>\nint main() { std::vector<char> v(1000000000); return v[5]; }"
     assert run(big, "cpp") == ("wrong", "test 1 of 2: needed more than 300 MB")
     assert run("int main() { return x; }", "cpp")[1].startswith("does not compile: exit code 1: ")
@@ -277,3 +281,37 @@ def test_the_warning_is_loud(monkeypatch):
     with pytest.warns(RuntimeWarning, match="NO SANDBOX"):
         assert sandbox.probe() == "rlimits"
     sandbox.probe.cache_clear()
+
+
+def test_a_rung_that_does_not_work_says_what_its_tool_printed(monkeypatch, tmp_path):
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho first >&2\necho no permission >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{tmp_path}:{ENVIRONMENT['PATH']}")
+    assert sandbox.why_not("bubblewrap") == "killed the sandbox no permission"
+    monkeypatch.setitem(ENVIRONMENT, "PATH", "/nowhere")
+    assert sandbox.why_not("bubblewrap") == "bwrap not found"
+
+
+def test_code_inside_a_sandbox_imports_itself_and_the_standard_library_in_a_tree():
+    imports = {path.stem: imported(path) for path in INSIDE.glob("*.py")}
+    for name, (own, others) in imports.items():
+        assert own <= imports.keys(), name
+        assert others <= sys.stdlib_module_names, name
+    while leaves := {name for name, (own, _) in imports.items() if not own & imports.keys()}:
+        for name in leaves:
+            del imports[name]
+    assert not imports, "these import each other"
+
+
+def imported(path):
+    """Modules of the same folder, and top-level packages, that a file imports anywhere."""
+    own, others = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            others |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1
+            own |= {node.module} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            others.add(node.module.partition(".")[0])
+    return own, others
