@@ -1,9 +1,9 @@
 """Fuzz the parsers, coverage-guided: `make fuzz`, or `python -m fuzz --seconds 600 [TARGET …]`.
 
-Each target runs in a process of its own (libFuzzer, by atheris) for its share of the time. What it
-learnt stays in build/fuzz/TARGET and is where the next run starts. An input that breaks a check,
-or takes too long, is a finding: written to build/fuzz/findings, one for each place in the code,
-and the run goes on. Exit code 1 when there are any.
+Each target runs in a process of its own (libFuzzer, by atheris) for its share of the time. Its
+corpus stays in build/fuzz/TARGET, and the next run starts from it. An input that breaks a check, or
+takes too long, is a finding: it is written to build/fuzz/findings, one for each place in the code,
+and the run continues. The exit code is 1 if there are findings.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fuzz.vocabulary import TOKENS
 BUILD = Path("build/fuzz")
 FINDINGS = BUILD / "findings"
 MAX_BYTES = 8000
-HANG_SECONDS = 60  # wall clock; what runs in Python is stopped at its target's own limit
+HANG_SECONDS = 60  # of wall-clock time; Python code is stopped at its target's own limit
 MEMORY_MB = 512
-RESTARTS = 20  # of a target whose process a finding ends
+RESTARTS = 20  # of a target, after findings that end its process
 
 
 def main() -> int:
@@ -54,23 +54,23 @@ def main() -> int:
 
 
 def supervise(name: str, seconds: float) -> None:
-    """Run one target, again after an input that ended its process; print its line."""
+    """Run one target, restart it after an input that ends its process, and print its line."""
     log = BUILD / f"{name}.log"
     started, executions, edges = time.monotonic(), 0, "0"
     (BUILD / f"{name}.slowest").unlink(missing_ok=True)
     for _ in range(RESTARTS):
-        left = seconds - (time.monotonic() - started)
-        if left < 1:
+        remaining = seconds - (time.monotonic() - started)
+        if remaining < 1:
             break
-        command = [sys.executable, "-m", "fuzz", "--child", name, "--seconds", str(int(left))]
+        command = [sys.executable, "-m", "fuzz", "--child", name, "--seconds", str(int(remaining))]
         with log.open("w") as out:
             status = subprocess.run(command, stdout=out, stderr=out).returncode
-        said = log.read_text(errors="replace")
-        executions += int((re.findall(r"number_of_executed_units: (\d+)", said) or ["0"])[-1])
-        edges = (re.findall(r"cov: (\d+)", said) or ["0"])[-1]
+        text = log.read_text(errors="replace")
+        executions += int((re.findall(r"number_of_executed_units: (\d+)", text) or ["0"])[-1])
+        edges = (re.findall(r"cov: (\d+)", text) or ["0"])[-1]
         if status == 0:
             break
-        tail = "\n".join(said.splitlines()[-60:])
+        tail = "\n".join(text.splitlines()[-60:])
         ended_by = list(BUILD.glob(f"{name}-*-*"))  # libFuzzer's own: crash-, timeout-, oom-HASH
         for path in ended_by:
             record(path.name.rpartition("-")[0], path.read_bytes(), tail, path.name)
@@ -87,7 +87,7 @@ def supervise(name: str, seconds: float) -> None:
 
 
 def record(name: str, data: bytes, what: str, place: str) -> None:
-    """Keep the first input for each place in the code; later ones only where they are shorter."""
+    """Keep the first input for each place in the code, or a later one if it is shorter."""
     key = hashlib.sha256(place.encode()).hexdigest()[:8]
     kept = FINDINGS / f"{name}-{key}.input"
     if not kept.exists() or len(data) < kept.stat().st_size:
@@ -99,7 +99,7 @@ def record(name: str, data: bytes, what: str, place: str) -> None:
 
 
 def fuzz(name: str, seconds: int) -> None:
-    """The process of one target: libFuzzer's loop, which ends it."""
+    """Run one target in this process, which libFuzzer's loop ends."""
     import atheris
 
     with atheris.instrument_imports(include=["tramontane", "math_verify"]):
@@ -110,7 +110,7 @@ def fuzz(name: str, seconds: int) -> None:
     target = TARGETS[name]
     slowest = 0.05
 
-    def one(data: bytes) -> None:
+    def check(data: bytes) -> None:
         nonlocal slowest
         text = data.decode(errors="replace")
         started = time.process_time()
@@ -118,8 +118,9 @@ def fuzz(name: str, seconds: int) -> None:
             run(target, text)
         except (Exception, Late) as error:
             frames = traceback.extract_tb(error.__traceback__)
-            ours = [f for f in frames if "/tramontane/" in f.filename or "parsers.py" in f.filename]
-            place = " ".join(f"{f.name}:{f.lineno}" for f in ours)
+            known = ("/tramontane/", "parsers.py")
+            shown = [f for f in frames if any(part in f.filename for part in known)]
+            place = " ".join(f"{f.name}:{f.lineno}" for f in shown)
             what = f"{type(error).__name__} {'' if isinstance(error, Late) else place}"
             record(name, data, traceback.format_exc(limit=-8), what)
         took = time.process_time() - started
@@ -140,12 +141,12 @@ def fuzz(name: str, seconds: int) -> None:
         f"-timeout={HANG_SECONDS}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1",
         f"-artifact_prefix={BUILD}/{name}-", "-reload=0", "-len_control=20", str(corpus),
     ]  # fmt: skip
-    atheris.Setup(["fuzz", *options], one, custom_mutator=mutate)
+    atheris.Setup(["fuzz", *options], check, custom_mutator=mutate)
     atheris.Fuzz()
 
 
 def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-    """Half of the time by tokens (put in, cut, repeat, wrap), else as libFuzzer does."""
+    """Half of the time insert, cut, repeat or wrap tokens; else mutate as libFuzzer does."""
     import atheris
 
     draw = random.Random(seed)

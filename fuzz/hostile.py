@@ -1,9 +1,10 @@
-"""A thousand hostile programs in a row, and what they leave behind: `make hostile`.
+"""Judge hostile programs in a row, and search for what they leave behind: `make hostile`.
 
-`python -m fuzz.hostile --rung bubblewrap --programs 1000 --seed 0` judges programs that `programs`
-combines from acts of hostility. None may be right that does not do what the tests ask, none
-unscorable, none take longer than its limits; and after each one there must be no process, mount,
-file, socket, queue, segment or descriptor that was not there before. Exit code 1 otherwise.
+`python -m fuzz.hostile --rung bubblewrap --programs 1000 --seed 0` judges programs that
+`fuzz.programs` combines from hostile acts. A program must not be right if it does not do what the
+tests ask, must not be unscorable, and must not take longer than its limits. After each program
+there must be no process, mount, file, socket, queue, segment or descriptor that was not there
+before. The exit code is 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ PROBLEMS = {
     ),
 }
 LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (CONFIG.code_timeout_s + sandbox.GRACE_SECONDS)
-GONE_SECONDS = 3.0  # for what was killed to be gone
-MEMORY_MB = 64  # that this process may grow by, over all programs
+GONE_SECONDS = 3.0  # for processes that were killed to be gone
+MEMORY_MB = 64  # growth of this process over all programs
 FOLDERS = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/root", "/home", "/dev", "/var/cache"]
 SUBREAPER = 36
 
 
 @dataclass
 class Row:
-    """One line of the table."""
+    """The results of one act: a line of the table."""
 
     verdicts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
@@ -53,19 +54,24 @@ class Row:
 
 
 class World:
-    """What a program could have left behind, outside its sandbox."""
+    """The processes, files and kernel objects outside the sandbox that a program could leave.
+
+    Args:
+        mark: a part of every name that the programs use.
+        folder: the folder for temporary files of the judge.
+    """
 
     def __init__(self, mark: str, folder: Path) -> None:
         caches = (Path("/var/cache"), Path.home() / ".cache")
-        # Others on the machine may be making more of them just now.
+        # Only the present ones: other processes on the machine may make more.
         headers = [path for cache in caches for path in cache.glob("tramontane/headers-*")]
         self.mark, self.folders = mark, [folder, *headers]
-        # Orphans come to this process, and to no other that could be overlooked.
+        # Orphans become children of this process, so that none is overlooked.
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self.before = self.look()
 
     def look(self) -> dict[str, set[str]]:
-        """Names of what is there, by kind."""
+        """The names of everything that exists now, by kind."""
         marked = [p for f in FOLDERS for p in _entries(f) if self.mark in p]
         sockets = "".join(Path(f"/proc/net/{n}").read_text() for n in ("tcp", "tcp6", "udp"))
         unix = [
@@ -88,9 +94,12 @@ class World:
             "descriptor": set(os.listdir("/proc/self/fd")),
         }  # fmt: skip
 
-    def left(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
-        """What was not there before the program of this name, and does not go away by itself;
-        killed or counted as known from then on, so that each program answers for its own."""
+    def leftovers(self, name: str = "", patience: float = GONE_SECONDS) -> list[str]:
+        """Everything that is new since the last call, and still exists after `patience` seconds.
+
+        Processes among it are killed, and the rest counts as known from then on, so that each
+        program answers only for what it left itself.
+        """
         end = time.monotonic() + patience
         while True:
             reap()
@@ -109,7 +118,7 @@ class World:
 
 
 def descendants() -> list[str]:
-    """`pid name` of all processes below this one."""
+    """All processes below this one, as `pid name`."""
     found, parents = [], [str(os.getpid())]
     while parents:
         for task in _entries(f"/proc/{parents.pop()}/task"):
@@ -123,7 +132,7 @@ def descendants() -> list[str]:
 
 
 def reap() -> None:
-    """As init would: nobody else waits for an orphan."""
+    """Wait for ended orphans, as init would."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -134,7 +143,7 @@ def reap() -> None:
 def _entries(folder: str) -> list[str]:
     try:
         return [entry.path for entry in os.scandir(folder)]
-    except OSError:  # not there, or not for us
+    except OSError:  # absent, or not readable
         return []
 
 
@@ -143,7 +152,7 @@ def memory_mb() -> int:
 
 
 def faults_of(program: Program, outcome: str, reason: str, seconds: float) -> list[str]:
-    """What is wrong with a verdict."""
+    """The faults of a verdict."""
     found = []
     if outcome not in ("right", "wrong"):
         found.append(f"{outcome}: {reason}")
@@ -154,14 +163,18 @@ def faults_of(program: Program, outcome: str, reason: str, seconds: float) -> li
     return found
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz.hostile")
     parser.add_argument("--rung", choices=sandbox.RUNGS[:-1], help="by default the best one here")
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="acts whose names hold this")
-    parser.add_argument("--out", type=Path, help="programs with faults go there, as JSON lines")
-    args = parser.parse_args()
+    parser.add_argument("--only", help="only acts with this text in their names")
+    parser.add_argument("--out", type=Path, help="file for programs with faults, as JSON lines")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_arguments()
     rung = args.rung or sandbox.probe()
     if rung == "rlimits" or (why := sandbox.why_not(rung)):
         sys.exit(f"{rung} does not work here: {why}" if rung != "rlimits" else "no sandbox here")
@@ -173,18 +186,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tramontane-hostile-") as name:
         os.chmod(name, 0o711)  # programs may run as a user of their own
         tempfile.tempdir = name
-        judge(
-            "```cpp\n#include <bits/stdc++.h>\n```\n", PROBLEMS["stdio"], CONFIG
-        )  # compiles the header
+        header = "```cpp\n#include <bits/stdc++.h>\n```\n"
+        judge(header, PROBLEMS["stdio"], CONFIG)  # compiles it once, outside the measurements
         world = World(mark, Path(name))
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
             begun = time.monotonic()
             block = f"```{program.tag}\n{program.source}\n```\n"
-            judged = judge(block, PROBLEMS[program.tests], CONFIG)
-            outcome, reason = judged.outcome, judged.reason
+            outcome, reason, *_ = judge(block, PROBLEMS[program.tests], CONFIG)
             seconds = time.monotonic() - begun
-            faults = faults_of(program, outcome, reason, seconds) + world.left(program.name)
+            faults = faults_of(program, outcome, reason, seconds) + world.leftovers(program.name)
             row = rows[program.act]
             row.verdicts[outcome] += 1
             row.seconds.append(seconds)

@@ -1,8 +1,8 @@
-"""One check a parser: what must hold of it for every text, whatever the text is.
+"""Checks of the parsers: properties that must hold for every text.
 
-A check calls the parser on texts and asserts. It may let through the errors that the parser's
-docstring names, and no other. `TARGETS` is what `make fuzz` runs, coverage-guided; the property
-tests (tests/verifier/test_properties.py) run the same checks on texts that hypothesis draws.
+A check calls a parser on texts and asserts. It may let through only the errors that the parser's
+docstring names. `make fuzz` runs the checks in `TARGETS`, guided by coverage; the property tests
+(tests/verifier/test_properties.py) run them on texts that hypothesis draws.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
 from tramontane.verifier.reward import grade
 
-PARSE_SECONDS = 1.0  # of processor time, for a response as long as responses get
+PARSE_SECONDS = 1.0  # of processor time, for a response of the greatest length
 RESPONSE_LENGTH = 100_000
-JUDGE_SECONDS = 5.0  # no verdict may take longer, whatever the answer is
+JUDGE_SECONDS = 5.0  # for the verdict on any answer
 
 
 def check_boxes(text: str) -> None:
@@ -82,7 +82,7 @@ def check_parsed(text: str) -> None:
 def check_normalize(text: str) -> None:
     spelt = normalize(text)
     assert spelt == spelt.strip()
-    # What a verdict records is normalised, and is normalised again where votes are counted.
+    # A verdict records the normalised answer, which is normalised again when votes are counted.
     assert vote(spelt) == vote(text), (spelt, vote(spelt), vote(text))
     number = to_number(spelt)
     if number is not None:
@@ -113,7 +113,7 @@ def check_pair(prediction: str, reference: str) -> None:
 
 
 def check_same(text: str) -> None:
-    """An answer is not wrong for itself, unless the judge says why."""
+    """An answer is not wrong for itself, unless the judge gives a reason."""
     outcome, reason, _ = judge_answer(text, text)
     assert outcome != "wrong" or reason not in ("", "not the reference"), reason
 
@@ -139,7 +139,7 @@ def _judge(prediction: str, reference: str) -> str:
 
 
 def check_grade(response: str, reference: str, statement: str) -> None:
-    """All axes together, as a worker does: it may not raise, nor reward what it cannot judge."""
+    """All axes together: `grade` must not raise, nor reward an answer that it cannot judge."""
     problem = Problem("p", "math", statement, reference)
     verdict = grade(problem, response, 10, VerifierConfig(), 100, 50)
     assert verdict.verdict in ("right", "wrong", "unscorable", "malformed")
@@ -160,12 +160,12 @@ def check_language(problem: str, thoughts: str, answer: str) -> None:
 
 def check_tests(id_: str, output: str, other: str) -> None:
     data = output.encode(errors="surrogatepass")
-    said = data.decode(errors="replace")
+    printed = data.decode(errors="replace")
     for tests in ({}, {"checker": "tokens"}, {"checker": "float"}):
-        assert same_output(said.encode(), said, tests)
+        assert same_output(printed.encode(), printed, tests)
         same_output(data, other, tests)
     known = other.encode(errors="replace").decode()
-    assert same_output(said.encode(), known, {}) == same_output(known.encode(), said, {})
+    assert same_output(printed.encode(), known, {}) == same_output(known.encode(), printed, {})
     cases = [{"input": str(i), "output": ""} for i in range(len(output) % 40)]
     problem = Problem(id_, "code", "", tests={"type": "stdio", "cases": cases})
     drawn = draw_tests(problem, 20)
@@ -174,7 +174,7 @@ def check_tests(id_: str, output: str, other: str) -> None:
 
 
 def check_row(text: str) -> None:
-    """What `score` does with a line before the pool's workers have it, and after."""
+    """A line of `score`'s input: parsing before the pool's workers have it, recording after."""
     try:
         problem, response, tokens = parse_row(text)
     except InputError:
@@ -186,7 +186,7 @@ def check_row(text: str) -> None:
 
 
 def check_odd_row(text: str) -> None:
-    """A row of the right fields with the wrong kinds of values; each character chooses one."""
+    """A row with the right fields and values of wrong types; each character chooses a value."""
     choices = [ODD_VALUES[ord(c) % len(ODD_VALUES)] for c in text[:12].ljust(12)]
     tests = dict(zip(("cases", "checker", "float_tolerance", "code"), choices, strict=False))
     tests["type"] = ("stdio", "python_assert", choices[4])[len(text) % 3]
@@ -200,7 +200,7 @@ def check_odd_row(text: str) -> None:
 
 
 def check_file(text: str, name: str) -> None:
-    """Rows of training data: problems that can be recorded, or an error that says what is wrong."""
+    """Rows of training data: problems that can be recorded, or an `InputError`."""
     data = text.encode(errors="surrogatepass")
     if zipped := "z" in name:
         data = gzip.compress(data, mtime=0)
@@ -220,7 +220,7 @@ def check_file(text: str, name: str) -> None:
 
 
 def check_records(text: str) -> None:
-    """What comes out of a sandbox, which may have been killed in the middle of a word."""
+    """Bytes from a sandbox, which may have been killed while it wrote a record."""
     data = text.encode("utf-8", "surrogatepass")
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])
@@ -236,7 +236,7 @@ def check_records(text: str) -> None:
 
 
 def check_wire(text: str) -> None:
-    """What a program sends to its tests: a plain value that can be sent back, or garbage."""
+    """A message from a program to its tests: a plain value that can be sent back, or garbage."""
     kept = object()
 
     def resolve(tag: int, number: int) -> object:
@@ -255,10 +255,10 @@ def check_wire(text: str) -> None:
     assert type(again) is type(value) and len(wire.encode(again, refer)) == len(data)
 
 
-def check_growth(before: str, repeated: str, behind: str) -> None:
-    """No scan takes more than its time on a response as long as responses get."""
+def check_growth(before: str, repeated: str, after: str) -> None:
+    """Scans of a response of the greatest length, full of repetition, take PARSE_SECONDS."""
     repeated = repeated or " "
-    text = before + repeated * (RESPONSE_LENGTH // len(repeated)) + behind
+    text = before + repeated * (RESPONSE_LENGTH // len(repeated)) + after
     response = f"<think></think>{text}"
     scans: list[Callable[[str], object]] = [
         boxes, fences, vote, language.strip, language.detect,
@@ -280,7 +280,11 @@ _FIELDS = ("id", "problem", "answer", "response", "language", "difficulty", "sou
 
 
 class Target(NamedTuple):
-    """A check, how many texts it takes, what to start from, and its share of the time."""
+    """A check, with its inputs and limits.
+
+    `seeds` are the texts to start from, `texts` the number of texts that the check takes,
+    `seconds` the longest processor time of one call, `share` its share of the fuzzing time.
+    """
 
     check: Callable[..., None]
     seeds: list[str]
@@ -322,14 +326,14 @@ TARGETS = {
 
 
 class Late(BaseException):
-    """A check took longer than it may; no `except Exception` on the way may hide it."""
+    """A check took too long. A `BaseException`, so that no `except Exception` hides it."""
 
 
 def run(target: Target, text: str) -> None:
-    """Run a check on a text, which is split where it takes several; what is missing is empty.
+    """Run a check on a text, split at PART if the check takes several; missing parts are empty.
 
     Raises:
-        Late: more than its seconds of processor time; not while a library's C code computes.
+        Late: the check took more than its processor time. Not raised within a library's C code.
     """
 
     def late(signum: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""Hostile programs: acts, and how they are combined into a program. For `fuzz.hostile`.
+"""Hostile acts and their combination into programs, for `fuzz.hostile`.
 
-`$`-words are drawn anew for each program. An act is the body of a function; it may return, raise,
-or never end. Whatever it leaves where it should not, bears the name `$mark`.
+An act is the body of a function; it may return, raise, or never end. The words with a `$` are drawn
+anew for each program. Everything that an act could leave has `$mark` in its name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import textwrap
 from string import Template
 from typing import NamedTuple
 
-# What the tests ask for, by their type.
+# The right behaviour, by the type of the tests.
 GOOD = {"stdio": "print(input())", "python_assert": "def echo(n): return n"}
 PYTHON = {
     # -- processes
@@ -221,7 +221,7 @@ PYTHON = {
     """,
     "exec": 'os.execv("/bin/sh", ["sh", "-c", "sleep $many & exec sleep $many"])',
     "exec, setuid": 'os.execv("/bin/su", ["su", "-c", "id"])',
-    # -- the kernel's other rooms
+    # -- the kernel's other objects
     "network": """
         import socket
         for host in ("127.0.0.1", "::1", "169.254.169.254", "8.8.8.8"):
@@ -349,9 +349,10 @@ _CPP_HEAD = (
 
 
 class Program(NamedTuple):
-    """A program, the act it is listed under, and whether it goes on to do what the tests ask.
+    """A program, listed under one of its acts.
 
-    `tests` is their type; `name` is what it calls whatever it may leave.
+    `tests` is the type of its tests; `name` is in the names of everything that it may leave;
+    `echoes` is true if it does, after the act, what the tests ask.
     """
 
     tests: str
@@ -363,7 +364,7 @@ class Program(NamedTuple):
 
 
 def generate(seed: int, count: int, mark: str) -> list[Program]:
-    """So many programs: every act in turn, in combinations drawn by the seed."""
+    """`count` programs: every act in turn, in combinations drawn by the seed."""
     draw = random.Random(seed)
     acts = [*PYTHON] * 4 + [*CPP] * 2 + [*COMPILER]
     found = []
@@ -387,9 +388,9 @@ KEY = 0x7A3F0001  # of System V objects
 
 
 def _python(act: str, draw: random.Random, good: str) -> tuple[str, str, bool]:
-    """The act as it is; or shielded from its own errors, or in a child; with another one beside."""
+    """The act alone, shielded from its own errors, in a child, or together with another act."""
     lines = [_HEAD]
-    shape = draw.choice(["plain", "plain", "shielded", "child", "beside"])
+    shape = draw.choice(["plain", "plain", "shielded", "child", "together"])
     lines.append(_function("act", PYTHON[act]))
     if shape == "plain":
         lines.append("act()")

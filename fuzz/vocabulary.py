@@ -1,7 +1,7 @@
-r"""What hostile answers are made of: the tokens that the parsers know, and texts to start from.
+r"""The tokens that the parsers know, and texts to start from.
 
-The fuzzer's dictionary, its mutations and seeds, and the strategies of the property tests all
-come from here.
+The fuzzer's dictionary, mutations and seeds, and the strategies of the property tests, are made
+from them.
 """
 
 import json
@@ -35,7 +35,7 @@ _JSON = [
     '"input"', '"output"', '"checker"', '"float"', '"difficulty"', '"Level 3"', '"question"',
 ]  # fmt: skip
 TOKENS = [*_LATEX, *_NUMBERS, *_WORDS, *_MARKDOWN, *_JSON]
-PART = "\x1f"  # between the texts of a target that takes several
+PART = "\x1f"  # separates the texts of a target that takes several
 
 ANSWERS = [
     "42", "-5", "1,000", "x = 5", r"\frac{1}{2}", "0.5", r"1\frac{1}{2}", r"0.\overline{3}",

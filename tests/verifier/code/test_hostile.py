@@ -1,4 +1,4 @@
-"""`make hostile` sees what a program leaves, and its programs are what they are listed as."""
+"""`make hostile` finds what a program leaves, and lists its programs under their acts."""
 
 import ast
 import ctypes
@@ -26,21 +26,26 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_is_left_is_seen(tmp_path):
+def test_leftovers_are_found(tmp_path):
     mark = f"hostile-{secrets.token_hex(4)}"
     world = World(mark, tmp_path)
     try:
-        assert world.left("none") == []
+        assert world.leftovers("none") == []
         daemon = subprocess.Popen(
             [sys.executable, "-c", LEAVES, mark, str(tmp_path / "file")], stdout=subprocess.PIPE
         )
         assert daemon.stdout.readline() == b"up\n"
         daemon.wait()
-        found = world.left("none", patience=0.1)
+        found = world.leftovers("none", patience=0.1)
         kinds = sorted(line.partition(":")[0] for line in found)
-        assert kinds == ["descriptor", "file", "process", "socket"]  # our end of its pipe
+        assert kinds == [
+            "descriptor",
+            "file",
+            "process",
+            "socket",
+        ]  # the descriptor is this end of the pipe
         daemon.stdout.close()
-        assert world.left("none") == []  # killed, or known from then on
+        assert world.leftovers("none") == []  # killed, or known by now
     finally:
         ctypes.CDLL(None).prctl(SUBREAPER, 0, 0, 0, 0)
 
@@ -56,7 +61,7 @@ def test_programs_are_drawn_by_the_seed():
                 ast.parse(program.source)
 
 
-def test_verdicts_that_are_not_true_are_faults():
+def test_false_verdicts_are_faults():
     echo, other = (next(p for p in generate(0, 500, "m") if p.echoes is e) for e in (True, False))
     assert faults_of(echo, "right", "", 1.0) == faults_of(other, "wrong", "late", 1.0) == []
     assert faults_of(other, "right", "", 1.0)
