@@ -1,10 +1,10 @@
-"""What a sandboxed program costs: 20 quick tests, on every rung that works here.
+"""Cost of a sandboxed program with 20 quick tests, on every rung that works here.
 
     python benchmarks/sandbox.py [REPEATS]
 
-Prints milliseconds of processor time (all processes of the sandbox) and of the clock, median and
-range, for Python, for C++, and for C++ without its compilation; writes sandbox.json beside this
-file.
+Prints the median and range of milliseconds, of processor time (all processes of the sandbox) and of
+the clock, for Python, for C++, and for C++ without its compilation; writes sandbox.json next to
+this file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CPP = "#include <bits/stdc++.h>\nint main() { int a, b; std::cin >> a >> b; std:
 
 
 def processor() -> float:
-    """Seconds of this process and of all that it has waited for."""
+    """Processor seconds of this process and of all processes that it has waited for."""
     both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(use.ru_utime + use.ru_stime for use in both)
 
 
-def once(program: str, language: str, rung: sandbox.Rung, tests: int) -> tuple[float, float]:
-    """Milliseconds of the processor and of the clock."""
+def measure(program: str, language: str, rung: sandbox.Rung, tests: int) -> tuple[float, float]:
+    """Run a program once; returns milliseconds of the processor and of the clock."""
     config = VerifierConfig(allow_unsandboxed=True)
     inputs = [case["input"] for _, case in draw_tests(SUM, 20)[:tests]]
     used, started = processor(), time.perf_counter()
@@ -53,17 +53,17 @@ def once(program: str, language: str, rung: sandbox.Rung, tests: int) -> tuple[f
 def main() -> None:
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     results = {}
-    print("milliseconds, median (least to most), 20 tests")
+    print("milliseconds, median (minimum to maximum), 20 tests")
     for rung in sandbox.RUNGS:
         if rung != "rlimits" and (why := sandbox.why_not(rung)):
             print(f"{rung}: does not work here: {why}")
             continue
-        once(CPP, "cpp", rung, 0)  # the precompiled header
+        measure(CPP, "cpp", rung, 0)  # warm-up: compiles the header
         runs = {
-            "Python": [once(PYTHON, "python", rung, 20) for _ in range(repeats)],
-            "C++": [once(CPP, "cpp", rung, 20) for _ in range(repeats)],
+            "Python": [measure(PYTHON, "python", rung, 20) for _ in range(repeats)],
+            "C++": [measure(CPP, "cpp", rung, 20) for _ in range(repeats)],
         }
-        compiling = [once(CPP, "cpp", rung, 0) for _ in range(repeats)]
+        compiling = [measure(CPP, "cpp", rung, 0) for _ in range(repeats)]
         base = [statistics.median(column) for column in zip(*compiling, strict=True)]
         runs["C++, compiled"] = [(p - base[0], c - base[1]) for p, c in runs["C++"]]
         for name, pairs in runs.items():

@@ -1,9 +1,9 @@
-"""This verifier against math-verify alone: accuracy, false positives, latency; then the pool.
+"""Accuracy, false positives and latency of the maths verifier and of math-verify; the pool's rate.
 
     python benchmarks/verifiers.py [CASES.jsonl]
 
 CASES are rows of `gold_answer`, `pred_answer`, `expected` and `core` (default: the shared cases).
-Prints a table and writes verifiers.json beside this file.
+Prints a table and writes verifiers.json next to this file.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def math_verify_alone(gold: str, prediction: str) -> bool:
     return bool(verify(*sides, timeout_seconds=None))
 
 
-def ours(gold: str, prediction: str) -> bool:
+def tramontane_verifier(gold: str, prediction: str) -> bool:
     return math.judge_answer(prediction, gold).outcome == "right"
 
 
 def measure(judge: Callable[[str, str], bool], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    judge("x+1", "1+x")  # imports and tables
+    judge("x+1", "1+x")  # warm-up: imports and tables
     false_positives: list[str] = []
     false_negatives: list[str] = []
     milliseconds: list[float] = []
     wall = time.perf_counter()
     for row in rows:
-        started = time.process_time()  # of this process: others on the machine do not count
+        started = time.process_time()  # excludes other processes on the machine
         right = judge(row["gold_answer"], row["pred_answer"])
         milliseconds.append(1000 * (time.process_time() - started))
         if right != bool(row["expected"]):
@@ -62,7 +62,7 @@ def measure(judge: Callable[[str, str], bool], rows: list[dict[str, Any]]) -> di
 
 
 def measure_pool(rows: list[dict[str, Any]], repetitions: int = 5) -> dict[str, Any]:
-    """The core cases as completions, each answer four times, through a pool of two workers."""
+    """Rate and latency of a pool of two workers on the core cases, each answer four times."""
     text = "<think>I look at what is asked and work it out.</think>\nThe answer is \\boxed{{{}}}."
     problems = [
         (
@@ -100,7 +100,10 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     core = [row for row in rows if row["core"]]
-    results = {"math-verify": measure(math_verify_alone, core), "tramontane": measure(ours, core)}
+    results = {
+        "math-verify": measure(math_verify_alone, core),
+        "tramontane": measure(tramontane_verifier, core),
+    }
     print(f"{len(core)} core cases of {path.name}")
     print(f"{'':12} accuracy  false +  false −   p50 ms   p99 ms   max ms    cpu s   wall s")
     for name, r in results.items():

@@ -1,13 +1,14 @@
-"""Kills workers through a whole run and proves from its records that nothing came of it.
+"""Kills workers throughout a run and proves from its records that no promise broke.
 
     make chaos            or: python -m chaos [--seed N] [--kills 50]
 
-The quickstart, all its updates, under Ray with two generators and two verifiers. Every few seconds
-a random generator or verifier gets SIGKILL, or SIGSTOP, so that only the heartbeat can find it;
-every sixth update the trainer or the whole controller gets one, and the run goes on by `--resume`.
-Blows keep step with the updates, so that a slow machine gets as many as a fast one. Who is which
-process is read from the run's workers.jsonl. Then two short runs show that interrupted completions
-are as long as others (`lengths.py`). Written to chaos.json; exit code 1 where a promise broke.
+The run is the quickstart with all its updates, under Ray, with two generators and two verifiers.
+Every few seconds a random generator or verifier gets SIGKILL, or SIGSTOP, which only the heartbeat
+can find; every sixth update the trainer or the controller gets SIGKILL, and the run goes on with
+`--resume`. The number of signals follows the updates, so that a slow machine gets as many as a fast
+one. Processes are found by the run's workers.jsonl. Then two short runs show that interrupted
+completions are as long as others (`lengths.py`). Results go to chaos.json; the exit code is 1 if a
+promise broke.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from chaos.proof import prove
 from chaos.runs import GONE_SECONDS, Run, quickstart
 
 BUILD = Path(__file__).parents[1] / "build" / "chaos"
-EVERY = (2.0, 6.0)  # seconds between two blows
-SIXTH = 6  # updates between two deaths of trainer or controller: three checkpoints
-SPARE = 1.2  # more blows than promised, since some hit who is dead already
+KILL_SECONDS = (2.0, 6.0)  # range of the time between two signals
+UPDATES_BETWEEN_ENDS = 6  # between two kills of trainer or controller: three checkpoints
+SURPLUS = 1.2  # signals sent per kill promised
 MINUTES = 45.0
 WORKERS = ("generator 0", "generator 1", "verifier 0", "verifier 1")
 FIGURES = {"pass_at_1": 0.93, "format_rate": 0.99, "language_rate": 0.97}
@@ -47,11 +48,11 @@ def config() -> dict[str, Any]:
 
 
 def harass(run: Run, killer: Killer, kills: int) -> list[dict[str, Any]]:
-    """Until the run is finished; returns each end of a controller, and how it came about."""
+    """Send signals until the run is finished; returns each end of a controller and its cause."""
     updates = config()["pipeline"]["updates"]
     ends: list[dict[str, Any]] = []
     deadline = time.monotonic() + 60 * MINUTES
-    mortal: tuple[str, ...]
+    targets: tuple[str, ...]
     done = 0  # updates; a resumed run does some again
     while not run.finished:
         if time.monotonic() > deadline:
@@ -67,17 +68,17 @@ def harass(run: Run, killer: Killer, kills: int) -> list[dict[str, Any]]:
             run.resume()
             continue
         done = max(done, run.updates)
-        if done // SIXTH > len(ends) and done < updates:
-            mortal = ("controller", "trainer")
-        elif len(killer.kills) * updates < SPARE * kills * (done + 1):
-            mortal = WORKERS
+        if done // UPDATES_BETWEEN_ENDS > len(ends) and done < updates:
+            targets = ("controller", "trainer")
+        elif len(killer.kills) * updates < SURPLUS * kills * (done + 1):
+            targets = WORKERS
         else:
-            mortal = ()
-        if done and (kill := killer.strike(mortal)):
+            targets = ()
+        if done and (kill := killer.strike(targets)):
             print(f"{len(killer.kills):3} {kill['signal']} {kill['worker']}", flush=True)
             if kill["worker"] in ("controller", "trainer"):
                 run.process.wait(GONE_SECONDS)
-        time.sleep(killer.random.uniform(*EVERY))
+        time.sleep(killer.random.uniform(*KILL_SECONDS))
     return ends
 
 
@@ -92,19 +93,19 @@ def main() -> None:
     with Run(config(), BUILD / "whole") as run:
         killer = Killer(run.folder, args.seed, BUILD / "whole" / "kills.jsonl")
         ends = harass(run, killer, args.kills)
-        after = run.gone()
-        left = run.left()
+        last_wait = run.gone()
+        remaining = run.remaining()
         finished = run.finished
     seconds = time.monotonic() - began
-    promises = [ended(finished, ends, seconds, run), struck(killer, args.kills, run)]
-    promises.append(gone(ends, after, left))
+    promises = [finished_run(finished, ends, seconds, run), killed(killer, args.kills, run)]
+    promises.append(nothing_left(ends, last_wait, remaining))
     report: dict[str, Any] = {}
     if finished:
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
         promises += [*prove(run.folder), *figures(summary)]
         report = {"summary": summary}
-    lengths_report, more = lengths.compare(BUILD / "lengths", args.seed)
-    promises += more
+    lengths_report, length_promises = lengths.compare(BUILD / "lengths", args.seed)
+    promises += length_promises
     print()
     finish(Path(__file__).with_name("chaos.json"), {
         "machine": machine(), "seed": args.seed, "seconds": round(seconds),
@@ -112,50 +113,52 @@ def main() -> None:
     }, promises)  # fmt: skip
 
 
-def ended(finished: bool, ends: list[dict[str, Any]], seconds: float, run: Run) -> Promise:
-    how = ", ".join(f"{end['killed']} (exit code {end['code']})" for end in ends)
+def finished_run(finished: bool, ends: list[dict[str, Any]], seconds: float, run: Run) -> Promise:
+    causes = ", ".join(f"{end['killed']} (exit code {end['code']})" for end in ends)
     return Promise(
         "the run comes to its end, resumed where trainer or controller died",
-        f"{run.updates} updates in {seconds / 60:.1f} minutes, {len(ends)} times resumed: {how}",
+        f"{run.updates} updates in {seconds / 60:.1f} minutes, {len(ends)} times resumed: {causes}",
         finished,
     )
 
 
-def struck(killer: Killer, kills: int, run: Run) -> Promise:
-    """Each generator or verifier that was hit is missed by the controller, unless that died too."""
-    by = {name: sum(k["worker"].startswith(name) for k in killer.kills)
+def killed(killer: Killer, kills: int, run: Run) -> Promise:
+    """The controller replaces each killed generator or verifier, unless it was killed too."""
+    counts = {name: sum(k["worker"].startswith(name) for k in killer.kills)
           for name in ("generator", "verifier", "trainer", "controller")}  # fmt: skip
     stopped = sum(k["signal"] == "SIGSTOP" for k in killer.kills)
     events = run.folder / "events.log"
     replaced = events.read_text(encoding="utf-8").count("replaced:") if events.is_file() else 0
     return Promise(
         f"at least {kills} workers are killed",
-        f"{len(killer.kills)} ({', '.join(f'{n} {name}s' for name, n in by.items())}; {stopped} "
-        f"of them stopped), {replaced} replaced",
+        f"{len(killer.kills)} ({', '.join(f'{n} {name}s' for name, n in counts.items())}; "
+        f"{stopped} of them stopped), {replaced} replaced",
         len(killer.kills) >= kills,
     )
 
 
-def gone(ends: list[dict[str, Any]], after: float | None, left: list[str]) -> Promise:
-    waits = [end["gone_after"] for end in ends] + [after]
+def nothing_left(
+    ends: list[dict[str, Any]], last_wait: float | None, remaining: list[str]
+) -> Promise:
+    waits = [end["gone_after"] for end in ends] + [last_wait]
     slowest = max((w for w in waits if w is not None), default=0.0)
     return Promise(
         "a controller that ends or is killed leaves no process behind",
-        f"{len(left)} left {left}; all gone within {slowest:.1f} s of {len(waits)} ends",
-        None not in waits and not left,
+        f"{len(remaining)} left {remaining}; all gone within {slowest:.1f} s of {len(waits)} ends",
+        None not in waits and not remaining,
     )
 
 
 def figures(summary: dict[str, Any]) -> list[Promise]:
-    """The quickstart's, as README has them, with room for the spread over seeds."""
+    """The quickstart's figures reach those of the README, less the spread over seeds."""
     promises = []
-    for key, least in FIGURES.items():
+    for key, minimum in FIGURES.items():
         measure = summary[key]["after"]
         value = measure["value"] if isinstance(measure, dict) else measure
         interval = isinstance(measure, dict) and f" [{measure['low']:.3f}, {measure['high']:.3f}]"
         name = key.replace("_at_", "@").replace("_", " ")
         promises.append(
-            Promise(f"{name} reaches {least}", f"{value:.3f}{interval or ''}", value >= least)
+            Promise(f"{name} reaches {minimum}", f"{value:.3f}{interval or ''}", value >= minimum)
         )
     return promises
 

@@ -1,4 +1,4 @@
-"""Kills workers of a run from outside: real processes, by what the run wrote down about them."""
+"""Kills the processes of a run's workers from outside, found by the run's workers.jsonl."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from chaos.processes import starting, workers
 
-HANG = 0.15  # of the blows to generators and verifiers: stopped, for the heartbeat to find
+STOP_SHARE = 0.15  # of the signals to generators and verifiers: SIGSTOP, for the heartbeat to find
 
 
 class Killer:
-    """Draws victims by a seed and keeps a list of its blows, in `kills` and in a file."""
+    """Draws workers by a seed, kills them, and lists the signals sent in `kills` and in a file."""
 
     def __init__(self, folder: Path, seed: int, record: Path) -> None:
         self.folder, self.record = folder, record
@@ -25,23 +25,23 @@ class Killer:
         self.kills: list[dict[str, Any]] = []
         record.write_text("")
 
-    def strike(self, names: Sequence[str], hang: float = HANG) -> dict[str, Any] | None:
-        """Kill, or stop, one of these workers that lives; nothing where none does."""
+    def strike(self, names: Sequence[str], stop_share: float = STOP_SHARE) -> dict[str, Any] | None:
+        """Kill, or stop, a random live worker among `names`; returns None if there is none."""
         processes = workers(self.folder)
-        there = [n for n in names if n in processes and not self._struck(processes[n])]
-        # One may be hit once while it starts, but a generator that never comes to work ends a run.
-        young = starting(self.folder)
-        there = [n for n in there if n not in young or not self._hit_young(n)]
-        if not there:
+        live = [n for n in names if n in processes and not self._was_struck(processes[n])]
+        # Not twice in a row while it starts: a generator that never comes to work ends a run.
+        in_start = starting(self.folder)
+        live = [n for n in live if n not in in_start or not self._last_struck_in_start(n)]
+        if not live:
             return None
-        name = self.random.choice(sorted(there))
-        stops = name.startswith(("generator", "verifier")) and self.random.random() < hang
+        name = self.random.choice(sorted(live))
+        stops = name.startswith(("generator", "verifier")) and self.random.random() < stop_share
         number = signal.SIGSTOP if stops else signal.SIGKILL
         kill = {
             "time": round(time.time(), 3),
             "worker": name,
             "process": processes[name],
-            "starting": name in young,
+            "starting": name in in_start,
             "signal": number.name,
         }
         try:
@@ -53,9 +53,9 @@ class Killer:
             file.write(json.dumps(kill) + "\n")
         return kill
 
-    def _hit_young(self, name: str) -> bool:
+    def _last_struck_in_start(self, name: str) -> bool:
         return [kill["starting"] for kill in self.kills if kill["worker"] == name][-1:] == [True]
 
-    def _struck(self, process: int) -> bool:
-        """One that is stopped lives until it is found."""
+    def _was_struck(self, process: int) -> bool:
+        """True if the process got a signal before; a stopped one lives until it is found."""
         return any(kill["process"] == process for kill in self.kills)

@@ -1,10 +1,10 @@
-"""Whether being interrupted changes how long a completion becomes.
+"""Tests that an interruption does not change the length of a completion.
 
-Two runs of the same problems under the same seed, on weights that stay as they are (a learning
-rate of next to nothing), one of them with its generators killed. No group is filtered, so both
-train on the same completions, which can be compared one by one: of the same length but for what
-rounding does, since a request's random numbers are its own. Were long completions lost, cut or
-begun again more often than short ones, lengths would differ to one side.
+Two runs have the same problems, the same seed and constant weights (a learning rate of next to
+nothing); in one of them generators are killed. No group is filtered, so both train on the same
+completions, which are compared one by one. They have the same length but for rounding, since random
+numbers belong to requests. If long completions were lost, cut or begun again more often than short
+ones, lengths would differ to one side.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from chaos.kill import Killer
 from chaos.runs import Run, lines, quickstart
 
 KILLS = 12
-EVERY = (1.5, 4.0)  # seconds between two kills
+KILL_SECONDS = (1.5, 4.0)  # range of the time between two kills
 DRAWS = 20_000
 SECONDS = 900.0
 
 
 def compare(build: Path, seed: int) -> tuple[dict[str, Any], list[Promise]]:
+    """Make both runs; returns figures for the report, and the promises about them."""
     found = {}
     for name, kills in (("calm", 0), ("killed", KILLS)):
         with Run(config(seed), build / name) as run:
             killer = Killer(run.folder, seed, build / name / "kills.jsonl")
             deadline = time.monotonic() + SECONDS
             while not run.finished and time.monotonic() < deadline:
-                if run.ended:  # Ray may not come up on a machine that is very busy
+                if run.ended:  # Ray may fail to start on a very busy machine
                     run.gone()
                     run.resume()
                 if len(killer.kills) < kills and (run.folder / "workers.jsonl").is_file():
-                    killer.strike(["generator 0", "generator 1"], hang=0.0)
-                time.sleep(killer.random.uniform(*EVERY) if kills else 1.0)
+                    killer.strike(["generator 0", "generator 1"], stop_share=0.0)
+                time.sleep(killer.random.uniform(*KILL_SECONDS) if kills else 1.0)
             files = (run.folder / "rollouts").glob("update_*.jsonl")
             found[name] = {
                 (r["group"], r["index"]): len(r["tokens"]) for f in files for r in lines(f)
@@ -54,8 +55,8 @@ def compare(build: Path, seed: int) -> tuple[dict[str, Any], list[Promise]]:
     same = different.count(0) / max(1, len(different))
     p = sign_flips(different, seed)
     mean = sum(different) / max(1, len(different))
-    long = sum(calm[key] for key in interrupted) / max(1, len(interrupted))
-    every = sum(calm[key] for key in both) / max(1, len(both))
+    interrupted_length = sum(calm[key] for key in interrupted) / max(1, len(interrupted))
+    mean_length = sum(calm[key] for key in both) / max(1, len(both))
     report = {"completions": len(both), "interrupted": len(interrupted), "same_length": same,
               "mean_difference": mean, "p": p}  # fmt: skip
     return report, [
@@ -65,9 +66,10 @@ def compare(build: Path, seed: int) -> tuple[dict[str, Any], list[Promise]]:
             calm.keys() == killed.keys() and len(both) > 0,
         ),
         Promise(
-            "being interrupted leaves lengths as they are (paired signs flipped: p > 0.001)",
+            "an interruption leaves lengths unchanged (paired signs flipped: p > 0.001)",
             f"p = {p:.3f}; {len(interrupted):,} interrupted, {same:.1%} of them of the same "
-            f"length, {mean:+.2f} tokens on average (these had {long:.1f}, all {every:.1f})",
+            f"length, {mean:+.2f} tokens on average (mean length {interrupted_length:.1f}, of all "
+            f"completions {mean_length:.1f})",
             p > 0.001 and len(interrupted) >= 100,
         ),
     ]
@@ -86,8 +88,8 @@ def config(seed: int) -> dict[str, Any]:
 
 
 def sign_flips(differences: Sequence[int], seed: int) -> float:
-    """How often a sum at least as far from 0 comes about when each difference has its sign by
-    chance: the p-value of the hypothesis that they are symmetric about 0."""
+    """The p-value of the hypothesis that the differences are symmetric about 0: the share of random
+    choices of their signs whose sum is at least as far from 0."""
     draw, moved = random.Random(seed), [d for d in differences if d]
     found = abs(sum(moved))
     hits = sum(

@@ -1,4 +1,4 @@
-"""The processes of a run, as the system sees them: who is who, what each holds, and their end."""
+"""The processes of a run in /proc: which worker each is, what it holds, and whether it lives."""
 
 from __future__ import annotations
 
@@ -9,29 +9,37 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PROC = Path("/proc")
-ENDED = ("Z", "X")  # a zombie only waits to be asked how it ended
+ENDED = ("Z", "X")  # states; a zombie has ended, and its parent has not read its exit code
 
 
 class Usage(NamedTuple):
-    """What one process holds. `memory` is its proportional share (PSS), which adds up over
-    processes that share pages; `own` what it alone has, files' pages left out; `store` its share of
-    shared memory, where Ray's object store is. In bytes."""
+    """Resources of one process; sizes are in bytes.
+
+    Args:
+        memory: proportional share (PSS), which adds up over processes that share pages.
+        private: memory of this process alone, without pages of files.
+        store: share of shared memory, which holds Ray's object store.
+        files: open files.
+        threads: threads.
+    """
 
     memory: int
-    own: int
+    private: int
     store: int
     files: int
     threads: int
 
 
 def workers(folder: Path) -> dict[str, int]:
-    """Each worker's newest process, by what the run wrote down, where it lives."""
+    """The newest process of each worker by the run's records, if it lives."""
     rows = {row["worker"]: row for row in _log(folder) if "process" in row}
-    return {name: row["process"] for name, row in rows.items() if _is(row["process"], row["time"])}
+    return {
+        name: row["process"] for name, row in rows.items() if _existed(row["process"], row["time"])
+    }
 
 
 def starting(folder: Path) -> set[str]:
-    """The generators whose newest process has sampled nothing yet."""
+    """Generators whose newest process has sampled nothing yet."""
     found = set()
     for row in _log(folder):
         if "process" in row and row["worker"].startswith("generator"):
@@ -42,7 +50,7 @@ def starting(folder: Path) -> set[str]:
 
 
 def tree(root: int) -> dict[int, int]:
-    """A process and all that descend from it, each with its parent."""
+    """A process and all its descendants, each with its parent."""
     parents = _parents()
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -54,12 +62,12 @@ def tree(root: int) -> dict[int, int]:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes whose environment holds `mark`, orphans among them."""
+    """Processes whose environment holds `mark`, orphans included."""
     return [pid for pid in _parents() if alive(pid) and mark.encode() in _read(pid, "environ")]
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs (a zombie, which only waits to be asked how it ended, does not)."""
+    """True if the process runs; a zombie does not."""
     try:
         return _stat(pid)[0] not in ENDED
     except (FileNotFoundError, ProcessLookupError):
@@ -71,7 +79,7 @@ def command(pid: int) -> str:
 
 
 def usage(pid: int) -> Usage | None:
-    """Nothing for a process that ended meanwhile."""
+    """Resources of a process; None if it ended meanwhile."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
         files = len(os.listdir(PROC / str(pid) / "fd"))
@@ -79,15 +87,15 @@ def usage(pid: int) -> Usage | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     kib = {name: int(n) for name, n in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
-    # Clean pages are a file's: whose own they are changes with who else has it mapped.
-    own = kib.get("Private_Dirty", 0)
-    sizes = (kib.get("Pss", 0), own, kib.get("Pss_Shmem", 0))
+    # Clean pages belong to a file: they are private only while no other process maps it.
+    private = kib.get("Private_Dirty", 0)
+    sizes = (kib.get("Pss", 0), private, kib.get("Pss_Shmem", 0))
     return Usage(*(1024 * size for size in sizes), files, threads)
 
 
-def _is(pid: int, known: float) -> bool:
-    """Whether the process of this number is the one that was known by then (seconds since 1970),
-    not a stranger that was given it anew: where many begin and end, that takes seconds."""
+def _existed(pid: int, known: float) -> bool:
+    """True if the live process with this number had started by `known`, in seconds since 1970. A
+    busy system reuses numbers within seconds, so it may be another process."""
     try:
         stat = _stat(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -109,7 +117,7 @@ def _log(folder: Path) -> list[dict[str, Any]]:
 def _read(pid: int, name: str) -> bytes:
     try:
         return (PROC / str(pid) / name).read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or not ours
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or another user's
         return b""
 
 
@@ -125,5 +133,6 @@ def _parents() -> dict[int, int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent, process group, session, …: what follows the name, which may hold anything."""
+    """State, parent, process group, session, …: the fields after the name, which may hold any
+    character."""
     return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What a run's records prove of it, whatever was done to its workers. Reads the run folder only."""
+"""Checks a run's promises from its records. Only the run folder is read."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def _problems(folder: Path, rows: list[Row], sizes: Row) -> list[Promise]:
     newest = max((folder / "checkpoints").glob("step_*"), key=lambda p: int(p.name[5:]))
     state = json.loads((newest / "pipeline.json").read_text(encoding="utf-8"))
     pending = {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
-    trained = {g for g, those in groups.items() if those[0]["filtered"] is None}
-    filtered = {g for g, those in groups.items() if those[0]["filtered"]}
-    # Once: each of its completions stands there once, all in one update, for one reason.
+    trained = {g for g, completions in groups.items() if completions[0]["filtered"] is None}
+    filtered = {g for g, completions in groups.items() if completions[0]["filtered"]}
+    # Once: each completion of a group is recorded once, all in one update, for one reason.
     size = sizes["group_size"]
     whole = [
-        sorted(r["index"] for r in those) == list(range(size))
-        and len({(r["update"], r["filtered"]) for r in those}) == 1
-        for those in groups.values()
+        sorted(r["index"] for r in completions) == list(range(size))
+        and len({(r["update"], r["filtered"]) for r in completions}) == 1
+        for completions in groups.values()
     ]
     lost = set(range(state["next_group"])) - trained - filtered - pending
     twice = (trained | filtered) & pending
-    ids = [those[0]["problem_id"] for those in groups.values()]
+    ids = [completions[0]["problem_id"] for completions in groups.values()]
     reasons = sorted({groups[g][0]["filtered"] for g in filtered})
     return [
         Promise(
@@ -75,7 +75,7 @@ def _problems(folder: Path, rows: list[Row], sizes: Row) -> list[Promise]:
 
 
 def _updates(folder: Path, files: list[Path], sizes: Row) -> Promise:
-    """Also where a resumed run did updates again that had been done after its last checkpoint."""
+    """Every update is recorded once, even if a resumed run did it again after its checkpoint."""
     metrics = [row["update"] for row in read(folder / "metrics.jsonl")]
     written = [int(file.stem.removeprefix("update_")) for file in files]
     trained = [sum(row["filtered"] is None for row in read(file)) for file in files]
@@ -88,8 +88,8 @@ def _updates(folder: Path, files: list[Path], sizes: Row) -> Promise:
 
 
 def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
-    """Versions within a completion, how old they are, and that none of its tokens is missing."""
-    back = sum(row["versions"] != sorted(row["versions"]) for row in rows)
+    """Versions within a completion rise, none is too old, and no token is missing."""
+    decreasing = sum(row["versions"] != sorted(row["versions"]) for row in rows)
     trained = [row for row in rows if row["filtered"] is None]
     ages = [row["update"] - 1 - v for row in trained for v in row["versions"]]
     whole = sum(
@@ -101,9 +101,9 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
     spanning = sum(len(set(row["versions"])) > 1 for row in rows)
     return [
         Promise(
-            "weights' versions never go back within a completion",
-            f"{back} of {len(rows):,}; {spanning:,} span several versions",
-            back == 0,
+            "weights' versions never decrease within a completion",
+            f"{decreasing} of {len(rows):,}; {spanning:,} span several versions",
+            decreasing == 0,
         ),
         Promise(
             f"no token trained on is more than {sizes['max_staleness']} versions old",
@@ -119,8 +119,8 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
 
 
 def _generators(rows: list[Row]) -> Promise:
-    """Under which weights each generator sampled, as the controller saw it. A controller that is
-    resumed begins at its checkpoint's weights."""
+    """The weights' versions that each generator sampled under, as the controller recorded them. A
+    resumed controller begins with its checkpoint's weights."""
     newest: dict[str, int] = {}
     seen, back, sessions = 0, [], 0
     for row in rows:
@@ -132,7 +132,7 @@ def _generators(rows: list[Row]) -> Promise:
                 back.append(row)
             newest[row["worker"]] = row["version"]
     return Promise(
-        "weights' versions are monotone for each generator, those that took its place included",
+        "weights' versions are monotone for each generator, its replacements included",
         f"{len(back)} of {seen} changes went back, in {sessions} sessions of the controller",
         not back,
     )

@@ -1,4 +1,4 @@
-"""A run of `tramontane train` as a process of its own, with everything that it starts."""
+"""A run of `tramontane train` in a separate process, with all processes that it starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import yaml
 
 from chaos.processes import command, marked
 
-GONE_SECONDS = 180.0  # for all of a controller that was killed; Ray's agents are slow to notice
+GONE_SECONDS = 180.0  # for all processes of a killed controller; Ray's agents are slow to notice
 
 
 def quickstart() -> dict[str, Any]:
@@ -27,8 +27,8 @@ def quickstart() -> dict[str, Any]:
 
 
 class Run:
-    """One run folder and whoever works on it. Its processes carry a mark in their environment, by
-    which they are found even as orphans."""
+    """One run folder and the processes that work on it, which carry a mark in their environment, so
+    that orphans are found too."""
 
     def __init__(self, config: dict[str, Any], build: Path) -> None:
         self.folder, self.log = build / "run", build / "output.log"
@@ -52,21 +52,21 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """Updates done; what a controller's death undid counts until it is resumed."""
+        """Updates recorded; those after the last checkpoint count until the run is resumed."""
         metrics = self.folder / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
     def gone(self, seconds: float = GONE_SECONDS) -> float | None:
-        """Seconds until no process of the run is left; None where some stay."""
+        """Wait until no process of the run is left; returns the time, or None after `seconds`."""
         began = time.monotonic()
-        while self.left():
+        while self.remaining():
             if time.monotonic() - began > seconds:
                 return None
             time.sleep(0.1)
         return time.monotonic() - began
 
-    def left(self) -> list[str]:
-        """What still runs."""
+    def remaining(self) -> list[str]:
+        """Commands of the run's processes that still run."""
         return [re.sub(r"\s+", " ", command(pid))[:80] for pid in self._processes()]
 
     def __enter__(self) -> Run:

@@ -1,12 +1,12 @@
-"""A long run under watch: `make soak MINUTES=60`, or `python -m chaos.soak --minutes 60`.
+"""Measures the growth of a long run: `make soak`, or `python -m chaos.soak --minutes 60`.
 
-The tiny base trains on small batches without end, under Ray with a worker killed every half minute
-(`--kind ray`, the default), or in one process (`--kind thread`). Every five seconds all its
-processes are looked at: memory, files, threads. Generator 0, verifier 0, the trainer and the
-controller live as long as the run. Of the pipeline's state in the newest checkpoint, the groups on
-their way are counted, and what else it holds is measured (`ledger`). The learning rate is next to
-nothing, so that an hour's last update does the same work as its first. Written to soak.json
-(soak_thread.json); exit code 1 where something grows.
+The tiny base trains on small batches until the time is over, under Ray with a worker killed every
+half minute (`--kind ray`, the default), or in one process (`--kind thread`). Memory, files and
+threads of all its processes are sampled every five seconds. Generator 0, verifier 0, the trainer
+and the controller live as long as the run. In the pipeline's state of the newest checkpoint,
+unfinished groups are counted, and the size of the rest is measured (`ledger`). The learning rate
+is next to nothing, so that an hour's last update does the same work as its first. Results go to
+soak.json (soak_thread.json); the exit code is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from chaos.processes import command, marked, tree, usage, workers
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
 END_SECONDS = 300.0
-WARM_UP = 1 / 3  # of the time: caches fill, Ray starts what it keeps, the heap finds its size
+WARM_UP = 1 / 3  # of the time: caches fill, Ray starts its workers, the heap finds its size
 POINTS = 60  # of each series in the report
 MIB = 2**20
 
-# The most that each may grow in an hour, as the slope after the warm-up says.
-SUM_SHARE = 0.02  # of the memory of all that live as long as the run
-WORKER_MIB = 24.0  # of each of these
+# Maximum growth in an hour, by the slope after the warm-up.
+SUM_SHARE = 0.02  # of the memory of all processes that live as long as the run
+WORKER_MIB = 24.0  # of each of these processes
 LEDGER_SHARE = 0.10
-COUNT = 4.0  # of files, threads, …: the most of the second half over that of the first
-# Ray's log monitor keeps the logs of workers that are dead open, up to this many.
+COUNT = 4.0  # files, threads, …: maximum of the second half less that of the first
+# Ray's log monitor keeps the logs of dead workers open, up to this number.
 LOG_FILES = 200
 
 RAY = ("log_monitor", "monitor.py", "dashboard.py", "DashboardAgent", "RuntimeEnvAgent",
@@ -65,7 +65,7 @@ def config(kind: str, folder: Path) -> dict[str, Any]:
 
 
 def sample(root: int, folder: Path) -> dict[str, float]:
-    """All processes of the run at one moment, by role."""
+    """Resources of all processes of the run at one moment, by role."""
     names = {pid: name for name, pid in workers(folder).items()}
     pids = tree(root)
     for pid, parent in pids.items():
@@ -78,12 +78,12 @@ def sample(root: int, folder: Path) -> dict[str, float]:
         if use is None:
             continue
         role = names.get(pid) or next((r for r in RAY if r in line), "others")
-        if asked := re.search(r"--session[-_]dir=(\S+)", line):
-            sessions.add(Path(asked[1]))
+        if option := re.search(r"--session[-_]dir=(\S+)", line):
+            sessions.add(Path(option[1]))
         found["processes"] += 1
         for key in ("files", "threads", "memory", "store"):
             found[key] += getattr(use, key) if (key, role) != ("files", "log_monitor") else 0
-        found[f"own {role}"] = found.get(f"own {role}", 0) + use.own
+        found[f"private {role}"] = found.get(f"private {role}", 0) + use.private
         found[f"files {role}"] = found.get(f"files {role}", 0) + use.files
         found[f"threads {role}"] = found.get(f"threads {role}", 0) + use.threads
     states = sorted((folder / "checkpoints").glob("step_*/pipeline.json"), key=_step)
@@ -106,13 +106,13 @@ def _bytes(folder: Path) -> int:
 
 
 def _lasting(key: str) -> bool:
-    """Whether this is the memory of a process that lives as long as the run."""
-    return key.startswith("own ") and not key.endswith((" 1", " others", " these"))
+    """True for the memory of a process that lives as long as the run."""
+    return key.startswith("private ") and not key.endswith((" 1", " others", " lasting"))
 
 
 def slope(seconds: np.ndarray, values: np.ndarray) -> float:
-    """What a series gains in an hour: the median of the slopes between all pairs (Theil–Sen), of
-    means of half a minute each, so that neither an outlier nor a short burst decides."""
+    """Growth of a series in an hour: the median of the slopes between all pairs (Theil–Sen) of
+    half-minute means, so that neither an outlier nor a short burst decides."""
     edges = np.arange(seconds[0], seconds[-1] + 30, 30)
     which = np.digitize(seconds, edges)
     t = np.array([seconds[which == w].mean() for w in np.unique(which)])
@@ -122,10 +122,10 @@ def slope(seconds: np.ndarray, values: np.ndarray) -> float:
 
 
 def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], list[Promise]]:
-    """Median and hourly growth of each series after the warm-up, and what was promised of them."""
+    """Median and hourly growth of each series after the warm-up, and the promises about them."""
     rows = rows[int(len(rows) * WARM_UP) :]
     for row in rows:
-        row["own of these"] = sum(v for k, v in row.items() if _lasting(k))
+        row["private lasting"] = sum(v for k, v in row.items() if _lasting(k))
     seconds = np.array([row["seconds"] for row in rows])
     figures: dict[str, dict[str, float]] = {}
     for key in dict.fromkeys(k for row in rows for k in row if k != "seconds"):
@@ -152,14 +152,14 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
     for key in figures:
         if _lasting(key):
             hold(key, WORKER_MIB * MIB, "MiB", MIB)
-    hold("own of these", SUM_SHARE * figures["own of these"]["median"], "MiB", MIB)
+    hold("private lasting", SUM_SHARE * figures["private lasting"]["median"], "MiB", MIB)
     if figures["store"]["median"] > MIB:
         hold("store", SUM_SHARE * figures["store"]["median"], "MiB", MIB)
     half = len(rows) // 2
     for key in ("processes", "files", "threads", "groups"):
         first, second = (max(row[key] for row in part) for part in (rows[:half], rows[half:]))
         promises.append(Promise(
-            f"the most {key} of the second half are at most {COUNT:g} more than of the first",
+            f"the maximum of {key} in the second half is at most {COUNT:g} above that of the first",
             f"{first:.0f} and {second:.0f}", second <= first + COUNT,
         ))  # fmt: skip
     if logs := figures.get("files log_monitor"):
@@ -174,7 +174,7 @@ def judge(rows: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], li
 def watch(
     run: subprocess.Popen[bytes], folder: Path, killer: Killer, seconds: float, kill: bool
 ) -> tuple[list[dict[str, float]], bool]:
-    """Samples until the time is over or the run is; the second says whether it lasted."""
+    """Sample until the time or the run is over; returns the samples, and True if the run lasted."""
     rows: list[dict[str, float]] = []
     began = time.monotonic()
     next_kill = began + 2 * KILL_SECONDS
@@ -231,13 +231,13 @@ def main() -> None:
     thin = {key: [round(row[key], 1) for row in rows[:: max(1, len(rows) // POINTS)] if key in row]
             for key in figures}  # fmt: skip
     promises += [
-        Promise("the run goes on to the end, and ends by Ctrl-C", f"exit code {code}",
+        Promise("the run lasts, and Ctrl-C ends it", f"exit code {code}",
                 survived and code == 0),
         Promise("it leaves no process behind", f"{len(left)} {left}", not left),
     ]  # fmt: skip
     print(f"{'':24}{'median':>12}{'lowest':>12}{'highest':>12}{'an hour':>12}")
     for key, row in figures.items():
-        scale = MIB if key.split()[0] in ("memory", "own", "store", "disk") else 1
+        scale = MIB if key.split()[0] in ("memory", "private", "store", "disk") else 1
         print(f"{key:24}" + "".join(f"{row[k] / scale:12,.2f}" for k in row))
     print(
         f"{len(metrics):,} updates in {minutes:.0f} minutes, {len(killer.kills)} workers killed; "

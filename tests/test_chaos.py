@@ -1,4 +1,4 @@
-"""What kills workers kills nobody else."""
+"""The killer of workers finds their processes, and no other process."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import time
 from chaos.processes import workers
 
 
-def test_a_stranger_with_a_dead_workers_number_is_no_worker(tmp_path):
+def test_another_process_with_a_dead_workers_number_is_no_worker(tmp_path):
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
 
         def found(seconds):
@@ -17,7 +17,7 @@ def test_a_stranger_with_a_dead_workers_number_is_no_worker(tmp_path):
             return workers(tmp_path)
 
         assert found(0) == {"trainer": process.pid}
-        assert found(-10) == {}  # it began after that was written
+        assert found(-10) == {}  # it began after the row was written
         process.kill()
         process.wait()
         assert found(0) == {}

@@ -1,4 +1,4 @@
-"""Generators that share completions, and one that is killed over them."""
+"""Generators that share completions, and the replacement of one that is killed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,139 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs import small_config, unheard
-from tramontane.controller.generators import GeneratorPool, PooledGenerator, slots
+from tramontane.controller import generators
+from tramontane.controller.generators import AHEAD, GeneratorPool, PooledGenerator, slots
 from tramontane.generator import Generator
+from tramontane.models.weights import LocalWeights, Weights
 from tramontane.placement import Handle, WorkerDied, WorkerLost
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.placement.thread import ThreadHandle
+from tramontane.types import Completion, Growth, Progress, Request, SamplingParams
 
 
-class Nobody:
+class Idle:
     """A handle that is never called."""
 
-    name = "nobody"
+    name = "idle"
+
+
+class Worker:
+    """A generator without a model: each poll adds a token to every request, under the newest
+    weights; a request ends at its `max_tokens`."""
+
+    def __init__(self, pause: float = 0.0) -> None:
+        self.pause, self.version, self.polls = pause, 0, 0
+        self.sizes: list[tuple[int, int]] = []
+        self.requests: list[Request] = []
+
+    def poll(self, requests: list[Request]) -> Progress:
+        self.requests += requests
+        self.polls += 1
+        completions, grown = [], []
+        for r in self.requests:
+            r.token_ids.append(7)
+            versions, r.versions = [*r.versions, self.version], [*r.versions, self.version]
+            if len(r.token_ids) == r.sampling.max_tokens:
+                zeros = [0.0] * len(versions)
+                completions.append(
+                    Completion(r.group, r.index, [1], r.token_ids, zeros, versions, "length")
+                )
+            else:
+                grown.append(Growth(r.group, r.index, [7], [0.0], [self.version]))
+        ended = {(c.group, c.index) for c in completions}
+        self.requests = [r for r in self.requests if (r.group, r.index) not in ended]
+        return Progress(completions, grown, busy_seconds=0.5 * self.polls)
+
+    def receive(self, version: int, weights: Weights) -> float:
+        self.version = version
+        return self.pause
+
+    def resize(self, slots: int, max_len: int) -> None:
+        self.sizes.append((slots, max_len))
+
+
+def group(number: int, size: int, tokens: int = 4) -> list[Request]:
+    return [Request(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
+
+
+def pool_of(workers: list[Worker], notes: list[tuple[str, dict[str, object]]]) -> GeneratorPool:
+    config = small_config(
+        "unused",
+        pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 96},
+        generator={"workers": len(workers)},
+    )
+    return GeneratorPool(
+        lambda number: ThreadHandle(f"generator {number}", lambda: workers[number]),
+        config,
+        print,
+        lambda name, **facts: notes.append((name, facts)),
+        max_prompt=30,
+    )
+
+
+def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
+    workers, notes = [Worker(0.1), Worker(0.3), Worker(0.2)], []
+    pool = pool_of(workers, notes)
+
+    async def use() -> None:
+        await pool.started()
+        for number, size in enumerate((4, 2, 3, 1, 2)):
+            pool.submit(group(number, size))
+        held = [{key[0] for key in member.requests} for member in pool]
+        assert held == [{0}, {1, 3, 4}, {2}]  # each group is whole, at the least loaded
+        assert pool.in_flight == 12
+        assert await pool.update(1, LocalWeights()) == 0.3
+        for member in pool:
+            while member.requests:
+                await member.poll()
+        assert (pool.in_flight, pool.generated_tokens) == (0, 12 * 4)
+        assert pool.busy_seconds == pytest.approx(sum(m.busy_seconds for m in pool) / 3)
+        config = small_config(
+            "unused",
+            pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 96},
+            generator={"workers": 3},
+        )
+        await pool.resize(config)
+        assert [w.sizes for w in workers] == [[((23 - 4) // 3 + 4, 30 + 96)]] * 3
+        pool.close()
+
+    asyncio.run(use())
+    assert notes == [(f"generator {n}", {"version": 1}) for n in range(3)]
+
+
+def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_logged_once():
+    worker, notes = Worker(), []
+    (generator,) = pool = pool_of([worker], notes)
+
+    async def use() -> None:
+        generator.submit(group(0, 1, tokens=40))
+        (request,) = generator.requests.values()
+        for polls in (1, 2, 3):
+            assert await generator.poll() == []
+            assert request.versions == [0] * polls
+        assert notes == [("generator 0", {"version": 0})]
+        await generator.update(1, LocalWeights())
+        while 1 not in request.versions:
+            await generator.poll()
+        # At most the polls that were under way or in the mailbox precede the weights.
+        assert 3 <= request.versions.count(0) <= 3 + AHEAD
+        assert notes[1:] == [("generator 0", {"version": 1})]
+        assert generator.generated_tokens == len(request.token_ids)
+        assert generator.busy_seconds == 0.5 * len(request.token_ids)  # of the polls that were read
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
+    clock = iter([10.0, 12.5, 14.0, 20.0])
+    pool = pool_of([Worker()], [])
+    (generator,) = pool
+    monkeypatch.setattr(generators.time, "monotonic", lambda: next(clock))
+    with generator.without_work():
+        assert generator.seconds_without_work == 2.5
+    assert generator.seconds_without_work == 4.0
+    monkeypatch.undo()
+    pool.close()
 
 
 @given(
@@ -37,7 +160,7 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
         pipeline={"n_async": n_async, "n_batch": group_size * 8, "group_size": group_size},
         generator={"workers": workers},
     )
-    pool = GeneratorPool(lambda number: Nobody(), config, print, unheard, max_prompt=8)
+    pool = GeneratorPool(lambda number: Idle(), config, print, unheard, max_prompt=8)
     assert workers > 1 or slots(config) == n_async
     for number, choice in enumerate(order):
         if pool.in_flight + group_size <= n_async and choice % 2:
@@ -51,7 +174,7 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
 
 
 @pytest.mark.parametrize("lost_sequences", ["continue", "restart"])
-def test_what_a_killed_generator_was_at_ends_as_if_it_had_lived(
+def test_requests_of_a_killed_generator_end_as_if_it_had_lived(
     ray_cluster, tmp_path, lost_sequences
 ):
     """Under the newest weights (here equal ones), from the known tokens on or from the start."""
@@ -104,7 +227,7 @@ def test_what_a_killed_generator_was_at_ends_as_if_it_had_lived(
     asyncio.run(use())
 
 
-def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monkeypatch):
+def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path, monkeypatch):
     from tramontane.placement.actors import ActorHandle
 
     monkeypatch.setattr("tramontane.controller.generators.STARTS", 1)
@@ -126,9 +249,9 @@ def test_one_that_dies_again_and_again_ends_the_run(ray_cluster, tmp_path, monke
     asyncio.run(use())
 
 
-def test_what_a_lost_worker_said_is_not_heard_once_it_is_replaced(ray_cluster, tmp_path):
-    """Its last poll comes in while another call finds it dead: the tokens are sampled again, by
-    its successor, and counted once."""
+def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, tmp_path):
+    """Its last poll comes in while another call finds it dead: its replacement samples the same
+    tokens again, and they are counted once."""
     from tramontane.placement.actors import ActorHandle
 
     config = small_config(tmp_path, placement={"kind": "ray"})

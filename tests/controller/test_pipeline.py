@@ -120,8 +120,13 @@ def test_generators_wait_only_where_the_bound_says_so(
         async def _wait_until(self, condition: Any, name: str) -> None:
             if name.startswith("collect"):
                 ledger, n = self.ledger, self.sizes.groups_per_batch
-                versions = ledger.generator_version, ledger.next_version
-                allowed = room(len(ledger.outstanding), *versions, n, bound)
+                allowed = room(
+                    len(ledger.outstanding),
+                    generator_version=ledger.generator_version,
+                    next_version=ledger.next_version,
+                    per_batch=n,
+                    max_staleness=bound,
+                )
                 useful = n * (self.sizes.updates - ledger.next_version) - len(ledger.outstanding)
                 waits.append((allowed, useful))
             await super()._wait_until(condition, name)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,92 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.controller.driven import DrivenLedger, config, verdict
 from tests.paths import ROOT
 from tramontane.config import Config, load_config, parse
-from tramontane.controller.ledger import Ledger
 from tramontane.data.curriculum import Curriculum
 from tramontane.errors import InputError
-from tramontane.types import Batch, Completion, Problem, Verdict
-
-
-@pytest.fixture(scope="module")
-def forty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("data") / "forty.jsonl"
-    rows = [{"id": f"p{i}", "problem": f"{i} + 0?", "answer": str(i)} for i in range(40)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def config(train: Path, **sections: Any) -> Config:
-    raw: dict[str, Any] = {
-        "data": {"train": str(train), "eval": None},
-        "pipeline": {
-            "updates": 12,
-            "group_size": 2,
-            "n_batch": 8,
-            "n_async": 16,
-            "max_staleness": 2,
-            "l_max": 10,
-            "l_cache": 2,
-        },
-    }
-    for name, value in sections.items():
-        raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
-    return Config.model_validate(raw)
-
-
-class Run:
-    """A ledger driven by hand: groups are generated, graded and trained on when told."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.ledger = Ledger(config, Curriculum(config.by_stage()), lambda problem: [1])
-        self.formed: list[Batch] = []
-        self.trained: list[Batch] = []
-        self.filtered: Counter[str] = Counter()
-        self.handed_out: dict[int, tuple[int, Any]] = {}  # by group: stage, sampling
-        self.events: list[str] = []
-
-    @property
-    def in_flight(self) -> int:
-        return sum(len(g.requests) for g in self.ledger.outstanding.values())
-
-    def hand_out(self) -> None:
-        ledger = self.ledger
-        if ledger.stage_is_over and not ledger.stages.last:
-            assert self.in_flight == 0
-            self.events.append(ledger.begin_next_stage())
-        if room := ledger.room(self.in_flight):
-            for group in ledger.open(room):
-                self.handed_out[group.id] = ledger.stages.number, group.requests[0].sampling
-        assert self.in_flight <= ledger.sizes.n_async
-
-    def generate(self, group: int, right: list[bool], tokens: int = 3) -> None:
-        ledger, version = self.ledger, self.ledger.generator_version
-        for request in list(ledger.outstanding[group].requests):
-            ids = [1] * tokens
-            done = Completion(group, request.index, [1], ids, [0.0] * tokens, [version], "stop")
-            whole = ledger.take(done)
-        assert whole is not None
-        ledger.grade(whole, [verdict(r) for r in right])
-
-    def form(self) -> None:
-        ledger = self.ledger
-        while ledger.next_version < self.config.pipeline.updates and ledger.choice():
-            self.formed.append(ledger.batch())
-
-    def train(self) -> None:
-        batch = self.formed.pop(0)
-        self.ledger.trained_version += 1
-        for _, reason in self.ledger.trained(batch):
-            self.filtered[reason.kind] += 1
-        self.ledger.generator_version = self.ledger.trained_version
-        self.trained.append(batch)
-
-
-def verdict(right: bool) -> Verdict:
-    return Verdict(float(right), {}, "right" if right else "wrong")
-
+from tramontane.types import Problem
 
 STAGES = [
     {"name": "short", "until": {"updates": 3}, "temperature": 0.7, "eps_high": 0.3},
@@ -104,7 +23,7 @@ STAGES = [
 
 
 def test_each_stage_samples_and_batches_by_its_own_sizes(forty: Path) -> None:
-    run = Run(config(forty, stages=STAGES))
+    run = DrivenLedger(config(forty, stages=STAGES))
     while len(run.trained) < 12:
         run.hand_out()
         for group in [*run.ledger.outstanding]:
@@ -135,7 +54,7 @@ def test_a_metric_ends_a_stage_once_what_is_out_makes_whole_batches(
     """One of four groups is plain; `right` and `tokens` are of the others. Those that are all
     right are filtered, and count."""
     stages = [{**STAGES[0], "until": {**until, "window": 2}}, STAGES[1]]
-    run = Run(config(forty, stages=stages, pipeline={"max_staleness": 8, "n_async": 36}))
+    run = DrivenLedger(config(forty, stages=stages, pipeline={"max_staleness": 8, "n_async": 36}))
 
     def generate_some(until_ready: int) -> None:
         number = 0
@@ -200,7 +119,7 @@ def test_stages_drain_and_each_keeps_the_staleness_bound(
         )
         sizes = {"n_batch": 2 * batches[number], "n_async": 2 * flights[number]}
         stages.append({"name": str(number), "until": until if length else None, **sizes})
-    run = Run(config(forty, stages=stages, pipeline={"max_staleness": staleness}))
+    run = DrivenLedger(config(forty, stages=stages, pipeline={"max_staleness": staleness}))
     born: dict[int, int] = {}  # group → version that the generator held
     lag = rng.randint(0, 2)
     for _ in range(3000):
@@ -219,10 +138,7 @@ def test_stages_drain_and_each_keeps_the_staleness_bound(
         if run.formed and (len(run.formed) > lag or not flying or rng.random() < 0.3):
             run.train()
         if run.trained and rng.random() < 0.05:  # killed, and resumed from a snapshot
-            state = json.loads(json.dumps(ledger.snapshot()))
-            run.ledger = Ledger(run.config, Curriculum(run.config.by_stage()), lambda problem: [1])
-            run.ledger.restore(state)
-            run.formed = []
+            state = run.resume()
             # What was drawn after a synchronous round's state is drawn again.
             for group in [g for g in run.handed_out if g >= state["next_group"]]:
                 del run.handed_out[group], born[group]
@@ -249,7 +165,7 @@ def test_a_stage_without_problems_left_is_left_over_and_the_next_begins(forty: P
         {"name": "few", "until": {"updates": 5}, "data": {"train": str(two)}},
         {"name": "more"},
     ]
-    run = Run(config(forty, data=curriculum, stages=stages, pipeline={"max_staleness": 0}))
+    run = DrivenLedger(config(forty, data=curriculum, stages=stages, pipeline={"max_staleness": 0}))
     run.hand_out()
     groups = {g: o.problem.id for g, o in run.ledger.outstanding.items()}
     assert sorted(groups.values()) == ["p0", "p0", "p1", "p1"]

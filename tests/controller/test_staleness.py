@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tramontane.controller import staleness
 from tramontane.controller.staleness import choose, room
 
 
@@ -27,6 +28,69 @@ def test_what_is_left_fits_into_the_batches_before_its_deadline() -> None:
     assert choose([6, 6, 6, 9, 9], ready=[3, 4], version=5, per_batch=2) is None
 
 
+class Example:
+    """The worked example of `staleness`: two groups a batch, a bound of one version."""
+
+    def __init__(self) -> None:
+        self.v = self.g = 0
+        self.outstanding: dict[str, int] = {}  # group → deadline
+        self.ready: list[str] = []
+        self.rows: list[str] = []
+
+    def note(self, event: str) -> None:
+        """Add a row for the state as it is now, with the number of groups that `room` admits."""
+        groups = room(
+            len(self.outstanding),
+            generator_version=self.g,
+            next_version=self.v,
+            per_batch=2,
+            max_staleness=1,
+        )
+        listed = " ".join(name + "⁰¹²"[d] for name, d in self.outstanding.items()) or "-"
+        formula = f"2·({self.g}+1−{self.v}+1) − {len(self.outstanding)} = {groups}"
+        self.rows.append(f"{self.v}  {self.g}  {event:<27}  {listed:<11}  {formula}")
+
+    def hand_out(self, names: str) -> None:
+        self.outstanding |= dict.fromkeys(names, self.g + 1)
+
+    def batch(self) -> str | None:
+        names = list(self.outstanding)
+        ready = [names.index(name) for name in self.ready]
+        chosen = choose(list(self.outstanding.values()), ready, self.v, 2)
+        if chosen is None:
+            return None
+        taken = [names[i] for i in chosen]
+        for name in taken:
+            del self.outstanding[name]
+            self.ready.remove(name)
+        self.v += 1
+        return ", ".join(taken)
+
+
+def test_the_worked_example_of_the_docstring_is_true() -> None:
+    run = Example()
+    run.note("the run begins")
+    run.hand_out("ABCD")
+    run.note("A, B, C, D are handed out")
+    run.ready = ["D"]
+    assert run.batch() is None
+    run.ready = ["D", "B"]
+    assert run.batch() == "D, B"
+    run.note("D, B complete: batch 0")
+    run.g = 1
+    run.note("weights 1 arrive")
+    run.hand_out("EF")
+    run.note("E, F are handed out")
+    run.ready = ["E", "F", "C"]
+    assert run.batch() is None
+    run.note("E, F, C complete: no batch")
+    run.ready.append("A")
+    assert run.batch() == "C, A"
+    run.note("A completes: batch 1 = C, A")
+    lines = [line.strip() for line in (staleness.__doc__ or "").splitlines()]
+    assert [line for line in lines if line[:1].isdigit()] == run.rows
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     per_batch=st.integers(1, 4),
@@ -43,8 +107,19 @@ def test_bound_holds_and_nothing_deadlocks(
     started: dict[int, int] = {}  # group → version of its first token
     ready: list[int] = []
     born = 0
+
+    def admits() -> bool:
+        groups = room(
+            len(outstanding),
+            generator_version=generator_version,
+            next_version=next_version,
+            per_batch=per_batch,
+            max_staleness=max_staleness,
+        )
+        return groups > 0
+
     for choice in choices:
-        while room(len(outstanding), generator_version, next_version, per_batch, max_staleness) > 0:
+        while admits():
             outstanding[born] = generator_version + max_staleness
             started[born] = generator_version
             born += 1

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tramontane.config import TimeoutsConfig
-from tramontane.controller.verifiers import TRIES, VerifierActors
+from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
 from tramontane.placement import WorkerDied
 from tramontane.placement.thread import ThreadHandle
 from tramontane.types import Problem, Verdict
@@ -36,17 +36,17 @@ def verifiers(deaths, replaced=lambda lost: None, workers=1):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_group_outlives_all_but_the_last_of_its_tries(workers):
     lost = []
-    deaths = [f"death {n}" for n in range(TRIES - 1)]
+    deaths = [f"death {n}" for n in range(MAX_TRIES - 1)]
     with verifiers(deaths, lambda error: lost.append(str(error)), workers) as pool:
         assert len(pool.score(PROBLEM, [("", 1)] * 3).result(30)) == 3
         assert pool.stats().verdicts == 3
-    assert sorted(lost) == [f"death {n}" for n in range(TRIES - 1)]
+    assert sorted(lost) == [f"death {n}" for n in range(MAX_TRIES - 1)]
 
 
 def test_a_group_graded_in_vain_too_often_names_the_last_death():
-    with verifiers([f"death {n}" for n in reversed(range(TRIES))]) as pool:
+    with verifiers([f"death {n}" for n in reversed(range(MAX_TRIES))]) as pool:
         future = pool.score(PROBLEM, [("", 1)])
-        with pytest.raises(WorkerDied, match=f"death {TRIES - 1}"):
+        with pytest.raises(WorkerDied, match=f"death {MAX_TRIES - 1}"):
             future.result(30)
         assert pool.score(PROBLEM, [("", 1)]).result(30)[0].verdict == "right"
 

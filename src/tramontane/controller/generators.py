@@ -1,9 +1,9 @@
-"""The generators as the controller sees them: who has which requests, and what is known of each.
+"""The controller's side of the generators: their requests, and the tokens known of each.
 
 The controller learns every token within `AHEAD` polls of its being sampled. So when a generator
-dies, what it was at goes on in the one that takes its place, from the tokens that are known, under
-the newest weights (arXiv 2506.10910, section 3, asks only that sequences go on under new weights;
-where they do so is no matter).
+dies, its replacement continues the unfinished requests from the tokens that are known, under the
+newest weights (arXiv 2506.10910, section 3, requires only that sequences go on under new weights,
+not in which generator).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tramontane.config import Config
@@ -22,15 +23,21 @@ from tramontane.models.weights import Weights
 from tramontane.placement.handle import Handle, Limit, WorkerLost, answer, call, started
 from tramontane.types import Completion, Progress, Request
 
-AHEAD = 2  # polls in a worker's mailbox: while one is read here, it is at the next
-STARTS = 5  # of one generator, without one poll between them, after which a run gives up
+AHEAD = 2  # polls in a worker's mailbox: it works on the next while the controller reads the last
+STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
 
 
 class PooledGenerator:
-    """One generator, whoever it is at the moment, and the requests that it has.
+    """One generator and its unfinished requests; a worker that is lost is replaced.
 
-    A call that loses the worker brings a new one to the same point: the newest weights, the
-    unfinished requests as they are known here. What the lost one said after that is not heard.
+    After a call that loses the worker, the replacement has the newest weights and the unfinished
+    requests as the controller knows them. Later answers of the lost worker are ignored.
+
+    Args:
+        make: starts the worker, or its replacement.
+        config: timeouts, and what to do with a lost worker's sequences.
+        replaced: called with each loss that a replacement follows.
+        log_worker: called with the worker's name and facts about it; see `GeneratorPool`.
     """
 
     def __init__(
@@ -38,21 +45,22 @@ class PooledGenerator:
         make: Callable[[], Handle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
-        note: Callable[..., None],
+        log_worker: Callable[..., None],
     ) -> None:
-        self.make, self.config, self.replaced, self.note = make, config, replaced, note
+        self.make, self.config = make, config
+        self.replaced, self.log_worker = replaced, log_worker
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.generated_tokens, self.busy_seconds = 0, 0.0
-        self._busy_before = 0.0  # of the worker at the moment, when last asked
+        self._worker_busy_seconds = 0.0  # of the current worker, at its last poll
         self._without_work = 0.0  # seconds
-        self._without_work_since: float | None = None  # a time, if it is so now
+        self._without_work_since: float | None = None  # None while it has requests
         self._unsent: list[Request] = []
-        # Asked of the worker at the moment, with the requests that each takes there.
+        # Polls submitted to the current worker, each with the requests that it carries.
         self._polls: deque[tuple[Future[Progress], list[Request]]] = deque()
         self._weights: tuple[int, Weights] | None = None
-        self._version: int | None = None  # that the newest tokens were sampled under
-        self._lost = 0  # workers, since the last poll
+        self._version: int | None = None  # the weights that sampled the newest tokens
+        self._losses = 0  # workers lost since the last poll
         self._replacing = asyncio.Lock()
 
     @property
@@ -66,10 +74,10 @@ class PooledGenerator:
         self._unsent += requests
 
     async def started(self) -> None:
-        """Wait until it can be called.
+        """Wait until the worker can be called.
 
         Raises:
-            WorkerLost: it cannot be started.
+            WorkerLost: the worker cannot be started.
         """
         handle = await self._worker()
         try:
@@ -78,16 +86,17 @@ class PooledGenerator:
             await self._replace(handle, lost)
 
     async def poll(self) -> list[Completion]:
-        """Let it work for a few decode steps; returns what ended (nothing, if it was lost).
+        """Wait for the next few decode steps; returns the completions that ended, none if the
+        worker was lost.
 
-        Always `AHEAD` polls are asked for, so that it goes on while the last one is looked at.
+        `AHEAD` polls are always submitted, so that the worker goes on while one is read here.
 
         Raises:
-            WorkerLost: it cannot be replaced.
+            WorkerLost: the worker cannot be replaced.
         """
         handle = await self._worker()
         while len(self._polls) < AHEAD:
-            # The worker's own copies: the tokens of ours grow.
+            # Copies, since the tokens of the controller's requests grow.
             requests = [replace(r, token_ids=[*r.token_ids]) for r in self._unsent]
             self._polls.append((handle.submit("poll", requests), self._unsent))
             self._unsent = []
@@ -97,14 +106,14 @@ class PooledGenerator:
         except WorkerLost as lost:
             await self._replace(handle, lost)
             return []
-        if handle is not self.handle:  # lost meanwhile, over another call
+        if handle is not self.handle:  # lost meanwhile, in another call
             return []
-        self._lost = 0
-        self._note(progress)
+        self._losses = 0
+        self._record(progress)
         return list(progress.completions)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
-        """Any other call, made again where the worker is lost over it."""
+        """Make any other call, and repeat it with the replacement if the worker is lost in it."""
         while True:
             handle = await self._worker()
             try:
@@ -113,23 +122,23 @@ class PooledGenerator:
                 await self._replace(handle, lost)
 
     async def update(self, version: int, weights: Weights) -> float:
-        """New weights, between two decode steps; returns the pause in seconds."""
+        """Send new weights, taken between two decode steps; returns the pause in seconds."""
         if self.config.placement.replaces_workers:
             self._weights = version, weights
-        # Polls that it has not begun come after the weights.
+        # The weights overtake polls that the worker has not begun.
         while self._polls and self._polls[-1][0].cancel():
             self._unsent = self._polls.pop()[1] + self._unsent
         return float(await self.ask("weight_update", "receive", version, weights))
 
     @property
     def seconds_without_work(self) -> float:
-        """The time so far in which it had no requests: `feed` might hand out none."""
+        """Seconds so far without requests, because `feed` could not hand out any."""
         since = self._without_work_since
         return self._without_work + (0.0 if since is None else time.monotonic() - since)
 
     @contextmanager
     def without_work(self) -> Iterator[None]:
-        """Around a wait for requests."""
+        """Measure the time of the block, a wait for requests, as time without work."""
         self._without_work_since = time.monotonic()
         yield
         self._without_work = self.seconds_without_work
@@ -142,7 +151,7 @@ class PooledGenerator:
     async def _call(self, handle: Handle, limit: str, method: str, *args: Any) -> Any:
         return await call(handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
 
-    def _note(self, progress: Progress) -> None:
+    def _record(self, progress: Progress) -> None:
         sampled: list[int] = []  # each new token's version
         for c in progress.completions:
             sampled += c.versions[len(self.requests.pop((c.group, c.index)).token_ids) :]
@@ -156,21 +165,21 @@ class PooledGenerator:
         for version in dict.fromkeys(sampled):
             if version != self._version:
                 self._version = version
-                self.note(self.handle.name, version=version)
-        self.busy_seconds += progress.busy_seconds - self._busy_before
-        self._busy_before = progress.busy_seconds
+                self.log_worker(self.handle.name, version=version)
+        self.busy_seconds += progress.busy_seconds - self._worker_busy_seconds
+        self._worker_busy_seconds = progress.busy_seconds
 
     async def _replace(self, gone: Handle, lost: WorkerLost) -> None:
         async with self._replacing:
-            if self.handle is not gone:  # another call was lost with it, and saw to this
+            if self.handle is not gone:  # already replaced, after another call
                 return
             while True:
-                self._lost += 1
-                if not self.config.placement.replaces_workers or self._lost > STARTS:
+                self._losses += 1
+                if not self.config.placement.replaces_workers or self._losses > STARTS:
                     raise lost
                 self.replaced(lost)
                 self.handle.close()
-                self.handle, self._busy_before, self._version = self.make(), 0.0, None
+                self.handle, self._worker_busy_seconds, self._version = self.make(), 0.0, None
                 self._polls.clear()
                 try:
                     await started(self.handle, Limit.of(self.config.timeouts, "start"))
@@ -184,19 +193,20 @@ class PooledGenerator:
                     request.token_ids, request.logprobs, request.versions = [], [], []
             self._unsent = list(self.requests.values())
             begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
-            self.note(self.handle.name, continues=begun)
+            self.log_worker(self.handle.name, continues=begun)
 
 
 class GeneratorPool:
     """`config.generator.workers` generators that share `n_async` completions.
 
     Args:
-        make: a handle on the generator of a given number.
-        config: sizes, timeouts, and what becomes of a lost worker's sequences.
-        replaced: told of each worker that is lost and about to be replaced.
-        note: told, by a generator's name, each `version` of the weights that it begins to sample
-            under, and what the one that takes its place `continues`: [group, index, tokens] each.
-        max_prompt: tokens of the longest prompt.
+        make: starts the generator with a given number and returns its handle.
+        config: sizes, timeouts, and what to do with a lost worker's sequences.
+        replaced: called with each loss of a worker, before its replacement starts.
+        log_worker: called with a generator's name and either `version`, when it begins to sample
+            under those weights, or `continues`, a replacement's begun requests as a list of
+            [group, index, tokens so far].
+        max_prompt: length of the longest prompt in tokens.
     """
 
     def __init__(
@@ -204,13 +214,13 @@ class GeneratorPool:
         make: Callable[[int], Handle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
-        note: Callable[..., None],
+        log_worker: Callable[..., None],
         max_prompt: int,
     ) -> None:
-        def one(number: int) -> PooledGenerator:
-            return PooledGenerator(lambda: make(number), config, replaced, note)
-
-        self._members = [one(number) for number in range(config.generator.workers)]
+        self._members = [
+            PooledGenerator(partial(make, number), config, replaced, log_worker)
+            for number in range(config.generator.workers)
+        ]
         self._max_prompt = max_prompt
 
     def __iter__(self) -> Iterator[PooledGenerator]:
@@ -218,7 +228,7 @@ class GeneratorPool:
 
     @property
     def in_flight(self) -> int:
-        """Completions submitted and unfinished."""
+        """Number of completions submitted and unfinished."""
         return sum(len(m.requests) for m in self._members)
 
     @property
@@ -236,27 +246,27 @@ class GeneratorPool:
         return sum(m.seconds_without_work for m in self._members) / len(self._members)
 
     async def started(self) -> None:
-        """Wait until all can be called.
+        """Wait until all generators can be called.
 
         Raises:
-            WorkerLost: one cannot be started.
+            WorkerLost: a generator cannot be started.
         """
         await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
-        """Give a group to the generator that has least; it stays whole, since it shares a prompt.
+        """Give a group to the least loaded generator, whole, since its requests share a prompt.
 
-        With at most `n_async` in flight, none ever has more than `slots(config)`.
+        With at most `n_async` in flight, no generator ever has more than `slots(config)`.
         """
         min(self._members, key=lambda m: len(m.requests)).submit(requests)
 
     async def resize(self, config: Config) -> None:
-        """Make room for other sizes in all, with nothing in flight."""
+        """Make room for another stage's sizes in all generators; nothing may be in flight."""
         size = slots(config), self._max_prompt + config.pipeline.l_max
         await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
 
     async def update(self, version: int, weights: Weights) -> float:
-        """New weights for all; returns the longest pause in seconds."""
+        """Send new weights to all generators; returns the longest pause in seconds."""
         return max(await asyncio.gather(*(m.update(version, weights) for m in self._members)))
 
     def close(self) -> None:
@@ -265,7 +275,7 @@ class GeneratorPool:
 
 
 def slots(config: Config) -> int:
-    """What each generator must hold: a group goes to the least loaded of W, which has at most
-    (n_async − G) / W in flight when another G fit under n_async."""
+    """Completions that each generator must have room for: a group goes to the least loaded of W
+    generators, which has at most (n_async − G) / W in flight when G more fit under n_async."""
     sizes = config.pipeline
     return (sizes.n_async - sizes.group_size) // config.generator.workers + sizes.group_size

@@ -1,4 +1,4 @@
-"""Groups on their way: handed out, not yet trained on; and how a checkpoint keeps them."""
+"""Groups that are handed out and not yet trained on, and their form in a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from tramontane.types import Completion, Group, Problem, Request, SamplingParams
 
 @dataclass
 class OpenGroup:
-    """A problem handed out, until its group is trained on or filtered.
+    """A group from the moment its problem is handed out until it is trained on or filtered.
 
-    `deadline` is the last version at which it may be trained (see `staleness`).
+    Args:
+        id: number of the group in the run.
+        problem: the problem that all its completions answer.
+        deadline: the last version at which it may be trained (see `staleness`).
+        requests: unfinished completions, with their tokens so far.
+        completions: finished completions by their index in the group.
+        verdicts: of the completions by index; empty until all are graded.
     """
 
     id: int
@@ -23,15 +29,18 @@ class OpenGroup:
     verdicts: list[Verdict] = field(default_factory=list)
 
     def group(self) -> Group:
+        """The finished completions in order of their index, with the verdicts."""
         ordered = [self.completions[i] for i in sorted(self.completions)]
         return Group(self.id, self.problem, ordered, self.verdicts)
 
 
 def pack(group: OpenGroup) -> dict[str, Any]:
+    """Convert a group to a JSON-able dictionary."""
     return asdict(group) | {"completions": [asdict(c) for c in group.completions.values()]}
 
 
 def unpack(row: dict[str, Any]) -> OpenGroup:
+    """Rebuild a group from the result of `pack`."""
     requests = [
         Request(**r | {"sampling": SamplingParams(**r["sampling"])}) for r in row["requests"]
     ]

@@ -133,10 +133,10 @@ class Ledger:
         free = (sizes.n_async - in_flight) // sizes.group_size
         allowed = room(
             len(self.outstanding),
-            self.generator_version,
-            self.next_version,
-            sizes.groups_per_batch,
-            sizes.max_staleness,
+            generator_version=self.generator_version,
+            next_version=self.next_version,
+            per_batch=sizes.groups_per_batch,
+            max_staleness=sizes.max_staleness,
         )
         # A stage's last batches need no more groups than this. Groups left over at the run's end
         # are in its last checkpoint.

@@ -1,10 +1,10 @@
-"""Where a run is among its stages (arXiv 2506.10910: length grows, batches shrink).
+"""The stages of a run's curriculum (arXiv 2506.10910: length grows, batches shrink).
 
-A stage ends *drained*: all that was handed out in it is trained on in it, or filtered. So nothing
-is trained on under another stage's temperature, clipping or sizes, and the bound on staleness holds
+A stage ends *drained*: every group handed out in it is trained on in it, or filtered. So nothing is
+trained on under another stage's temperature, clipping or sizes, and the bound on staleness holds
 within each stage as if it were a run of its own. The version at which a stage ends is either known
-when it begins (`until.updates`) or fixed once its metric fires: as many whole batches later as take
-up what is handed out by then.
+when it begins (`until.updates`) or fixed when its metric reaches the limit: after as many more
+whole batches as the groups handed out by then can fill.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ from tramontane.types import BatchSettings, Group
 
 
 class Stages:
-    """The stage that a run is in; a run without stages has one, to its end.
+    """The stages of a run and which of them is current; a run without stages has a single one.
 
     Attributes:
-        number: of the stage, from 0.
-        end: the version at which the next stage's first batch is trained, as far as that is known;
-            the run's last version otherwise.
+        configs: the run's config as it stands in each stage.
+        number: the current stage, from 0.
     """
 
     def __init__(self, config: Config) -> None:
         self.configs = config.by_stage()
-        self._of = config.stages
-        self._total = config.pipeline.updates
-        self._end: int | None = None
-        self._why = ""
-        self._seen: list[list[int]] = []  # of the newest updates: right, at the ceiling, all
-        self._enter(0, 0)
+        self.number = 0
+        self._sections = config.stages
+        self._updates = config.pipeline.updates
+        self._begin(0, 0)
+
+    def _begin(self, number: int, version: int) -> None:
+        self.number = number
+        self._end: int | None = None  # the version at which the stage ends, once known
+        self._end_reason = ""
+        self._recent: list[list[int]] = []  # per update: completions right, at the ceiling, all
+        if self._until and self._until.updates:
+            self._end = version + self._until.updates
+            self._end_reason = f"{self._until.updates} updates"
 
     @property
     def config(self) -> Config:
-        """The run's config as it stands in this stage."""
+        """The run's config as it stands in the current stage."""
         return self.configs[self.number]
 
     @property
     def name(self) -> str:
-        """Of this stage; empty where there are none."""
-        return self._of[self.number].name if self._of else ""
+        """Name of the current stage; empty in a run without stages."""
+        return self._sections[self.number].name if self._sections else ""
 
     @property
     def last(self) -> bool:
@@ -51,7 +57,7 @@ class Stages:
 
     @property
     def batch_settings(self) -> BatchSettings:
-        """Settings that every batch of this stage is trained with."""
+        """Settings that go to the trainer with each batch of the current stage."""
         sizes, generator = self.config.pipeline, self.config.generator
         return BatchSettings(
             stage=self.name,
@@ -63,61 +69,59 @@ class Stages:
 
     @property
     def end(self) -> int:
-        return self._total if self._end is None else min(self._end, self._total)
+        """The version at which the next stage's first batch is trained; while that is not known,
+        the run's last version."""
+        return self._updates if self._end is None else min(self._end, self._updates)
 
     def trained(self, groups: Sequence[Group], next_version: int, outstanding: int) -> None:
-        """Look at what an update trained on, and what was filtered since the one before.
+        """Add an update to the stage's metric, and fix the stage's end if the limit is reached.
 
         Args:
-            groups: these.
-            next_version: that the next batch will be trained at.
-            outstanding: groups handed out, neither batched nor filtered.
+            groups: the groups that the update trained on, and those filtered since the update
+                before.
+            next_version: the version that the next batch will be trained at.
+            outstanding: number of groups handed out, neither batched nor filtered.
         """
         until = self._until
         if until is None or self._end is not None:
             return
         sizes = self.config.pipeline
-        shares = [0, 0, 0]  # right, at the ceiling, all
-        for group in groups:
-            shares[0] += sum(v.verdict == "right" for v in group.verdicts)
-            ceiling = sizes.l_max - sizes.l_cache
-            shares[1] += sum(len(c.token_ids) >= ceiling for c in group.completions)
-            shares[2] += len(group.completions)
-        self._seen = [*self._seen, shares][-until.window :]
-        right, long, every = (sum(column) for column in zip(*self._seen, strict=True))
-        name, share, limit = "solved", right, until.solved
+        ceiling = sizes.l_max - sizes.l_cache
+        verdicts = [v for group in groups for v in group.verdicts]
+        lengths = [len(c.token_ids) for group in groups for c in group.completions]
+        right = sum(v.verdict == "right" for v in verdicts)
+        at_ceiling = sum(length >= ceiling for length in lengths)
+        self._recent = [*self._recent, [right, at_ceiling, len(lengths)]][-until.window :]
+        right, at_ceiling, total = (sum(column) for column in zip(*self._recent, strict=True))
+        name, count, limit = "solved", right, until.solved
         if until.at_ceiling is not None:
-            name, share, limit = "at the ceiling", long, until.at_ceiling
-        if len(self._seen) == until.window and limit is not None and share >= limit * every:
+            name, count, limit = "at the ceiling", at_ceiling, until.at_ceiling
+        if len(self._recent) == until.window and limit is not None and count >= limit * total:
             self._end = next_version + math.ceil(outstanding / sizes.groups_per_batch)
-            self._why = f"{name}: {share / every:.3f} of {every:,} completions"
+            self._end_reason = f"{name}: {count / total:.3f} of {total:,} completions"
 
     def begin_next(self, version: int) -> str:
-        """Enter the next stage at `version`; returns what happened, for people."""
-        left, why = self.name, self._why if self._end == version else "no problem is left in it"
-        self._enter(self.number + 1, version)
-        return f"stage {left!r} ended after update {version} ({why}); stage {self.name!r} begins"
+        """Enter the next stage at `version`; returns a description of the event for people."""
+        reason = self._end_reason if self._end == version else "no problem is left in it"
+        ended = f"stage {self.name!r} ended after update {version} ({reason})"
+        self._begin(self.number + 1, version)
+        return f"{ended}; stage {self.name!r} begins"
 
     def state(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """JSON-able state for `load_state`."""
         return {
             "number": self.number,
             "end": self._end,
-            "why": self._why,
-            "seen": self._seen,
+            "end_reason": self._end_reason,
+            "recent": self._recent,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from `state`."""
         self.number, self._end = state["number"], state["end"]
-        self._why, self._seen = state["why"], state["seen"]
+        self._end_reason, self._recent = state["end_reason"], state["recent"]
 
     @property
     def _until(self) -> Until | None:
-        return self._of[self.number].until if self._of else None
-
-    def _enter(self, number: int, version: int) -> None:
-        self.number, self._end, self._why, self._seen = number, None, "", []
-        if self._until and self._until.updates:
-            self._end = version + self._until.updates
-            self._why = f"{self._until.updates} updates"
+        """The end condition of the current stage; the last stage has none."""
+        return self._sections[self.number].until if self._sections else None

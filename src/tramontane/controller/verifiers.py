@@ -1,7 +1,7 @@
 """Verifiers as workers of a placement: actors, each with one grading process of its own.
 
-Inside each is a `VerifierPool` of one, which kills what is late; here, an actor that dies or hangs
-is replaced, and its group graded by whoever is free first.
+The `VerifierPool` of one process inside each actor kills a completion that is late. An actor that
+dies or hangs is replaced here, and its group goes to the first actor that is free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
 from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import PoolStats, Response, VerifierPool
 
-TRIES = 5  # of one group, before the run gives up
+MAX_TRIES = 5  # of one group, after which it fails
+CLOSE_POLL_SECONDS = 0.05
 
 
 class Grader:
@@ -30,7 +31,7 @@ class Grader:
     def score(
         self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None
     ) -> tuple[list[Verdict], PoolStats]:
-        """A group's verdicts, and what this grader did in all its life."""
+        """Returns a group's verdicts, and the grader's statistics since it was started."""
         return self._pool.score(problem, responses, lengths).result(), self._pool.stats()
 
 
@@ -44,13 +45,15 @@ class _Task:
 
 
 class VerifierActors:
-    """What `VerifierPool` is to its callers, over `config.workers` actors.
+    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs.
+
+    One thread per actor gives it groups, one at a time.
 
     Args:
-        make: a handle on a verifier of a given number, whose worker is a `Grader`.
-        workers: how many.
-        timeouts: `start` and `verification` are used here.
-        replaced: told of each that is lost and about to be replaced, from a thread of its own.
+        make: starts the verifier with a given number, whose worker is a `Grader`.
+        workers: number of actors.
+        timeouts: `start` and `verification` are read.
+        replaced: called, in an actor's thread, with each loss before its replacement starts.
     """
 
     def __init__(
@@ -63,10 +66,10 @@ class VerifierActors:
         self._make, self._timeouts, self._replaced = make, timeouts, replaced
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
-        self._stats = [PoolStats() for _ in range(workers)]  # of those at work
-        self._before: list[PoolStats] = []  # of those lost
+        self._stats = [PoolStats() for _ in range(workers)]  # of the current actors
+        self._lost_stats: list[PoolStats] = []  # of the actors lost
         self._closing = False
-        self._error: Exception | None = None  # of a replacement, which no caller waits for
+        self._error: Exception | None = None  # why a replacement failed: no caller waits for it
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
             for n in range(workers)
@@ -80,7 +83,8 @@ class VerifierActors:
         """Grade the completions of one group; see `VerifierPool.score`.
 
         Raises:
-            Exception: why a verifier could not be replaced.
+            RuntimeError: the pool is closed.
+            Exception: the error that kept a verifier from being replaced.
         """
         if self._closing:
             raise RuntimeError("the verifiers are closed")
@@ -92,23 +96,23 @@ class VerifierActors:
         return future
 
     def stats(self) -> PoolStats:
-        """Summed over all that there are and were; `restarts` counts actors too."""
-        every = [*self._before, *self._stats]
-        total = {f.name: sum(getattr(s, f.name) for s in every) for f in fields(PoolStats)}
-        total["restarts"] += len(self._before)
+        """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
+        stats = [*self._lost_stats, *self._stats]
+        total = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(PoolStats)}
+        total["restarts"] += len(self._lost_stats)
         return PoolStats(**total)
 
     def close(self) -> None:
-        """Kill the actors; groups that are not finished fail."""
+        """Kill the actors; unfinished groups fail."""
         self._closing = True
         for _ in self._threads:
             self._tasks.put(None)
         for number, thread in enumerate(self._threads):
-            while thread.is_alive():  # again and again: it may be replacing one right now
+            while thread.is_alive():  # repeated, since it may be replacing its actor right now
                 self._handles[number].close()
-                thread.join(0.05)
+                thread.join(CLOSE_POLL_SECONDS)
             self._handles[number].close()
-        self._give_up(RuntimeError("the verifiers were closed"))
+        self._fail_waiting(RuntimeError("the verifiers were closed"))
 
     def __enter__(self) -> VerifierActors:
         return self
@@ -117,49 +121,50 @@ class VerifierActors:
         self.close()
 
     def _serve(self, number: int) -> None:
-        """Waits for a group; unblocked by `score`, by a verifier that is lost, and by `close`."""
+        """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
+        another actor, whose group comes back, and by `close`."""
         while (task := self._tasks.get()) is not None:
             try:
-                task.future.set_result(self._ask(number, task))
+                task.future.set_result(self._grade(number, task))
             except WorkerLost as lost:
                 task.tries += 1
-                if task.tries == TRIES:
+                if task.tries == MAX_TRIES:
                     task.future.set_exception(lost)
-                else:  # to whoever is free first, which this one will not be for seconds
+                else:  # for the first free actor: this one takes seconds to replace
                     self._tasks.put(task)
                 if not self._closing:
                     try:
                         self._replace(number, lost)
                     except Exception as error:
                         self._error = error
-                        self._give_up(error)
+                        self._fail_waiting(error)
             except Exception as error:
-                # This thread is the only one who waits for the group's end: hand the error on.
+                # Only this thread waits for the call: pass its error on to the caller.
                 task.future.set_exception(error)
 
-    def _ask(self, number: int, task: _Task) -> list[Verdict]:
+    def _grade(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
         self._wait(handle.started, "start", f"{handle.name}'s start")
         future = handle.submit("score", task.problem, task.responses, task.lengths)
         verdicts, self._stats[number] = self._wait(future, "verification", f"{handle.name}.score")
         return list(verdicts)
 
-    def _wait(self, future: Future[Any], key: str, what: str) -> Any:
+    def _wait(self, future: Future[Any], key: str, name: str) -> Any:
         limit = Limit.of(self._timeouts, key)
         try:
             return future.result(limit.seconds)
         except TimeoutError:
-            raise WorkerStalled(f"{what} took over {limit.seconds:g} s ({limit.key})") from None
+            raise WorkerStalled(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
 
-    def _give_up(self, error: Exception) -> None:
-        """Fail the groups that nobody has begun."""
+    def _fail_waiting(self, error: Exception) -> None:
+        """Fail the groups that no actor has begun."""
         while not self._tasks.empty():
             if (task := self._tasks.get_nowait()) is not None:
                 task.future.set_exception(error)
 
     def _replace(self, number: int, lost: WorkerLost) -> None:
         self._replaced(lost)
-        self._before.append(self._stats[number])
+        self._lost_stats.append(self._stats[number])
         self._stats[number] = PoolStats()
         self._handles[number].close()
         self._handles[number] = self._make(number)
