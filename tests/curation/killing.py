@@ -1,13 +1,15 @@
-"""Curations in processes that are killed, at an exact moment or from outside.
+"""Curations and scripts in processes that are killed, at an exact moment or from outside.
 
 A fork server imports the package once, so that a process starts in milliseconds.
 """
 
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -24,6 +26,7 @@ _context.set_forkserver_preload(
         "tests.curation.killing",
         "tramontane.generator",
         "tramontane.curation.backend.endpoint",
+        "tramontane.run.session",
     ]
 )
 
@@ -34,7 +37,16 @@ def start(config: CurateConfig, killed_at: str | None = None) -> BaseProcess:
     A file is complete once it is renamed from its partial name. At that moment only the partial
     file exists, of which half is left, as if the kill had come while it was written.
     """
-    process = _context.Process(target=_curate, args=(config.model_dump_json(), killed_at))
+    return _start(_curate, config.model_dump_json(), killed_at)
+
+
+def start_script(script: Path, arguments: list[str], killed_at: str | None = None) -> BaseProcess:
+    """The same with a Python script, which runs as if its folder were Python's first path."""
+    return _start(_run_script, str(script), arguments, killed_at)
+
+
+def _start(target: Callable[..., None], *args: object) -> BaseProcess:
+    process = _context.Process(target=target, args=args)
     process.start()
     return process
 
@@ -58,11 +70,22 @@ def kill_once_written(process: BaseProcess, path: Path, lines: int = 0) -> None:
 
 
 def _curate(config: str, killed_at: str | None) -> None:
+    _kill_at(killed_at)
+    torch.set_num_threads(1)
+    curate(CurateConfig.model_validate_json(config))
+
+
+def _run_script(script: str, arguments: list[str], killed_at: str | None) -> None:
+    _kill_at(killed_at)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
+
+
+def _kill_at(file: str | None) -> None:
     def hook(event: str, args: tuple[object, ...]) -> None:
-        if event == "os.rename" and killed_at and str(args[1]).endswith(killed_at):
+        if event == "os.rename" and file and str(args[1]).endswith(file):
             os.truncate(str(args[0]), os.path.getsize(str(args[0])) // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    torch.set_num_threads(1)
-    curate(CurateConfig.model_validate_json(config))

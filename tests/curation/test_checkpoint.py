@@ -1,4 +1,4 @@
-"""A checkpoint that answers here: seeds, prompts that do not fit, and going on to the same bits."""
+"""A checkpoint's answers: seeds, prompts that do not fit, and the same bits after a restart."""
 
 import json
 from itertools import islice
@@ -26,7 +26,7 @@ def test_answers_differ_and_their_seeds_decide_them(tmp_path):
     assert [len(found[i]) for i in range(2)] == [4, 4]
     assert all(len({a.text for a in answers}) > 1 for answers in found.values())
     assert all(0 < a.tokens <= 40 and not a.fault for group in found.values() for a in group)
-    # The same question under another key is answered by other dice, and so is another seed's.
+    # Another key, and another seed, give the same question other answers.
     renamed = [Prompt("other", PROMPTS[0].text)]
     [(_, other)] = checkpoint().answers(renamed, 4, tmp_path / "b.jsonl")
     assert other != found[0]
@@ -55,21 +55,28 @@ def test_what_cannot_be_run_is_refused_at_once():
     assert [p.rpartition("/")[2] for p in check_model(config())] == ["model.safetensors"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """(answers, record) of a call that nothing stops."""
+    record = tmp_path_factory.mktemp("whole") / "whole.jsonl"
+    return dict(checkpoint().answers(PROMPTS, 3, record)), record.read_bytes()
+
+
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_stopped_anywhere_it_ends_with_the_same_answers(stop_after, tmp_path):
-    """Not nearly the same: what an answer's logits are in the last digits depends on what is
-    computed beside it, and now and then a token on them."""
-    whole = dict(checkpoint().answers(PROMPTS, 3, tmp_path / "whole.jsonl"))
+def test_stopped_anywhere_it_ends_with_the_same_answers(stop_after, undisturbed, tmp_path):
+    """Exactly the same, although the last digits of an answer's logits depend on the sequences that
+    are computed with it, and a token sometimes depends on those digits."""
+    whole, whole_record = undisturbed
     record, prompts = tmp_path / "stopped.jsonl", PROMPTS
     taken = list(islice(checkpoint().answers(prompts, 3, record), stop_after))
     kept = record.read_bytes()
     state = json.loads(record.with_suffix(".flight.json").read_text())
-    with record.open("ab") as file:  # written behind what is known to be good
+    with record.open("ab") as file:  # behind the part that counts
         file.write(b'[0, 0, "hal')
     assert state["end"] == len(kept) and any(tokens for _, _, tokens in state["flight"])
     again = dict(checkpoint().answers(prompts, 3, record))
     assert again == whole
     assert all(again[i] == answers for i, answers in taken)
-    # What was there is there, and the rest is what an undisturbed run wrote, in its order.
+    # The record keeps its content, and continues as that of the undisturbed call.
     assert record.read_bytes().startswith(kept)
-    assert record.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert record.read_bytes() == whole_record

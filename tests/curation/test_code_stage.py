@@ -172,7 +172,7 @@ PLANTED = [
     (row("wrong_labels", doubles(3, 5, 7, wrong=[3, 5, 7]), DOUBLE), "tests_relabelled"),
     (row("one_solution", doubles(3, 5, 7, wrong=[5]), DOUBLE[:1]), "tests_dropped"),
     (row("wrong_solution", doubles(3, 5), [*DOUBLE, "print(7)"], language="python"), ""),
-    (row("hostile", doubles(3, 5), [HANG, *DOUBLE, CRASH, KILL], language="python"), ""),
+    (row("hostile", doubles(3), [HANG, *DOUBLE, CRASH, KILL], language="python"), ""),
     (row("only_hangs", doubles(3), [HANG]), "no_agreement"),
     (row("random", doubles(3, 5, 7), ANY), "no_agreement"),
     (
@@ -334,7 +334,7 @@ def test_real_problems_with_planted_faults(tmp_path):
         pytest.skip(f"no {file}: the shared data are not there")
     rng, rows, truth = random.Random(0), [], {}
     with gzip.open(file, "rt") as text:
-        source = [json.loads(line) for line in text][:8]
+        source = [json.loads(line) for line in text][:6]
     for i, problem in enumerate(source):
         cases = problem["tests"]["cases"]
         if i % 2:
