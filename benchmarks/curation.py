@@ -1,10 +1,10 @@
-"""Memory, time and recall of a curation, on made-up problems with planted duplicates.
+"""Memory, time and recall of a curation, on generated problems with planted duplicates.
 
     python benchmarks/curation.py [ROWS]
 
-Of every hundred rows 8 are an earlier one in another spelling, 4 an earlier one with a word
-changed, 2 an earlier one with another number (no duplicate), 2 proofs and 2 multiple choice.
-Prints a table and writes curation.json beside this file.
+Of every hundred rows 8 are an earlier row in another spelling, 4 an earlier row with a changed
+word, 2 an earlier row with another number (no duplicate), 2 proofs and 2 multiple choice. Prints a
+table and writes curation.json next to this file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
 
 HERE = Path(__file__).parent
-RECENT = 50_000  # rows that a planted row may repeat: what limits the memory of this script
+RECENT = 50_000  # rows that a planted row may repeat, which limits this script's memory
 SYLLABLES = [c + v for c, v in zip("bdfglmnprstvwxzk", "oieuaiouaeiouaei", strict=True)]
 KINDS = (
     ["new"] * 82 + ["exact"] * 8 + ["near"] * 4 + ["number"] * 2 + ["proof"] * 2 + ["choice"] * 2

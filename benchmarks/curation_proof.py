@@ -1,25 +1,25 @@
-"""A curation in two passes against the truth, and what it is worth to training.
+"""A curation in two passes, compared with the truth, and its effect on training.
 
     python benchmarks/curation_proof.py [--rows 5000] [--samples 16] [--seeds 3] [--work FOLDER]
                                         [--out FILE] [the trainings' KEY=VALUE ...]
 
-Plants faults in a playground set (`data/playground/faults.py`) and curates it as one would a real
-one: duplicates, format and tests by rule; a first pass by the tiny base; 60 updates of training on
-what that leaves (configs/quickstart.yaml, but for levels 1 to 6, and English alone); a second pass,
-over the set that the first was given, by the checkpoint that came of it. Then
+Plants faults in a playground set (`data/playground/faults.py`) and curates it like a real set:
+duplicates, format and tests by rule; a first pass by the tiny base; 60 updates of training on the
+kept rows (configs/quickstart.yaml, but levels 1 to 6, and English only); a second pass, over the
+input of the first, by the trained checkpoint. The report has
 
 - each fault's precision and recall, after the first pass alone and after both;
-- what the first pass throws away that the second keeps;
-- training for 24 updates each, from the same base, on the raw set, on what the first pass kept and
-  on what the second kept, for each seed in turn: pass@1 on held-out problems without faults, and
-  how many completions an update took, since groups without diversity are generated for nothing.
+- the problems that the first pass drops and the second keeps;
+- for each seed, a training of 24 updates from the same base on the raw set, on the rows that the
+  first pass kept, and on those that the second kept: pass@1 on held-out problems without faults,
+  and completions per update, since groups without diversity are generated in vain.
 
-The interval of a difference between two sets is Student's, over the seeds (each with problems of
-its own, which are the same for all sets).
+The interval of a difference between two sets is Student's, over the seeds (each seed has its
+held-out problems, the same for all sets).
 
-Whatever is finished in FOLDER (runs/curation_proof) is not done again, so the same command goes on
-where it was stopped; a step that was stopped midway has no time in the report. Prints the report,
-which FOLDER/report.md has as well, and writes curation_proof.json beside this file.
+Finished steps in FOLDER (runs/curation_proof) are not repeated, so the same command continues where
+it was stopped. A step that was stopped midway has no time in the report. Prints the report, also
+written to FOLDER/report.md, and writes curation_proof.json next to this file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tramontane.run.folder import RunFolder
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "configs/quickstart.yaml"
-SEED = 0  # of the faults
+FAULT_SEED = 0
 LEVELS, LANGUAGES = (1, 6), ("en",)
 UPDATES, TEACHER_UPDATES = 24, 60
 TRAINING = (
@@ -63,7 +63,7 @@ FUNNEL = {
     "one pass": "first/kept.jsonl",
     "two passes": "second/kept.jsonl",
 }
-SETS = ("raw", "one pass", "two passes")  # that are trained on
+TRAINED_SETS = ("raw", "one pass", "two passes")
 FATES = {"": "kept", "too_easy": "too easy", "unsolved": "unsolved", "label_disputed": "disputed"}
 Row = dict[str, Any]
 
@@ -73,14 +73,14 @@ def lines(path: Path) -> list[Row]:
         return [json.loads(line) for line in file]
 
 
-# ----------------------------------------------------------------------------------- what is done
+# ------------------------------------------------------------------------------------------ steps
 
 
 class Steps:
-    """What is finished in a folder, and how long each step took.
+    """The finished steps in a folder, and the time of each.
 
     Args:
-        folder: of `steps.json`.
+        folder: holds `steps.json`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Steps:
             self.seen = json.loads(self.file.read_text(encoding="utf-8"))
 
     def do(self, name: str, work: Callable[[], object]) -> None:
-        """Do a step, unless it is done."""
+        """Run a step, unless it is finished."""
         if self.seen.get(name, {}).get("finished"):
             return
         print(f"--- {name}", flush=True)
@@ -105,7 +105,7 @@ class Steps:
         self._write(name, {"finished": True} | ({} if stopped else taken))
 
     def seconds(self, names: Sequence[str], key: str = "seconds") -> float | None:
-        """Of several steps together, if none was stopped midway."""
+        """Total time of several steps; None if one of them was stopped midway."""
         found = [self.seen[name].get(key) for name in names]
         return None if None in found else round(sum(found), 1)
 
@@ -117,7 +117,7 @@ class Steps:
 
 
 def processor_seconds() -> float:
-    """Of this process and its children that have ended."""
+    """Processor time of this process and its finished children."""
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in usage)
 
@@ -130,7 +130,7 @@ def curated(source: Path, out: Path, stages: Sequence[str], **sections: Any) -> 
 def measured(
     work: Path, samples: int, training: Config, stage: str, out: str, checkpoint: str
 ) -> None:
-    """A pass over what the rules left, by a model that answers as in training."""
+    """Run a pass over the rows that the rules kept, by a model that answers as in training."""
     model = {
         "checkpoint": {"path": checkpoint, "slots": training.pipeline.n_async},
         "max_tokens": training.pipeline.l_max,
@@ -141,22 +141,22 @@ def measured(
 
 
 def trained(folder: Path, data: Path, seed: int, settings: Sequence[str]) -> Path:
-    """Train in a folder, or go on; returns it."""
+    """Train in a folder, or continue there; returns the folder."""
     if (folder / "config.yaml").is_file():
         if not (folder / "summary.json").is_file():
             tramontane.train(resume=folder)
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    own = [f"name={folder.name}", f"seed={seed}", f"run_dir={folder}", f"data.train={data}"]
-    tramontane.train(load_config(QUICKSTART, [*TRAINING, *own, *settings]))
+    run = [f"name={folder.name}", f"seed={seed}", f"run_dir={folder}", f"data.train={data}"]
+    tramontane.train(load_config(QUICKSTART, [*TRAINING, *run, *settings]))
     return folder
 
 
-# ---------------------------------------------------------------------------- what comes out of it
+# ---------------------------------------------------------------------------------------- results
 
 
 def labels(raw: list[Row], clean: list[Row], truth: dict[str, Truth]) -> dict[str, int]:
-    """Of programs with broken tests: the labels, and how many are right, before and after."""
+    """Counts of labels, and of right ones, before and after, of programs with broken tests."""
     right = {
         (row["id"], case["input"]): output
         for row in raw
@@ -176,7 +176,7 @@ def labels(raw: list[Row], clean: list[Row], truth: dict[str, Truth]) -> dict[st
 
 
 def disputes(raw: list[Row], truth: dict[str, Truth], second: list[Row]) -> Row:
-    """Disputed labels by level and fault; of the wrong ones, how many got the right answer."""
+    """Counts of disputed labels by level and fault, and of wrong labels with a right answer."""
     level = {row["id"]: row["difficulty"] for row in raw}
     disputed = [d for d in second if d["reason"] == "label_disputed" and d["id"] in truth]
     counts = Counter((level[d["id"]], truth[d["id"]].fault or "sound") for d in disputed)
@@ -191,7 +191,7 @@ def disputes(raw: list[Row], truth: dict[str, Truth], second: list[Row]) -> Row:
 
 
 def argument(raw: list[Row], truth: dict[str, Truth], passes: Sequence[list[Row]]) -> Row:
-    """The paper's argument in miniature: what became, pass by pass, of the sound problems."""
+    """The paper's argument in miniature: the decisions of both passes on sound problems."""
     weak, strong = ({d["id"]: FATES.get(d["reason"], "other") for d in rows} for rows in passes)
     level = {row["id"]: row["difficulty"] for row in raw}
     sound = [name for name in weak if name in truth and not truth[name].fault]
@@ -211,7 +211,7 @@ def argument(raw: list[Row], truth: dict[str, Truth], passes: Sequence[list[Row]
 
 
 def found(work: Path) -> Row:
-    """What the curations say, against the truth."""
+    """The curations' decisions, compared with the truth."""
     truth, raw = read_truth(work / TRUTH), lines(work / RAW)
     clean, first, second = (
         lines(work / name / "decisions.jsonl") for name in ("clean", "first", "second")
@@ -223,8 +223,8 @@ def found(work: Path) -> Row:
     return {
         "funnel": {name: len(lines(work / path)) for name, path in FUNNEL.items()},
         "scores": {
-            when: {fault or "(sound: kept)": _score(score) for fault, score in of.items()}
-            for when, of in scores.items()
+            when: {fault or "(sound: kept)": _score(score) for fault, score in by_fault.items()}
+            for when, by_fault in scores.items()
         },
         "labels": labels(raw, lines(work / "clean/kept.jsonl"), truth),
         "disputes": disputes(raw, truth, second),
@@ -233,7 +233,7 @@ def found(work: Path) -> Row:
 
 
 def learnt(folder: Path) -> Row:
-    """What a run came to, and what it generated for it."""
+    """The results of a run, and the completions that it generated for them."""
     run, config = RunFolder.open(folder)
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     metrics = run.metrics()
@@ -256,7 +256,7 @@ def learnt(folder: Path) -> Row:
 
 
 def student(values: Sequence[float]) -> Row:
-    """The mean over seeds, and Student's 95 % interval where there are several."""
+    """The mean over seeds, and Student's 95 % interval if there are several."""
     mean, n = statistics.mean(values), len(values)
     if n == 1:
         return {"mean": mean, "low": None, "high": None}
@@ -376,7 +376,7 @@ def main() -> None:
     measure = partial(measured, work, args.samples, config)
     rules = {"code": {"verifier": {"workers": 2}}}
     main_steps: dict[str, Callable[[], object]] = {
-        "plant": partial(write, work, args.rows, SEED, levels=LEVELS, languages=LANGUAGES),
+        "plant": partial(write, work, args.rows, FAULT_SEED, levels=LEVELS, languages=LANGUAGES),
         "rules": partial(curated, work / RAW, work / "clean", RULES, **rules),
         "first pass": partial(measure, "difficulty", "first", "tiny"),
         "training between": partial(trained, teacher, work / FUNNEL["one pass"], 0, longer),
@@ -385,15 +385,15 @@ def main() -> None:
     steps = Steps(work)
     for name, step in main_steps.items():
         steps.do(name, step)
-    runs: dict[str, list[Row]] = {name: [] for name in SETS}
+    runs: dict[str, list[Row]] = {name: [] for name in TRAINED_SETS}
     settings = [f"pipeline.updates={UPDATES}", *args.overrides]
     for seed in range(args.seeds):
-        for name in SETS:
+        for name in TRAINED_SETS:
             folder = work / "runs" / f"{name.replace(' ', '_')}_{seed}"
             runs[name].append(learnt(trained(folder, work / FUNNEL[name], seed, settings)))
     report = {
         "rows": args.rows,
-        "seed": SEED,
+        "seed": FAULT_SEED,
         "levels": LEVELS,
         "samples": args.samples,
         "training_settings": [*TRAINING, *settings],

@@ -1,10 +1,10 @@
-"""The format filter against labelled statements, and on sets whose kind is known.
+"""The format filter on labelled statements, and on sets of one known kind.
 
     python benchmarks/filters.py [DATA_FOLDER]
 
-Prints a confusion table for filter_cases.jsonl.gz and what is said of the other sets, and writes
-filters.json beside this file. `python benchmarks/filters.py DATA_FOLDER NAME` prints every problem
-of the set NAME that is not kept as it is.
+Prints a confusion table for filter_cases.jsonl.gz and the decisions on the other sets, and writes
+filters.json next to this file. `python benchmarks/filters.py DATA_FOLDER NAME` prints every problem
+of the set NAME that is changed or dropped.
 """
 
 from __future__ import annotations
@@ -46,27 +46,28 @@ def decide(path: Path) -> list[tuple[Row, Row]]:
     return list(zip(rows, decided, strict=True))
 
 
-def said(row: Row) -> str:
+def label_of(row: Row) -> str:
+    """The decision about a row, in the labels' terms."""
     return {"": "ok", "open_question": "rewritten"}.get(row.reason, row.reason)
 
 
 def confusion(path: Path) -> dict[str, Any]:
     table: dict[str, Counter[str]] = {}
-    same = rewritten = right = 0
+    equal = rewritten = right = 0
     for before, after in decide(path):
         label = before.task.metadata["label"]
-        table.setdefault(label, Counter())[said(after)] += 1
-        if said(after) == "rewritten" and label == "multiple_choice":
+        table.setdefault(label, Counter())[label_of(after)] += 1
+        if label_of(after) == "rewritten" and label == "multiple_choice":
             rewritten += 1
-            wanted = before.task.metadata["rewrite_answer"]
-            same += judge_answer(after.task.answer or "", wanted).outcome == "right"
-        right += label == said(after).replace("rewritten", "multiple_choice")
+            reference = before.task.metadata["rewrite_answer"]
+            equal += judge_answer(after.task.answer or "", reference).outcome == "right"
+        right += label == label_of(after).replace("rewritten", "multiple_choice")
     total, good = sum(c.total() for c in table.values()), table["ok"]
     return {
         "rows": total,
         "accuracy": round(right / total, 4),
         "good_dropped": round(1 - (good["ok"] + good["rewritten"]) / good.total(), 4),
-        "rewritten_answers_equal": f"{same} of {rewritten}",
+        "rewritten_answers_equal": f"{equal} of {rewritten}",
         "table": {label: dict(counts) for label, counts in table.items()},
     }
 
@@ -75,10 +76,9 @@ def main() -> None:
     data = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE.parents[1] / "shared/data"
     if len(sys.argv) > 2:
         for before, after in decide(data / f"{sys.argv[2]}.jsonl.gz"):
-            if said(after) != "ok":
-                print(
-                    f"{said(after)} | {after.detail} | {before.task.id} | {before.task.problem!r}"
-                )
+            if label_of(after) != "ok":
+                problem = before.task
+                print(f"{label_of(after)} | {after.detail} | {problem.id} | {problem.problem!r}")
         return
     result = confusion(data / CASES)
     columns = ["ok", "rewritten", "multiple_choice", "proof", "multi_part", "incomplete"]
@@ -94,10 +94,12 @@ def main() -> None:
     others = {}
     for name, kind in SETS.items():
         started = time.process_time()
-        counts = Counter(said(after) for _, after in decide(data / f"{name}.jsonl.gz"))
+        counts = Counter(label_of(after) for _, after in decide(data / f"{name}.jsonl.gz"))
         milliseconds = 1000 * (time.process_time() - started) / counts.total()
         others[name] = {"rows": counts.total(), **dict(counts.most_common())}
-        print(f"{name:20} ({kind}) {others[name]}, {milliseconds:.2f} ms a row beside the verifier")
+        print(
+            f"{name:20} ({kind}) {others[name]}, {milliseconds:.2f} ms a row without the verifier"
+        )
     report = {"cases": result, "sets": others}
     (HERE / "filters.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -21,7 +21,7 @@ def checkpoint(slots=4, max_tokens=40, **settings):
     return Checkpoint(ModelConfig(checkpoint=model, max_tokens=max_tokens, **settings))
 
 
-def test_answers_differ_and_their_seeds_decide_them(tmp_path):
+def test_answers_depend_on_their_seeds_alone(tmp_path):
     found = dict(checkpoint().answers(PROMPTS[:2], 4, tmp_path / "a.jsonl"))
     assert [len(found[i]) for i in range(2)] == [4, 4]
     assert all(len({a.text for a in answers}) > 1 for answers in found.values())
@@ -34,14 +34,14 @@ def test_answers_differ_and_their_seeds_decide_them(tmp_path):
     assert other != found[0]
 
 
-def test_a_prompt_that_is_too_long_has_no_answer_and_stops_no_other(tmp_path):
+def test_a_prompt_that_is_too_long_gets_no_answer_and_others_do(tmp_path):
     prompts = [PROMPTS[0], Prompt("long", "1 + " * 200), PROMPTS[1]]
     found = dict(checkpoint().answers(prompts, 2, tmp_path / "a.jsonl"))
     assert [a.fault for a in found[1]] == ["its prompt is longer than 64 tokens"] * 2
     assert all(a.text for i in (0, 2) for a in found[i])
 
 
-def test_what_cannot_be_run_is_refused_at_once():
+def test_checkpoints_that_cannot_run_are_refused_at_once():
     def config(max_tokens=10, **settings):
         model = CheckpointModel(**{"path": "tiny", **settings})
         return ModelConfig(checkpoint=model, max_tokens=max_tokens)
@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_stopped_anywhere_it_ends_with_the_same_answers(stop_after, undisturbed, tmp_path):
+def test_a_stopped_checkpoint_continues_to_the_same_answers(stop_after, undisturbed, tmp_path):
     """Exactly the same, although the last digits of an answer's logits depend on the sequences that
     are computed with it, and a token sometimes depends on those digits."""
     whole, whole_record = undisturbed

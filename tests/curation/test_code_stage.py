@@ -25,13 +25,13 @@ NAMES = ("kept.jsonl", "decisions.jsonl", "report.md", "report.html", "summary.j
 # The vote
 
 
-def test_a_poll_counts_what_the_checker_takes_for_the_same():
+def test_a_poll_counts_equal_outputs_by_the_checker():
     ballot = ["4\n", "4", "5", None, " 4 "]
     count = poll(ballot, "4", TOKENS)
     assert (count.votes, count.second, count.passed, count.confirmed) == (3, 1, 3, True)
     assert poll(ballot, "5", TOKENS)[1:] == (3, 1, 1, False)
     assert poll([None, None], "5", TOKENS)[1:] == (0, 0, 0, False)
-    # Of two as common the label's.
+    # In a tie the label's output is the mode.
     assert poll(["1", "2"], "2", TOKENS).mode == "2"
     floats = TOKENS | {"checker": "float", "float_tolerance": 1e-6}
     assert poll(["0.5", "0.50", "5e-1"], "0.5000000", floats).passed == 3
@@ -41,18 +41,18 @@ def test_a_poll_counts_what_the_checker_takes_for_the_same():
     ("ballot", "what"),
     [
         ("4444", "kept"),
-        ("4455", "kept"),  # as common, and the label is one of them
+        ("4455", "kept"),  # a tie, and the label is one of the two
         ("4555", "dropped"),  # one passes: who is right?
         ("5555", "relabelled"),
         ("5556", "dropped"),  # three of four are not 80 %
         ("55555555 6", "relabelled"),
         ("55", "dropped"),  # two are too few
         ("5678", "dropped"),
-        ("xxx4", "dropped"),  # it cannot be run on
+        ("xxx4", "dropped"),  # most solutions cannot run on it
         ("xx44", "kept"),
     ],
 )
-def test_what_becomes_of_a_test(ballot, what):
+def test_fate_of_a_test_by_its_ballot(ballot, what):
     outputs = [None if c == "x" else c for c in ballot.replace(" ", "")]
     assert fate(poll(outputs, "4", TOKENS), len(outputs), CONFIG) == what
 
@@ -62,12 +62,12 @@ def test_solutions_that_are_wrong_or_do_not_run_have_no_vote():
     right, wrong, crashes = labels, ["0", "0", "3", "0"], ["1", None, None, None]
     ballots = list(zip(right, wrong, crashes, right, strict=True))
     assert voters(ballots, labels, TOKENS) == [0, 3]
-    # Labels may be wrong, if solutions agree; alone, none of two prevails.
+    # Labels may be wrong if solutions agree; of two solutions that differ, neither prevails.
     assert voters(list(zip(right, right, strict=True)), ["x"] * 4, TOKENS) == [0, 1]
     assert voters(list(zip(right, wrong, strict=True)), ["x"] * 4, TOKENS) == []
 
 
-def test_what_is_printed_only_once_is_no_vote():
+def test_output_of_only_one_of_two_runs_is_no_vote():
     once, again = [["8", "8", "1"], ["6", None, "2"]], [["8", "7", "1"], ["6", "6", None]]
     assert steady(once, again) == [["8", None, "1"], ["6", None, None]]
 
@@ -77,7 +77,7 @@ def test_what_is_printed_only_once_is_no_vote():
     st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=12),
     st.sampled_from(["a", "b", "d"]),
 )
-def test_a_label_changes_only_against_all(ballot, label):
+def test_a_label_changes_only_if_no_voter_prints_it(ballot, label):
     count = poll(ballot, label, TOKENS)
     what = fate(count, len(ballot), CONFIG)
     if what == "relabelled":
@@ -91,7 +91,7 @@ def test_a_label_changes_only_against_all(ballot, label):
     assert fate(poll(shuffled, label, TOKENS), len(ballot), CONFIG) == what
 
 
-def test_decimals_written_otherwise_are_compared_as_numbers():
+def test_differently_spelt_decimals_are_compared_as_numbers():
     def chosen(label, output, **extra):
         tests = {"type": "stdio", "cases": [{"input": "", "output": label}], **extra}
         return with_checker(tests, [[output]], 1e-6).get("checker")
@@ -100,7 +100,7 @@ def test_decimals_written_otherwise_are_compared_as_numbers():
     assert chosen("0.50", "0.50") is None
     assert chosen("0.50", "0.51") is None
     assert chosen("0.50", "0.5", checker="tokens") == "tokens"
-    assert chosen("1000000", "1000001") is None  # within the tolerance, but no decimal
+    assert chosen("1000000", "1000001") is None  # within the tolerance, but without a decimal point
     assert chosen("3", "3.0") is None
 
 
@@ -141,7 +141,7 @@ def test_json_stays_json(text):
 
 
 @pytest.mark.parametrize("text", ["", "true\n", "1\n"])
-def test_where_nothing_can_be_changed(text):
+def test_inputs_without_anything_to_change_have_no_mutations(text):
     assert mutations(Problem("p", "code", "", tests=stdio(text)), 5) == []
 
 
@@ -164,7 +164,7 @@ def row(name, cases, solutions, **extra):
     return {"id": name, "problem": f"{name}?", "tests": tests, "solutions": solutions} | extra
 
 
-# Of each: decision and reason.
+# Rows, each with the reason that it is given.
 PLANTED = [
     (row("good", doubles(3, 5, 7), DOUBLE), "asked_in_python"),
     (row("good_in_python", doubles(3, 5, 7), DOUBLE, language="python"), ""),
@@ -193,7 +193,7 @@ PLANTED = [
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
 SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=6))
-# Where no program hangs: none may be late because the machine is busy.
+# For rows without hanging programs: none may be late because the machine is busy.
 PATIENT = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=60))
 
 
@@ -240,7 +240,7 @@ def test_each_fault_is_found(planted):
     assert summary["stages"][1]["dropped"]["no_agreement"] == 4
 
 
-def test_what_is_kept_has_the_right_labels(planted):
+def test_kept_rows_have_the_right_labels(planted):
     kept = {k["id"]: k for k in planted[2]}
     cases = {
         name: k["tests"]["cases"]
@@ -255,7 +255,7 @@ def test_what_is_kept_has_the_right_labels(planted):
     assert kept["decimals"]["tests"]["checker"] == "float"
 
 
-def test_what_leaves_the_choice_is_asked_in_python_and_in_cpp(planted):
+def test_problems_in_any_language_are_asked_in_python_and_in_cpp(planted):
     summary, decisions, kept, _ = planted
     ids = [k["id"] for k in kept]
     assert len(set(ids)) == len(ids)
@@ -276,7 +276,7 @@ def test_what_leaves_the_choice_is_asked_in_python_and_in_cpp(planted):
     assert {d["source"] for d in copies} < {d["source"] for d in decisions if d not in copies}
 
 
-def test_few_tests_become_more(tmp_path):
+def test_problems_with_few_tests_get_more(tmp_path):
     rows = [row("many_solutions", doubles(3, 40), DOUBLE), row("one", doubles(3, 40), DOUBLE[:1])]
     settings = PATIENT.model_copy(update={"want_tests": 6, "min_tests": 4, "languages": ()})
     _, out = run(tmp_path, rows, settings)
@@ -291,7 +291,7 @@ def test_few_tests_become_more(tmp_path):
     assert kept["problem"] == "many_solutions?"
 
 
-def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
+def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
     rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(6)]
     (tmp_path / "whole").mkdir()
     _, whole = run(tmp_path / "whole", rows, chunk_rows=4)
@@ -305,7 +305,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
         kill_once_written(start(config), journal, lines=finished)
         assert journal.read_bytes().startswith(done)  # nothing is run twice
         done = journal.read_bytes()[: journal.read_bytes().rindex(b"\n") + 1]
-        journal.write_bytes(done + b'["3 ", [')  # and a line that broke off
+        journal.write_bytes(done + b'["3 ", [')  # and an incomplete line
     assert end(start(config)) == 0
     for name in NAMES:
         assert (out / name).read_bytes() == (whole / name).read_bytes().replace(
@@ -322,13 +322,13 @@ def test_solutions_in_cpp_vote_too(tmp_path):
     assert kept["tests"]["cases"] == copy["tests"]["cases"] == doubles(3, 5)
 
 
-def test_a_stage_without_programs_needs_none(tmp_path):
+def test_rows_of_other_domains_pass(tmp_path):
     _, out = run(tmp_path, [PLANTED[-1][0]])
     assert [k["id"] for k in lines(out / "kept.jsonl")] == ["maths"]
 
 
 def test_real_problems_with_planted_faults(tmp_path):
-    """Of the labels that were changed all are found, and of the others none is touched."""
+    """All changed labels are found, and no other label is changed."""
     file = DATA / "mbpp_stdio.jsonl.gz"
     if not file.is_file():
         pytest.skip(f"no {file}: the shared data are not there")

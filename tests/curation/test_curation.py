@@ -1,4 +1,4 @@
-"""A whole curation: what is written, what is counted, and what a kill changes (nothing)."""
+"""A whole curation: its files, its counts, and the same results after kills."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def results(out):
 
 
 def sums(count, seed=0):
-    """Small problems, some of them planted: duplicates, conflicts, proofs, multiple choice."""
+    """Small problems, among them duplicates, conflicts, proofs and multiple choice."""
     rng = random.Random(seed)
     rows = []
     for i in range(count):
@@ -86,7 +86,7 @@ def test_every_row_has_one_decision_in_the_order_of_the_input(tmp_path):
     assert not (out / "work").exists()
 
 
-def test_chunks_do_not_show(tmp_path):
+def test_results_do_not_depend_on_the_chunks(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(50))
     _, a = run(tmp_path, source, name="a", chunk_rows=3, stages=("deduplicate",))
     _, b = run(tmp_path, source, name="b", chunk_rows=1000, stages=("deduplicate",))
@@ -94,7 +94,7 @@ def test_chunks_do_not_show(tmp_path):
     assert (a / "kept.jsonl").read_bytes() == (b / "kept.jsonl").read_bytes()
 
 
-def test_what_is_kept_loads_again_as_it_was(tmp_path):
+def test_kept_rows_load_again_unchanged(tmp_path):
     tests = {"type": "stdio", "cases": [{"input": "1\n", "output": "2\n"}]}
     rows = [
         {
@@ -120,7 +120,7 @@ def test_what_is_kept_loads_again_as_it_was(tmp_path):
     assert after[0].metadata == {"hint": "x"}
     assert after[1].metadata == {"programming_language": "python"}
     assert after[2].metadata == {"source_domain": "algebra"}
-    # Curated once more, nothing changes.
+    # A second curation changes nothing.
     _, again = run(tmp_path, str(out / "kept.jsonl"), name="again")
     assert lines(again / "kept.jsonl") == lines(out / "kept.jsonl")
 
@@ -140,7 +140,7 @@ def test_all_kinds_of_sources(tmp_path):
     ]  # fmt: skip
 
 
-def test_bad_rows_are_named_and_stop_nothing(tmp_path):
+def test_bad_rows_are_named_and_the_rest_is_processed(tmp_path):
     good = json.dumps({"problem": "What is $1 + 1$?", "answer": 2}).encode()
     bad = [
         b"{not json", b"[1]", b'{"problem": "\xff"}', b'{"answer": 1}', b'{"problem": " "}',
@@ -196,7 +196,7 @@ MOMENTS = (
 )
 
 
-def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
+def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(120))
     _, whole = run(tmp_path, source, name="whole", chunk_rows=10)
     out, done = tmp_path / "killed", {}
@@ -210,7 +210,7 @@ def test_killed_again_and_again_it_ends_as_if_it_had_not_been(tmp_path):
     assert results(out) == results(whole)
 
 
-def test_a_finished_curation_is_not_done_again(tmp_path):
+def test_a_finished_curation_is_not_repeated(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(20))
     summary, out = run(tmp_path, source)
     before = {name: (out / name).stat().st_mtime_ns for name in NAMES}
@@ -219,7 +219,7 @@ def test_a_finished_curation_is_not_done_again(tmp_path):
     assert before == {name: (out / name).stat().st_mtime_ns for name in NAMES}
 
 
-def test_another_curation_is_not_mixed_in(tmp_path):
+def test_a_folder_of_another_curation_is_refused(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(20))
     run(tmp_path, source)
     with pytest.raises(InputError, match="holds a curation with other stages;"):
@@ -283,11 +283,11 @@ def test_the_command(tmp_path):
     assert [step["stage"] for step in summary["stages"]] == ["load", "filter"]
 
 
-def test_a_config_and_what_is_refused(tmp_path):
+def test_a_config_and_its_errors(tmp_path):
     source = write(tmp_path / "raw.jsonl", [{"frage": "Was ist $1+1$?", "answer": 2}])
     config = tmp_path / "c.yaml"
     config.write_text(f"inputs: [{source}]\nfields: {{problem: frage}}\nout: {tmp_path}/o\n")
-    (tmp_path / "empty").mkdir()  # a folder is taken for a copy of a dataset
+    (tmp_path / "empty").mkdir()  # a folder counts as a copy of a dataset
     assert tramontane.curate(config).kept == 1
     for arguments, message in [
         (

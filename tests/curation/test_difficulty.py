@@ -1,4 +1,4 @@
-"""Pass rates, what is dropped by them, and labels that the majority doubts."""
+"""Pass rates, the rows dropped by them, and labels that the majority contradicts."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def run(tmp_path, rows, server, *stages, name="out", **settings):
     model = {"model": {"endpoint": endpoint, "max_tokens": 100}}
     raw = {stage: model | settings.pop(stage, {}) for stage in stages}
     for stage in {"difficulty", "regrade"} & raw.keys():
-        # No verdict may fall because the machine is busy.
+        # No verdict may be late because the machine is busy.
         limits = {"timeout_s": 60, "code_timeout_s": 60}
         raw[stage]["verifier"] = limits | raw[stage].get("verifier", {})
     raw |= {"inputs": [str(source)], "out": str(tmp_path / name), "stages": stages} | settings
@@ -39,8 +39,7 @@ def run(tmp_path, rows, server, *stages, name="out", **settings):
 
 
 class Answers:
-    """To the k-th request about a problem, the k-th of the answers it has for it, around and
-    around; boxed, and the count of each kept."""
+    """A server whose k-th reply about a problem is its k-th answer, boxed; answers repeat."""
 
     def __init__(self, by_problem, form="So \\boxed{{{}}}."):
         self.by_problem, self.form = by_problem, form
@@ -79,7 +78,7 @@ def test_pass_rates_are_counted_and_thresholds_kept(tmp_path):
         assert row["pass_rate"] == row["difficulty_pass_rate"] == right[name] / 16
         assert row["samples"] == row["difficulty_samples"] == 16
         assert row["difficulty_model"] == "m"
-    # Every problem is in the histogram, the dropped ones too; 8 of 16 belong below 50 %.
+    # Every problem is in the histogram, dropped ones too; 8 of 16 is in the bin up to 50 %.
     bins = {b["solved"]: (b["kept"], b["dropped"]) for b in summary["pass_rates"]["difficulty"]}
     assert {k: v for k, v in bins.items() if v != (0, 0)} == {
         "0": (0, 1), "0–10 %": (1, 0), "40–50 %": (1, 0), "70–80 %": (1, 0), "80–90 %": (0, 1),
@@ -90,7 +89,7 @@ def test_pass_rates_are_counted_and_thresholds_kept(tmp_path):
     assert "### too_easy: 2 dropped by difficulty" in report
 
 
-def test_the_tags_count_where_they_are_asked_for(tmp_path):
+def test_think_tags_count_only_if_required(tmp_path):
     thought = "<think>2 + 2</think>\\boxed{4}"
     answers = {
         "plain": ["4", "5"],
@@ -110,7 +109,7 @@ def test_the_tags_count_where_they_are_asked_for(tmp_path):
             )
         rates[tags] = {name: row["pass_rate"] for name, row in kept.items()}
     assert rates[False] == dict.fromkeys(answers, 0.5)
-    assert rates[True] == {"tagged": 0.5, "apart": 0.5}  # the others are never solved
+    assert rates[True] == {"tagged": 0.5, "apart": 0.5}  # the other problems are never solved
 
 
 def test_programs_are_run(tmp_path):
@@ -129,7 +128,7 @@ def test_programs_are_run(tmp_path):
     assert kept["double"]["pass_rate"] == 1 / 3
 
 
-def test_what_never_came_is_said_and_stops_nothing(tmp_path):
+def test_missing_answers_are_recorded_and_stop_nothing(tmp_path):
     down = status(500, "out of memory")
     answers = {
         "dead": [down],
@@ -157,18 +156,18 @@ def test_what_never_came_is_said_and_stops_nothing(tmp_path):
 def test_a_label_is_disputed_by_value_and_not_by_spelling(tmp_path):
     half = ["0.5", "\\frac{1}{2}", "1/2", "x = \\frac{1}{2}", "\\tfrac12", ".50", "\\frac{2}{4}"]
     answers = {
-        # Seven spellings of one half against four times the label, in one: of strings, most say 4.
+        # Seven spellings of one half against one spelling of the label, four times.
         "wrong label": half + ["\\frac{3}{6}", "\\dfrac{1}{2}"] + ["4"] * 4 + ["7", "8", "9"],
-        # As often as not is no majority.
+        # Exactly half is no majority.
         "tie": half + ["0.50"] + ["4"] * 8,
-        # Many disagree with the label, but not with one voice.
+        # Most contradict the label, but not with one answer.
         "scattered": ["4"] * 2 + [str(n) for n in range(10, 24)],
         # The label in other spellings.
         "fine": ["4.0", "\\frac{8}{2}", "2^2", "x=4"] * 3 + ["5"] * 4,
         "unsolved": [str(n) for n in range(10, 26)],
-        # Agreed, and never the label: disputed before it is unsolved.
+        # One answer, and never the label: `label_disputed` precedes `unsolved`.
         "both": ["-1"] * 16,
-        # Answers without a box do not vote, and do not make a majority of a few.
+        # Answers without a box do not vote, but count for the majority.
         "silent": ["0.5"] * 7 + ["4"] + [{"content": "I do not know."}] * 8,
     }
     mind = Answers({f"Problem {k}?": v for k, v in answers.items()})
@@ -219,7 +218,7 @@ def test_the_model_may_be_a_checkpoint(tmp_path):
     assert all(row["samples"] == 4 for row in lines(tmp_path / "out/kept.jsonl"))
 
 
-def test_which_stages_need_a_model_and_what_thresholds_make_sense():
+def test_missing_models_and_senseless_thresholds_are_refused():
     for stage in ("review", "difficulty", "regrade", "translate"):
         with pytest.raises(InputError, match=f"{stage}: give it one model: {stage}.model"):
             parse_settings(CurateConfig, {}, [f"stages=[{stage}]"], "test")
@@ -229,13 +228,13 @@ def test_which_stages_need_a_model_and_what_thresholds_make_sense():
         parse_settings(CurateConfig, {}, ["regrade.model.endpoint.url=http://x"], "test")
 
 
-def test_the_config_that_ships_does_both_passes():
+def test_the_shipped_config_runs_both_passes():
     config = ROOT / "configs/curate_difficulty.yaml"
     for stages in ("[difficulty]", "[regrade, translate]"):
         load_section(CurateConfig, config, [f"stages={stages}"])
 
 
-def test_the_answers_of_finished_chunks_are_not_kept_for_ever(tmp_path):
+def test_the_answers_of_finished_chunks_are_deleted(tmp_path):
     """Sixteen answers to each of a million problems would fill a disk."""
     names = [f"n{i}" for i in range(12)]
     most = []

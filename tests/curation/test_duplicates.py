@@ -80,7 +80,7 @@ def test_one_spelling(a, b):
         ("f(x)", "f x"),
     ],
 )
-def test_what_differs_stays_different(a, b):
+def test_different_texts_keep_different_spellings(a, b):
     assert spelling(a) != spelling(b)
 
 
@@ -109,7 +109,7 @@ def test_numbers_are_counted_with_signs_and_words():
 
 
 def test_the_index_finds_pairs_at_its_threshold():
-    """1 − (1 − tʳ)ᵇ ≥ 0.99: of 300 pairs at similarity 0.8 hardly one is missed."""
+    """1 − (1 − tʳ)ᵇ ≥ 0.99: at similarity 0.8 hardly any of 300 pairs is missed."""
     rng = random.Random(0)
     index, found, total = SimilarityIndex(0.8, same_numbers=False), 0, 0
     for _ in range(300):
@@ -124,7 +124,7 @@ def test_the_index_finds_pairs_at_its_threshold():
     assert found / total > 0.97
 
 
-def test_the_index_tells_who_came_first():
+def test_the_index_lists_items_in_the_order_of_adding():
     index = SimilarityIndex(0.8, same_numbers=True)
     for item in range(50):
         index.add(np.array([index.keys("the same text of some length here")]), [item])
@@ -147,7 +147,7 @@ def test_planted_duplicates_are_found_and_the_first_is_kept(tmp_path):
     decided = decide(tmp_path / "a", [rows(*texts)])
     assert reasons(decided) == ["", "", "duplicate", "near_duplicate", "", "near_duplicate"]
     assert "of p0" in decided[3].detail
-    # In chunks of any size it is the same.
+    # The size of the chunks changes nothing.
     batches = [[row] for row in rows(*texts)]
     assert decide(tmp_path / "b", batches) == decided
 
@@ -167,13 +167,13 @@ def test_conflicts(tmp_path):
     texts = [TRAIN, TRAIN.upper(), TRAIN.upper(), TRAIN.replace("catch up", "overtake it")]
     answers = ["1/2", "0.5", "3", "3"]
     decided = decide(tmp_path, [rows(*texts, answers=answers)])
-    # Equal answers by the verifier; the same problem with another answer; a near one with another.
+    # Equal answers by the verifier; the same problem and a similar one with another answer.
     assert reasons(decided) == ["", "duplicate", "duplicate_conflict", ""]
     assert "'1/2'" in decided[2].detail and "'3'" in decided[2].detail
     assert (decided[3].decision, decided[3].reason) == ("kept", "near_conflict")
 
 
-def test_a_task_for_two_languages_and_an_unanswered_row_push_nothing_out(tmp_path):
+def test_tasks_for_two_languages_and_unanswered_rows_are_no_duplicates(tmp_path):
     tests = [{"type": kind, "code": "x"} for kind in ("python_assert", "cpp_assert")]
     problems = [Problem(f"c{i}", "code", TRAIN, tests=t) for i, t in enumerate(tests)]
     problems += [Problem("m0", "math", TRAIN, ""), Problem("m1", "math", TRAIN, "2")]
@@ -200,14 +200,14 @@ def programs(*pairs):
     return problems
 
 
-def test_programs_are_alike_only_where_their_tests_say_so(tmp_path):
+def test_programs_are_near_duplicates_only_if_their_tests_agree(tmp_path):
     a, e, polite = LETTER.format("a"), LETTER.format("e"), LETTER.format("a") + " Please."
     batch = programs(
         (a, {"sea eel\n": "1\n", "aa\n": "2\n", "bad\n": "1\n"}),
         (e, {"sea eel\n": "3\n", "aa\n": "0\n"}),  # another problem
         (polite, {"sea  eel": "1", "bee\n": "0\n"}),  # the same, by a common test
-        (polite, {"cat\n": "1\n"}),  # nothing says that it is the same
-        (a.upper(), {"dog\n": "0\n"}),  # spelt alike, which is enough
+        (polite, {"cat\n": "1\n"}),  # no common test says that it is the same
+        (a.upper(), {"dog\n": "0\n"}),  # the same spelling is enough
         (a.upper(), {"sea eel\n": "9\n", "aa\n": "9\n", "bad\n": "1\n"}),
     )
     decided = decide(tmp_path, [batch[:3], batch[3:]])
@@ -229,8 +229,8 @@ def test_assertions_are_a_functions_tests(tmp_path):
     assert reasons(decide(tmp_path, [batch])) == ["", "", "near_duplicate"]
 
 
-def test_of_many_tests_the_common_ones_are_compared():
-    """Of each problem 64 are remembered, the same of those that both have."""
+def test_the_common_ones_of_many_tests_are_compared():
+    """64 tests of each problem are remembered, the same ones of those in common."""
     both = {f"{i}\n": f"{i * i}\n" for i in range(500)}
     first, second = (
         labels(row.task.tests)
@@ -251,7 +251,7 @@ def test_the_order_does_not_change_how_many_exact_duplicates_are_kept(tmp_path_f
         assert sorted(kept) == sorted(set(texts))
 
 
-def test_memory_survives_a_restart_and_forgets_what_was_not_committed(tmp_path):
+def test_memory_survives_a_restart_without_uncommitted_rows(tmp_path):
     batches = [rows(TRAIN, "How many primes are below 30?"), rows("Is 7 prime?", first=2)]
     last = rows(TRAIN.upper(), "Is 7 prime?", "How many primes are below 30?", first=3)
     whole = decide(tmp_path / "whole", [*batches, last])

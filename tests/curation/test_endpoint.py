@@ -1,4 +1,4 @@
-"""An endpoint over real sockets: what it is sent, and all the ways in which it can fail."""
+"""An endpoint over real sockets: the requests sent to it, and all its failures."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def echo(asked, before):
     return f"{asked['messages'][-1]['content']} {asked['seed']}"
 
 
-def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch):
+def test_requests_and_answers(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "abc")
     with Server(echo) as server:
         client = endpoint(
@@ -51,7 +51,7 @@ def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch):
     assert {path for _, _, path, _ in server.requests} == {"/v1/chat/completions"}
     assert {h["Authorization"] for *_, h in server.requests} == {"Bearer abc"}
     seeds = {asked.pop("seed") for asked in bodies}
-    assert len(seeds) == 6  # n answers to one prompt must not be one answer
+    assert len(seeds) == 6  # the n answers to a prompt must be different answers
     assert all(0 <= seed < 2**31 for seed in seeds)
     texts = Counter(asked.pop("messages")[1]["content"] for asked in bodies)
     assert texts == {"a": 3, "b": 3}
@@ -59,7 +59,7 @@ def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch):
     for text, group in zip("ab", answers, strict=True):
         assert [a.text.split()[0] for a in group] == [text] * 3
         assert [a.tokens for a in group] == [2] * 3
-    # The same questions again, elsewhere, are the same requests.
+    # The same questions from another client are the same requests.
     with Server(echo) as server:
         (tmp_path / "else").mkdir()
         assert ask(endpoint(server), ["b"], 3, tmp_path / "else") == answers[1:]
@@ -89,7 +89,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("failure", PASSING.values(), ids=PASSING)
-def test_what_may_pass_is_tried_again(failure, tmp_path):
+def test_temporary_failures_are_retried(failure, tmp_path):
     with Server(lambda asked, before: failure if before == 0 else echo(asked, 0)) as server:
         [[answer]] = ask(endpoint(server), ["a"], 1, tmp_path)
     assert answer.text.startswith("a ") and not answer.fault
@@ -108,7 +108,7 @@ def test_a_stall_ends_at_the_timeout(silence, tmp_path):
 @pytest.mark.parametrize(
     "failure", [status(500, "out of memory"), DIE, HANG_UP, body(b"no"), STALL]
 )
-def test_one_that_always_fails_is_recorded_and_stops_no_other(failure, tmp_path):
+def test_a_prompt_that_always_fails_is_recorded_and_stops_no_other(failure, tmp_path):
     def mind(asked, before):
         return failure if asked["messages"][0]["content"] == "b" else echo(asked, 0)
 
@@ -139,12 +139,12 @@ def test_pauses_grow(tmp_path):
     times = [at for at, *_ in server.requests]
     gaps = [b - a for a, b in pairwise(times)]
     assert len(gaps) == 3
-    for n, gap in enumerate(gaps):  # half of it is chance
+    for n, gap in enumerate(gaps):  # half of each pause is random
         assert gap >= 0.05 * 2**n
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
-def test_a_server_that_asks_for_a_pause_gets_it_from_all(form, tmp_path):
+def test_all_requests_keep_a_pause_that_the_server_asks_for(form, tmp_path):
     def mind(asked, before):
         if len(server.requests) > 2:
             return echo(asked, 0)
@@ -162,7 +162,7 @@ def test_a_server_that_asks_for_a_pause_gets_it_from_all(form, tmp_path):
     assert times[2] - times[0] >= 0.9
 
 
-def test_what_is_wrong_with_one_prompt_is_not_tried_again(tmp_path):
+def test_a_permanent_failure_of_a_prompt_is_not_retried(tmp_path):
     def mind(asked, before):
         too_long = asked["messages"][0]["content"] == "b"
         return status(400, "context length exceeded") if too_long else echo(asked, 0)
@@ -174,21 +174,21 @@ def test_what_is_wrong_with_one_prompt_is_not_tried_again(tmp_path):
 
 
 @pytest.mark.parametrize("code", [401, 402, 404])
-def test_what_is_wrong_with_all_ends_the_command(code, tmp_path):
+def test_a_permanent_failure_of_all_prompts_ends_the_command(code, tmp_path):
     with Server(lambda asked, before: status(code, "no such model")) as server:
         with pytest.raises(InputError, match=f"HTTP {code}: no such model; correct it"):
             ask(endpoint(server, concurrency=1), ["a", "b"], 5, tmp_path)
         assert len(server.requests) <= 2
 
 
-def test_what_was_answered_is_not_asked_again(tmp_path):
+def test_recorded_answers_are_not_requested_again(tmp_path):
     record = tmp_path / "answers.jsonl"
     prompts = [Prompt(text, text) for text in "abcd"]
     with Server(echo) as server:
         whole = dict(endpoint(server).answers(prompts, 2, record))
     lines = record.read_bytes().splitlines(keepends=True)
     assert len(lines) == 8
-    record.write_bytes(b"".join(lines[:5]) + lines[5][:-4])  # killed while it wrote
+    record.write_bytes(b"".join(lines[:5]) + lines[5][:-4])  # killed during a write
     with Server(echo) as server:
         assert dict(endpoint(server).answers(prompts, 2, record)) == whole
         assert len(server.requests) == 3
@@ -196,7 +196,7 @@ def test_what_was_answered_is_not_asked_again(tmp_path):
         assert len(server.requests) == 3
 
 
-def test_a_failure_is_asked_again_by_the_next_process(tmp_path):
+def test_the_next_process_requests_failed_answers_again(tmp_path):
     with Server(lambda asked, before: status(500)) as server:
         [[answer]] = ask(endpoint(server, retries=0), ["a"], 1, tmp_path)
     assert answer.fault
@@ -226,7 +226,7 @@ def test_a_failure_is_asked_again_by_the_next_process(tmp_path):
         ({"content": "half a pair \ud800"}, "half a pair ?"),
     ],
 )
-def test_thoughts_that_come_apart(message, text):
+def test_separate_thoughts_are_put_between_the_tags(message, text):
     assert read_answer(json.dumps({"choices": [{"message": message}]}).encode()) == Answer(text, 0)
 
 
@@ -244,7 +244,7 @@ ANYTHING = st.recursive(
 
 @settings(deadline=None)
 @given(ANYTHING, st.booleans())
-def test_no_rubbish_is_more_than_a_failure(value, inside):
+def test_any_response_is_an_answer_or_a_failure(value, inside):
     if inside:
         value = {"choices": [{"message": value}], "usage": value}
     try:

@@ -60,7 +60,7 @@ def test_proofs(problem):
     assert reason(problem, "") == reason(problem) == "proof"
 
 
-def test_what_only_speaks_of_proofs_is_none():
+def test_statements_that_only_mention_proofs_are_no_proofs():
     assert not reason("It can be shown that $e$ is irrational. What is $\\ln e$?")
     assert not reason("Records show that a team won 3 games. How many points is that?")
     assert not reason("Euler disproved a conjecture about $n^5$. Find the value of $n$.")
@@ -182,7 +182,7 @@ def test_a_stem_that_breaks_off_gets_a_blank():
         ("The number is", "(A) even\n(B) odd\n(C) prime", "C", "many things"),
     ],
 )
-def test_multiple_choice_that_cannot_be_opened(stem, options, answer, why):
+def test_multiple_choice_that_needs_its_options(stem, options, answer, why):
     problem = maths(f"{stem}\n{options}", answer)
     with pytest.raises(NotOpen, match=why):
         rewrite(problem, find_choices(problem.problem))
@@ -205,8 +205,8 @@ def test_rules_take_any_text(problem, answer):
         assert len(choices.options) >= 3
 
 
-def test_hostile_statements_take_no_time():
-    """Rules are regular expressions: none may backtrack for ever."""
+def test_hostile_statements_take_little_processor_time():
+    """Rules are regular expressions: none may backtrack without end (here minutes or more)."""
     for piece in ("(A) ", "$", "\\text{", "a ", "[asy]", "x, ", "which ", "following ", "1) "):
         started = time.process_time()
         problem = maths(piece * 2000, "B")

@@ -1,4 +1,4 @@
-"""Stages that ask models, in a process that is killed: nothing lost, nothing asked twice."""
+"""Stages that ask models in a killed process: nothing is lost, and nothing is asked twice."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from tests.curation.test_translate import translator
 from tramontane.curation.config import CurateConfig
 
 CONCURRENCY = 2
-# While each of these holds something for the first time, the process is killed.
+# The process is killed when each of these files first has content.
 MOMENTS = (
     "work/1-review/asked-000000008-answers.jsonl",
     "work/2-translate/asked-000000000-answers-0.jsonl",
@@ -27,7 +27,7 @@ def mind(asked, before):
         if "miles" not in text or asked["seed"] % 3 == 0:
             return "<translation>Je ne sais pas.</translation>"
         return translator(asked, before)
-    # The prompt and the seed alone decide, as in a server that honours seeds.
+    # The answer depends on prompt and seed only, like that of a server that honours seeds.
     return f"Verdict: {'proof' if asked['seed'] % 4 == 0 else 'ok'}"
 
 
@@ -44,24 +44,24 @@ def settings(server, source):
             "model": tiny,
             "samples": 3,
             "max_pass_rate": 1,
-            "verifier": {"timeout_s": 60},  # no verdict may fall because the machine is busy
+            "verifier": {"timeout_s": 60},  # no verdict may be late because the machine is busy
         },
         "translate": {"model": model, "share": 1, "attempts": 2},
     }
 
 
-def good_part(path):
-    """What a record holds that may be relied on."""
+def committed(path):
+    """The valid part of a record."""
     flight = path.with_suffix(".flight.json")
     if flight.is_file():
         return path.read_bytes()[: json.loads(flight.read_text())["end"]]
     return path.read_bytes().rpartition(b"\n")[0]
 
 
-def test_killed_while_asking_it_ends_as_if_it_had_not_been(tmp_path):
+def test_a_curation_killed_while_asking_ends_with_the_same_results(tmp_path):
     source = tmp_path / "raw.jsonl"
     train = "A train travels {} miles in $t = 1$ hours. How many miles does it travel in one hour?"
-    sums = "What is ${} + 2$?"  # of which the tiny model gets some right
+    sums = "What is ${} + 2$?"  # the tiny model solves some of these
     rows = [
         {
             "id": f"r{n}",
@@ -89,10 +89,10 @@ def test_killed_while_asking_it_ends_as_if_it_had_not_been(tmp_path):
                 assert end(process) == 0
             for path, before in recorded.items():
                 assert not path.exists() or path.read_bytes().startswith(before)
-            recorded = {p: good_part(p) for p in (out / "work").rglob("asked-*.jsonl")}
+            recorded = {p: committed(p) for p in (out / "work").rglob("asked-*.jsonl")}
     assert results(out) == whole
     assert server.seen.keys() == once.keys()
-    # Again only what was under way, or on its way to the record, when a process was killed.
+    # Repeated are only requests that were not recorded yet when a process was killed.
     assert server.seen.total() - once.total() <= 2 * CONCURRENCY * len(MOMENTS)
     summary = json.loads(whole["summary.json"])
     drops = {reason for stage in summary["stages"] for reason in stage["dropped"]}

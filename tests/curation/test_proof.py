@@ -34,7 +34,7 @@ def proof(tmp_path_factory):
     return folder, json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
-def test_every_row_is_in_the_report_and_rules_find_what_is_theirs(proof):
+def test_every_row_is_in_the_report_and_rules_find_all_their_faults(proof):
     folder, report = proof
     truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["rows"]
     funnel = report["funnel"]
@@ -61,7 +61,7 @@ def test_the_argument_counts_each_sound_problem_once(proof):
         {d["id"]: d["reason"] for d in lines(folder / name / "decisions.jsonl")}
         for name in ("first", "second")
     )
-    assert first.keys() == second.keys()  # the second pass is given what the first was given
+    assert first.keys() == second.keys()  # both passes read the same rows
     truth = json.loads((folder / "truth.json").read_text(encoding="utf-8"))["rows"]
     saved = {n for n in first if first[n] == "unsolved" and second[n] == ""}
     saved -= {n for n in saved if truth[n]["fault"]}

@@ -1,4 +1,4 @@
-"""Inputs that a model proposes for tests: what is read of its answers, and how it can fail."""
+"""Inputs that a model proposes for tests: how its answers are read, and how it can fail."""
 
 import json
 import time
@@ -57,7 +57,7 @@ def proposing(*inputs):
         ("<input>7\r\n8\r\n</input>", ["7\n8\n"]),
         ("<think><input>6</input></think><input>7</input>", ["7\n"]),
         (proposing("7", " 7", "7\n\n"), ["7\n"]),  # all the same
-        (proposing("3", "5 "), []),  # which it has
+        (proposing("3", "5 "), []),  # given inputs
         (proposing("", " \n"), []),
         (proposing("1" * 10_001), []),
         ("7", []),
@@ -65,7 +65,7 @@ def proposing(*inputs):
         ("", []),
     ],
 )
-def test_what_is_read_of_an_answer(text, inputs):
+def test_inputs_are_read_from_an_answer(text, inputs):
     proposal = read_inputs(PROBLEM, [Answer(text, 1)])
     assert proposal.inputs == inputs
     assert bool(proposal.fault) == (not inputs)
@@ -73,14 +73,14 @@ def test_what_is_read_of_an_answer(text, inputs):
 
 @hypothesis.settings(deadline=None)
 @given(st.lists(st.text("<input>/x 1\n`", max_size=60), max_size=4))
-def test_no_rubbish_is_more_than_no_input(texts):
+def test_any_answer_gives_valid_inputs_or_a_fault(texts):
     proposal = read_inputs(PROBLEM, [Answer(text, 1) for text in ["", *texts]])
     assert len(set(proposal.inputs)) == len(proposal.inputs)
     assert all(text.strip() and text.endswith("\n") for text in proposal.inputs)
     assert bool(proposal.inputs) != bool(proposal.fault)
 
 
-def test_a_failure_counts_only_where_nothing_came():
+def test_a_failed_answer_counts_only_without_other_inputs():
     down, good = Answer("", 0, "HTTP 500: down"), Answer(proposing("7"), 1)
     assert read_inputs(PROBLEM, [down, good]) == (["7\n"], "")
     assert read_inputs(PROBLEM, [down]) == ([], "HTTP 500: down")
@@ -97,7 +97,7 @@ def test_a_question_shows_the_problem_and_short_inputs():
 
 
 def test_proposed_inputs_are_labelled_by_the_solutions(tmp_path):
-    """Also those that no program can read: these go."""
+    """Inputs that no program can read are dropped."""
     answers = Counter()
 
     def mind(asked, before):
@@ -120,14 +120,14 @@ def test_proposed_inputs_are_labelled_by_the_solutions(tmp_path):
     assert kept["enough"] == rows[2]["tests"]["cases"]
     assert kept["few_solutions"] == doubles(3, 5)
     assert kept["mixed"] == doubles(3, 5, 20, 40)
-    # Nobody is asked about problems with enough tests, or with solutions that could not decide.
+    # The model is not asked about problems with enough tests or too few solutions.
     asked = " ".join(answers)
     assert [f"{name}?" in asked for name in ("few", "enough", "few_solutions")] == [
         True, False, False,
     ]  # fmt: skip
 
 
-def test_mutations_fill_up_what_the_model_leaves(tmp_path):
+def test_mutations_supply_the_inputs_that_the_model_lacks(tmp_path):
     with Server(lambda asked, before: proposing("30")) as server:
         _, kept = run(
             tmp_path, [row("p", doubles(3, 40), DOUBLE)], server, inputs=["model", "mutation"]
@@ -146,7 +146,7 @@ FAILURES = {
 }
 
 
-def test_what_a_model_fails_at_is_recorded_and_stops_nothing(tmp_path):
+def test_failures_of_the_model_are_recorded_and_stop_nothing(tmp_path):
     def mind(asked, before):
         text = asked["messages"][0]["content"]
         failing = (reply for name, (reply, _) in FAILURES.items() if f"{name}?" in text)
@@ -164,7 +164,7 @@ def test_what_a_model_fails_at_is_recorded_and_stops_nothing(tmp_path):
     assert kept["good"] == doubles(3, 5, 20, 30, 40)
 
 
-def test_a_model_must_be_named_where_it_is_asked():
+def test_inputs_from_a_model_need_a_model():
     for text, said in [
         ("code.inputs=[model]", "name model in it"),
         ("code.model.endpoint.url=http://x", "endpoint.model: Field required"),
@@ -177,10 +177,10 @@ def test_a_model_must_be_named_where_it_is_asked():
         parse_settings(CurateConfig, raw, [], "test")
 
 
-def test_killed_while_it_asks_and_while_programs_run(tmp_path):
+def test_killed_while_asking_and_while_programs_run(tmp_path):
     def mind(asked, before):
         time.sleep(0.05)
-        if asked["seed"] % 5 == 0:  # the seed alone decides, as the result must not change
+        if asked["seed"] % 5 == 0:  # depends on the seed only, so that the result is repeatable
             return status(400, "no")
         return proposing(*(asked["seed"] % 97 + i for i in range(3)))
 
@@ -201,6 +201,6 @@ def test_killed_while_it_asks_and_while_programs_run(tmp_path):
             str(tmp_path / "whole"), str(out)
         )
     assert server.seen.keys() == once.keys()
-    # Again only what was under way, and what failed, when the first process was killed.
+    # Repeated are only requests under way, and failed ones, when the first process was killed.
     failed = sum(json.loads(raw)["seed"] % 5 == 0 for raw in once)
     assert server.seen.total() - once.total() <= 2 + failed

@@ -1,4 +1,4 @@
-"""The optional reading by a model, of what the format rules let pass."""
+"""The optional review by a model of problems that the format rules let pass."""
 
 from collections import Counter
 

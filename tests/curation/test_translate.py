@@ -1,4 +1,4 @@
-"""Translations: which rows, what must stay as it is, and what becomes of those that fail."""
+"""Translations: the selected rows, the parts that must stay the same, and failures."""
 
 import re
 from collections import Counter
@@ -53,12 +53,12 @@ def test_translated_rows_are_rewritten_and_nothing_else_changes(tmp_path):
     rows = trains(40, level=2)
     rows += [{"id": "zug", "problem": "Was ist $1 + 1$, wenn man rechnet?", "answer": "2"}]
     matrix = "\\begin{pmatrix} 60 \\end{pmatrix}"
-    rows[0]["answer"] = matrix  # says nothing in English
+    rows[0]["answer"] = matrix  # has no English words
     rows += [{"id": "day", "problem": "What day is it on day 8?", "answer": "\\text{Monday}"}]
     with Server(translator) as server:
         summary, decisions, kept = run(tmp_path, rows, server, "translate", translate={"share": 1})
     assert summary["rewrites"] == {"translated": 40}
-    assert len(server.requests) == 40  # not German, and not what would need its answer translated
+    assert len(server.requests) == 40  # no German rows, and no answers in words
     languages = Counter()
     for old in rows[:40]:
         new, code = kept[old["id"]], decisions[old["id"]]["detail"].removeprefix("into ")
@@ -76,7 +76,7 @@ def test_translated_rows_are_rewritten_and_nothing_else_changes(tmp_path):
     assert "### translated: 40 rewritten by translate" in report
 
 
-def test_a_seeded_tenth_that_nothing_else_moves(tmp_path):
+def test_the_seed_alone_draws_the_rows_to_translate(tmp_path):
     problems = [Problem(row["id"], "math", row["problem"], "60") for row in trains(3000)]
 
     def draw(problems, **settings):
@@ -89,11 +89,11 @@ def test_a_seeded_tenth_that_nothing_else_moves(tmp_path):
     assert set(languages) == set(CODES.values()) and min(languages.values()) > 25
     assert draw(problems[::-1]) == drawn
     assert len(draw(problems, seed=1).keys() & drawn.keys()) < 60
-    # A larger share holds the smaller one, so that rows can be added.
+    # A larger share contains the smaller one, so that rows can be added.
     assert drawn.items() <= draw(problems, share=0.2).items()
 
 
-def test_chunks_do_not_show(tmp_path):
+def test_results_do_not_depend_on_the_chunks(tmp_path):
     with Server(translator) as server:
         found = [
             run(tmp_path, trains(30), server, "translate", name=f"{size}", chunk_rows=size,
@@ -120,7 +120,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_what_is_wrong_with_a_translation_is_seen(fault):
+def test_faults_of_a_translation_are_found(fault):
     good = TRANSLATED["French"].format(600, 10)
 
     def read(text):
@@ -134,7 +134,7 @@ def test_what_is_wrong_with_a_translation_is_seen(fault):
     assert not text and why
 
 
-def test_formulas_code_and_numbers_are_told_apart():
+def test_formulas_code_and_numbers_are_distinguished():
     text = (
         "At 3.5 km, `x[1]` and $x^2 = 4$ cost \\$5 or $7 and $8.\n```python\nprint(9)\n```\n"
         "\\begin{align*}\na &= 10\n\\end{align*} \\[ 11 \\] \\textbf{12} [asy] draw(13); [/asy] "
@@ -155,7 +155,7 @@ def test_every_digit_is_in_a_number_or_in_a_formula(text):
     assert inside.count("1") == text.count("1")
 
 
-def test_what_fails_is_asked_again_with_the_fault_then_left_in_english(tmp_path):
+def test_a_failed_translation_is_requested_again_then_stays_english(tmp_path):
     rows = trains(3)
     hopeless, second = rows[0]["problem"], rows[1]["problem"]
 
@@ -214,6 +214,6 @@ def test_multiple_choice_that_was_rewritten_is_translated_and_keeps_its_first_fo
     assert kept["c"]["answer"] == "60"
 
 
-def test_english_is_no_language_to_translate_into():
+def test_english_as_a_target_language_is_refused():
     with pytest.raises(InputError, match="en is what is translated from"):
         parse_settings(CurateConfig, {}, ["translate.languages=[fr, en]"], "test")

@@ -1,4 +1,4 @@
-"""Tests and solutions as public sets of programming problems have them."""
+"""Tests and solutions in the forms of public sets of programming problems."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_inputs_and_outputs_of_public_sets(given, as_text):
     "given",
     [
         {"fn_name": "add", "inputs": [[1, 2], [[3], [4]]], "outputs": [3, [3, 4]]},
-        {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]},  # in a list of its own
+        {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]},  # wrapped in a list
         [{"fn_name": "add", "input": "[1]\n[2]", "output": "[1, 2]", "type": "functional"}],
         [{"input": '"a"\n"b"', "output": '"ab"', "metadata": {"func_name": "add"}}],
     ],

@@ -1,4 +1,4 @@
-"""Planted faults: they are what the truth says, and a curation that finds them scores so."""
+"""Planted faults: rows have the faults that the truth names, and scores of curations."""
 
 import json
 import re
@@ -34,12 +34,12 @@ def test_shares_and_seed():
     assert {fault: counts[fault] / 1000 for fault in SHARES} == SHARES
     assert list(planted(1000, 3)) == ROWS != list(planted(1000, 4))
     assert sum("tests" in row for row, _ in having("")) == PROGRAMS * 1000
-    # In a random order: every tenth of the rows has some of the sound and the spoilt.
+    # In random order: every tenth of the rows has both sound and faulty rows.
     for i in range(0, 1000, 100):
         assert 30 < sum(truth.fault == "" for _, truth in ROWS[i : i + 100]) < 90
 
 
-def test_rows_do_not_tell():
+def test_rows_do_not_contain_the_truth():
     sound = {frozenset(row) for row, truth in ROWS if truth.fault == "" and "tests" not in row}
     assert len(sound) == 1
     for row, truth in ROWS:
@@ -49,7 +49,7 @@ def test_rows_do_not_tell():
             assert ("solutions" in row) == (truth.fault != "no_solutions")
 
 
-def test_maths_faults_are_there_and_nowhere_else():
+def test_maths_faults_are_in_the_rows_that_the_truth_names():
     statements = Counter(row["problem"] for row, _ in ROWS)
     for row, truth in ROWS:
         if "tests" in row:
@@ -74,7 +74,7 @@ def test_maths_faults_are_there_and_nowhere_else():
             assert earlier[0]["answer"] == row["answer"]
 
 
-def test_programs_have_wrong_labels_where_they_are_said_to():
+def test_programs_have_wrong_labels_if_the_truth_says_so():
     for row, truth in ROWS:
         if "tests" in row:
             labels = [case["output"] for case in row["tests"]["cases"]]
@@ -89,7 +89,7 @@ def test_programs_have_wrong_labels_where_they_are_said_to():
         ({"shares": {"duplicate": 0.95}}, "too few sound rows"),
     ],
 )
-def test_what_cannot_be(arguments, message):
+def test_impossible_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         list(islice(planted(100, 0, **arguments), 100))
 
@@ -106,14 +106,14 @@ def test_scores():
     assert scores["proof"] == (2, 2, 1, 1)
     assert (scores["proof"].precision, scores["proof"].recall) == (0.5, 0.5)
     assert (scores[""].precision, scores[""].recall) == (0.5, 0.5)
-    # Two curations, the second of what the first kept: both say what they found.
+    # Two curations, the second of the rows that the first kept: the findings of both count.
     second = [{"id": "b", **proof}, {"id": "d", "decision": "dropped", "reason": "unsolved"}]
     scores = compare(truth, decisions, second)
     assert scores["proof"] == (2, 3, 2, 0)
     assert scores[""] == (2, 0, 0, 0)
 
 
-def test_the_rule_stages_find_what_is_theirs(tmp_path):
+def test_the_rule_stages_find_all_their_faults(tmp_path):
     shares = {
         fault: SHARES[fault] for fault in ("duplicate", "near_duplicate", "proof", "multi_part")
     }

@@ -21,7 +21,7 @@ def test_jsonl_gzip_and_parquet_hold_the_same_rows(tmp_path):
         assert [row for _, row in read_rows(str(tmp_path / name))] == ROWS
 
 
-def test_where_counts_blank_lines_and_a_byte_order_mark_is_no_content(tmp_path):
+def test_locations_count_blank_lines_and_a_byte_order_mark_is_ignored(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"n": 1}\n\n{"n": "\xc3\xa9"}')
     assert list(read_rows(str(file))) == [(f"{file}:1", {"n": 1}), (f"{file}:3", {"n": "é"})]
@@ -39,7 +39,7 @@ def test_a_copy_of_a_hugging_face_dataset(tmp_path, monkeypatch):
         list(read_rows(str(copy), "dev"))
 
 
-def test_a_dataset_that_cannot_be_had(monkeypatch):
+def test_a_dataset_that_cannot_be_loaded(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match=r"'nobody/nothing': no such file, and as a Hugging Face"):
         list(read_rows("nobody/nothing"))
@@ -109,7 +109,7 @@ def test_a_misspelt_source_names_the_nearest(source):
         list(read_rows(source))
 
 
-def test_shuffled_is_decided_by_the_seed():
+def test_the_seed_decides_the_shuffled_order():
     items = list(range(100))
     assert shuffled(items, 1) == shuffled(items, 1) != shuffled(items, 2)
     assert sorted(shuffled(items, 1)) == items == list(range(100))

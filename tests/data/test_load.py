@@ -50,7 +50,7 @@ def test_fields_map_names_and_common_names_need_no_mapping(write):
     assert (a.problem, a.answer) == (b.problem, b.answer) == ("1 + 1?", "2")
     assert b.difficulty == 4
     assert b.metadata == {}
-    # Its own name wins over a common one, and what was not used is kept.
+    # The field's name precedes other names, and unused fields are kept.
     (c,) = load(write({"question": "short", "problem": "long", "answer": "1"}))
     assert c.problem == "long"
     assert c.metadata == {"question": "short"}
@@ -167,7 +167,7 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests need code"),
     ],
 )
-def test_rows_without_what_it_takes_to_grade_them(write, row, message):
+def test_rows_that_cannot_be_graded_are_refused(write, row, message):
     file = write({"problem": "fine", "answer": "1"}, row)
     with pytest.raises(InputError, match=r"data\.jsonl" + message):
         load(file)
@@ -179,7 +179,7 @@ def test_errors_name_the_mapped_field(write):
         load(file, answer="result")
 
 
-def test_mappings_that_fit_nothing(write):
+def test_mappings_to_missing_fields_are_refused(write):
     file = write({"problem": "?", "answer": "1"})
     with pytest.raises(InputError, match=r"data\.fields\.anwser: .* did you mean 'answer'"):
         load(file, anwser="answer")
@@ -192,7 +192,7 @@ def test_mappings_that_fit_nothing(write):
             ProblemStream(DataConfig(train=source, fields={"anwser": "answer"}), seed=0)
 
 
-def test_a_truncated_file_is_an_input_error_here_too(tmp_path):
+def test_a_truncated_file_is_an_input_error(tmp_path):
     whole = gzip.compress(b'{"problem": "?", "answer": "1"}\n' * 500)
     (tmp_path / "cut.jsonl.gz").write_bytes(whole[:-15])
     with pytest.raises(InputError, match="cut off after line"):
@@ -202,7 +202,7 @@ def test_a_truncated_file_is_an_input_error_here_too(tmp_path):
 # Generated sources
 
 
-def test_the_playground_gives_so_many_different_problems_of_its_split():
+def test_the_playground_gives_the_requested_number_of_different_problems():
     train, test = (load("playground:", limit=200, split=split) for split in ("train", "test"))
     assert len({p.problem for p in train} | {p.problem for p in test}) == 400
     world = PlaygroundConfig(levels=(2, 3), languages=("it",), kinds=("stories",))
@@ -217,13 +217,13 @@ def test_endless_sources_need_a_count():
         load("playground:")
 
 
-def test_more_of_the_playground_than_there_is():
+def test_more_playground_problems_than_exist_are_refused():
     world = PlaygroundConfig(levels=(1, 1), languages=("en",), kinds=("sums",))
     with pytest.raises(InputError, match=r"different test problems were found of .*ask for fewer"):
         load("playground:", limit=10**6, split="test", world=world)
 
 
-def test_nothing_stands_behind_the_playground():
+def test_text_behind_the_playground_scheme_is_refused():
     with pytest.raises(InputError, match=r"write 'playground:' alone"):
         load("playground:sums", limit=5)
 
@@ -245,6 +245,8 @@ def test_reasoning_gym():
 
 def test_reasoning_gym_is_an_extra(monkeypatch):
     for module in ("reasoning_gym", "reasoning_gym.factory"):
-        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+        monkeypatch.setitem(
+            sys.modules, module, None
+        )  # imports fail as if the package were missing
     with pytest.raises(InputError, match=r"pip install tramontane\[reasoning-gym\]"):
         load("reasoning_gym:chain_sum", limit=5)

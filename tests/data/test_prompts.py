@@ -38,7 +38,7 @@ def test_any_text_survives(tokenizer, text):
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_digits_stand_alone_and_thinking_tags_are_single_visible_tokens(tokenizer):
+def test_digits_and_thinking_tags_are_single_visible_tokens(tokenizer):
     assert tokenizer.tokenize("<think>1234</think>") == ["<think>", *"1234", "</think>"]
     assert not set(tokenizer.tokenize("<think></think>")) & set(tokenizer.all_special_tokens)
     assert tokenizer.eos_token == "</s>"
@@ -122,7 +122,7 @@ def test_prompt_lengths(tokenizer):
         check(tokenizer, [short, long], limit=tokens - 1)
 
 
-def test_an_equal_id_hides_no_long_prompt(tokenizer):
+def test_every_prompt_is_measured_when_ids_repeat(tokenizer):
     long, short = (Problem("same", "math", "1 + " * n + "1?", "0") for n in (90, 2))
     tokens = len(encode_prompt(tokenizer, long.problem))
     assert check(tokenizer, [long, short]) == tokens

@@ -26,7 +26,7 @@ def resumed(config, seed, state):
     return stream
 
 
-def test_every_epoch_holds_every_problem_once_in_an_order_of_its_own(file):
+def test_every_epoch_has_every_problem_once_in_a_new_order(file):
     config = DataConfig(train=str(file))
     stream = ProblemStream(config, 0)
     epochs = [take(stream, 10) for _ in range(4)]
@@ -56,7 +56,7 @@ def test_epoch_and_position(file):
 
 @pytest.mark.parametrize("after", [0, 1, 9, 10, 11, 63, 64, 65, 200])
 @pytest.mark.parametrize("source", ["file", "playground:"])
-def test_a_restored_stream_goes_on_exactly(file, source, after):
+def test_a_restored_stream_continues_exactly(file, source, after):
     config = DataConfig(train=str(file) if source == "file" else source)
     stream = ProblemStream(config, 5)
     take(stream, after)
@@ -67,7 +67,7 @@ def test_a_restored_stream_goes_on_exactly(file, source, after):
 
 
 def test_restoring_does_not_replay():
-    """Replaying so many problems would never end."""
+    """A replay of this many problems would not end."""
     state = ProblemStream(DataConfig(), 3).state() | {"handed_out": 10**15}
     copies = [resumed(DataConfig(), 3, state) for _ in range(2)]
     first, second = (take(copy, 70) for copy in copies)
