@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 import tramontane
 from tramontane import api
@@ -366,6 +368,39 @@ def plan(
     for name, *values in found.rows():
         table.add_row(name, *values)
     console.print(table)
+
+
+@app.command(name="config")
+def show_config(
+    section: Annotated[
+        str | None,
+        typer.Argument(
+            help="A section, e.g. pipeline or trainer.objective; or the config of another command: "
+            "sft, curate or plan, e.g. curate.code."
+        ),
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print all keys of all configs as Markdown.")
+    ] = False,
+) -> None:
+    """Describe the keys of a config: type, range, default and meaning."""
+    from tramontane.config import Config, reference
+    from tramontane.curation.config import CurateConfig
+    from tramontane.planning.machine import PlanConfig
+    from tramontane.sft.config import SFTConfig
+
+    roots = {"": Config, "sft": SFTConfig, "curate": CurateConfig, "plan": PlanConfig}
+    if markdown:
+        print(reference.markdown(roots), end="")
+        return
+    entry = reference.find(roots, section or "")
+    console.print(_escape(entry.description), highlight=False)
+    for key in entry.keys:
+        console.print(f"\n[bold]{key.path}[/]  {_escape(key.summary)}", highlight=False)
+        console.print(Padding(Text(key.description), (0, 0, 0, 4)))
+    if entry.subsections:
+        path = next(iter(entry.subsections.values())).title
+        console.print(f"\nKeys of a section: tramontane config SECTION, e.g. {path}")
 
 
 @app.command()

@@ -92,8 +92,8 @@ class DataConfig(Section):
     curation writes it), or `running`, measured by this run so far, falling back to the recorded
     rate for a problem that was not visited."""
     pass_rates: str | None = None
-    """Path of another run's `problems.jsonl`, whose pass rates replace those in the rows, by
-    problem id."""
+    """Path of another run's `problems.jsonl`, whose recorded pass rates take precedence over those
+    in the rows, by problem id."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Rules that retire solved problems and rest problems that are too hard."""
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from tramontane.config import Section
+from tramontane.config import Section, key_error
 from tramontane.planning.costs import Array
 
 UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
@@ -32,42 +32,56 @@ GPUS = {
 
 
 class PlanConfig(Section):
-    """What is to be planned, and what is assumed about it. None of it is measured.
-
-    `train_mfu`: share of the FLOP/s that training reaches, of `train_flops` a parameter and token
-    (6, and 2 more for gradient checkpointing; attention is not counted); `decode_bandwidth` and
-    `prefill_mfu`: the shares that decoding reaches of the memory's bandwidth, and products over
-    many sequences or tokens of the FLOP/s; `step_seconds`: of a decode step besides; `node`: GPUs
-    that a generator has at most where it fits so many, and `doubling` the share of their speed that
-    it keeps whenever they double;
-    `state_bytes`: the trainer's weights, gradients and Adam's moments for a parameter, and
-    `state_share` the part of memory they may fill; `serve_share`: that of weights and KV cache in
-    a generator; `max_staleness` null: so that the longest completion is not waited for;
-    `kv_bytes`: of a token, null: by the model's size; `link`: bytes/s into each GPU
-    for new weights; `sigma`: spread of the lengths' logarithm."""
+    """A plan of GPUs, as `tramontane plan` takes it: what is to be trained, and assumptions about
+    its cost. Nothing is measured; see docs/planning.md."""
 
     model_size: str
+    """Parameters of the model, e.g. 24B, 0.5B or 350M."""
     gpus: int = Field(ge=2)
+    """GPUs for generators and trainer together."""
     gpu: Literal["a100", "h100", "h200"] = "h100"
+    """Kind of GPU; memory, bandwidth and FLOP/s are those of its data sheet."""
     n_batch: int = Field(2048, ge=1)
+    """Completions between two weight updates, in whole groups. The paper: 8k, 4k, 2k by stage
+    (Medium); 2,048 (Small)."""
     group_size: int = Field(16, ge=2)
+    """Completions of one problem. The paper does not print it."""
     max_staleness: int | None = Field(None, ge=1)
+    """Maximum age of a trained token, in weight versions. null: enough for no update to wait for
+    the longest completion."""
     prompt_tokens: int = Field(300, ge=1)
+    """Length of a prompt, in tokens."""
     length_mean: int = Field(6000, ge=2)
+    """Mean length of a completion, in tokens; below length_max."""
     length_max: int = Field(32000, ge=3)
+    """Maximum length of a completion, in tokens."""
     sigma: float = Field(0.8, gt=0, le=3)
+    """Standard deviation of the logarithm of lengths."""
     train_mfu: float = Field(0.35, gt=0, le=1)
+    """Share of a GPU's FLOP/s that training reaches."""
     train_flops: float = Field(8.0, ge=6)
+    """Floating-point operations per parameter and trained token: 6, and 2 more for gradient
+    checkpointing. Attention is not counted."""
     decode_bandwidth: float = Field(0.6, gt=0, le=1)
+    """Share of a GPU's memory bandwidth that decoding reaches."""
     prefill_mfu: float = Field(0.4, gt=0, le=1)
+    """Share of a GPU's FLOP/s that products over many sequences or tokens reach in a generator."""
     step_seconds: float = Field(0.003, ge=0)
+    """Fixed cost of a decode step, in seconds."""
     node: int = Field(8, ge=1)
+    """Maximum number of GPUs per generator, if the model fits on that many."""
     doubling: float = Field(0.9, gt=0, le=1)
+    """Share of a generator's speed per GPU that is left when its number of GPUs doubles."""
     state_bytes: float = Field(18.0, gt=0)
+    """Bytes per parameter of the trainer's weights, gradients and Adam moments."""
     state_share: float = Field(0.6, gt=0, le=1)
+    """Share of a GPU's memory that the trainer's state may fill."""
     serve_share: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that weights and KV cache of a generator may fill."""
     kv_bytes: float | None = Field(None, gt=0)
+    """Bytes of keys and values per token. null: estimated from the model's size."""
     link: float = Field(25e9, gt=0)
+    """Bandwidth into each GPU for new weights, in bytes/s."""
 
     @property
     def parameters(self) -> float:
@@ -84,14 +98,18 @@ class PlanConfig(Section):
     @model_validator(mode="after")
     def _between(self) -> PlanConfig:
         if self.length_mean >= self.length_max:
-            raise ValueError(
+            raise key_error(
                 f"length_mean {self.length_mean} is not below length_max {self.length_max}; "
-                f"raise the one or lower the other"
+                f"lower length_mean, or raise length_max",
+                "length_mean",
+                "length_max",
             )
         if self.n_batch % self.group_size:
-            raise ValueError(
+            raise key_error(
                 f"group_size {self.group_size} does not divide n_batch {self.n_batch}: a batch "
-                f"holds whole groups"
+                f"holds whole groups",
+                "n_batch",
+                "group_size",
             )
         return self
 
