@@ -397,10 +397,12 @@ def show_config(
     console.print(_escape(entry.description), highlight=False)
     for key in entry.keys:
         console.print(f"\n[bold]{key.path}[/]  {_escape(key.summary)}", highlight=False)
-        console.print(Padding(Text(key.description), (0, 0, 0, 4)))
+        console.print(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
     if entry.subsections:
         path = next(iter(entry.subsections.values())).title
-        console.print(f"\nKeys of a section: tramontane config SECTION, e.g. {path}")
+        console.print(f"\nKeys of a section: tramontane config {path}", highlight=False)
+    if not entry.title:
+        console.print("Other configs: tramontane config sft, curate or plan", highlight=False)
 
 
 @app.command()

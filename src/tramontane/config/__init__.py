@@ -15,7 +15,14 @@ from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.placement import PlacementConfig, Resources
-from tramontane.config.section import Section, key_error, load_section, parse, parse_settings
+from tramontane.config.section import (
+    Section,
+    key_error,
+    load_section,
+    nearest,
+    parse,
+    parse_settings,
+)
 from tramontane.config.stages import StageConfig, StageData, Until
 from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
@@ -49,6 +56,7 @@ __all__ = [
     "key_error",
     "load_config",
     "load_section",
+    "nearest",
     "parse",
     "parse_settings",
 ]

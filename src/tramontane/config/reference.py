@@ -162,9 +162,8 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
     for entry in entries:
         if titles[entry.section] != entry.title:
             continue
-        blocks.append(
-            f"### {entry.title}" if entry.path else f"## tramontane {entry.root or 'train'}"
-        )
+        command = f"tramontane {entry.root or 'train'}"
+        blocks.append(f"### {entry.title}" if entry.path else f"## {command}")
         blocks.append(_wrapped(_linked(entry.description)))
         for key in entry.keys:
             summary = re.sub(r"default (.+)$", r"default `\1`", key.summary)

@@ -1,88 +1,112 @@
-"""What a curation is told: the sources, the stages in their order, and a section for each stage."""
+"""The configuration of a curation: sources, stages in their order, and a section for each stage."""
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tramontane.config import LANGUAGES, Device, Language, Section, VerifierConfig
+from tramontane.config import (
+    LANGUAGES,
+    Device,
+    Language,
+    Section,
+    VerifierConfig,
+    key_error,
+    nearest,
+)
 from tramontane.data.code import ProgrammingLanguage
 
 
 class DeduplicateConfig(Section):
-    """Exact and near duplicates. `threshold`: the least similarity (Jaccard, of the sets of
-    five-character pieces of two statements) of near duplicates; 1 leaves only exact ones.
-    `same_numbers`: near duplicates have the same numbers and operators, each as often."""
+    """Removal of exact and near duplicates. The paper does not describe its own."""
 
     threshold: float = Field(0.8, ge=0.5, le=1)
+    """Lowest similarity of near duplicates: the Jaccard index of the sets of five-character pieces
+    of two statements. 1: only exact duplicates are removed."""
     same_numbers: bool = True
+    """Near duplicates must have the same numbers and operators, each equally often."""
 
 
 class DecontaminateConfig(DeduplicateConfig):
-    """Problems of evaluation sets, named in `against` (files or datasets, of which `split` is
-    read, with names of fields as in `fields`). Besides exact and near duplicates: rows with
-    `overlap` or more of an evaluation problem's `ngram`s of words."""
+    """Removal of problems that stand in evaluation sets: exact and near duplicates, and problems
+    that share n-grams of words. The paper prints no thresholds."""
 
     against: tuple[str, ...] = ()
+    """Evaluation sets: files or Hugging Face datasets."""
     split: str = "test"
+    """Split of the datasets that is read."""
     fields: dict[str, str] = Field(default_factory=dict)
+    """Names of the sets' fields, where they differ from a Problem's."""
     ngram: int = Field(13, ge=2)
+    """Length of the n-grams, in words."""
     overlap: float = Field(0.8, gt=0, le=1)
+    """Share of an evaluation problem's n-grams from which a row that contains them is removed."""
 
 
 class FilterConfig(Section):
-    """Maths problems that have one answer, which the verifier can check. `rewrite`: multiple
-    choice becomes an open question where that makes sense; false drops it all. `verifier`: the
-    limits under which references are tried."""
+    """Selection of maths problems that have one answer, which the verifier can check."""
 
     rewrite: bool = True
+    """Rewrite multiple choice as an open question where possible, as the paper does. false: drop
+    all multiple choice."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    """Limits under which references are parsed."""
 
 
 class CheckpointModel(Section):
-    """A model that is run here, in the embedded generator: `path` is `tiny`, a folder or a Hugging
-    Face name; `slots` answers are decoded at once. Longer prompts than `max_prompt_tokens` get no
-    answer."""
+    """A model that runs in the embedded generator."""
 
     path: str
+    """`tiny`, a checkpoint folder or a Hugging Face name."""
     slots: int = Field(128, ge=1)
+    """Answers decoded at once."""
     max_prompt_tokens: int = Field(1024, ge=1)
+    """Longest prompt, in tokens. Longer prompts get no answer."""
     device: Device = "cpu"
+    """Device: cpu, cuda, cuda:N or mps."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of weights, keys and values."""
 
 
 class EndpointModel(Section):
-    """A server that speaks OpenAI's chat completions under `url` (which mostly ends in /v1).
-
-    `model` is its name for the model, `key_variable` the environment variable that holds the key.
-    `concurrency` requests are under way at once. One that fails, or takes longer than `timeout_s`,
-    is sent again up to `retries` times, after pauses that double from `backoff_s` on. `extra` lays
-    more keys over a request's body; null takes one out.
-    """
+    """A server that speaks OpenAI's chat completions API."""
 
     url: str = Field(pattern=r"^https?://\S+$")
+    """Base URL of the API; usually ends in /v1."""
     model: str
+    """The server's name for the model."""
     key_variable: str | None = None
+    """Environment variable that holds the API key. null: no key is sent."""
     concurrency: int = Field(32, ge=1)
+    """Requests in flight at once."""
     timeout_s: float = Field(600.0, gt=0)
+    """Time limit of one request, in seconds."""
     retries: int = Field(6, ge=0)
+    """Number of times that a failed or late request is sent again."""
     backoff_s: float = Field(1.0, gt=0)
+    """Pause before the first retry, in seconds; doubles with each retry."""
     extra: dict[str, Any] = Field(default_factory=dict)
+    """More keys of the request body. A null value removes a key."""
 
 
 class ModelConfig(Section):
-    """Who is asked, a `checkpoint` or an `endpoint`, and how its answers are drawn. `max_tokens`:
-    of one answer. `system_prompt`: as in `data`."""
+    """The model that a stage asks, exactly one of `checkpoint` and `endpoint`, and its sampling."""
 
     checkpoint: CheckpointModel | None = None
+    """A model that runs in the embedded generator."""
     endpoint: EndpointModel | None = None
+    """A model behind an HTTP server."""
     system_prompt: str | None = None
+    """System prompt, as in a training run's `data.system_prompt`."""
     temperature: float = Field(0.7, ge=0)
+    """Sampling temperature; 0 is greedy. The paper: 0.7 in evaluation."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Probability mass that is sampled from."""
     max_tokens: int = Field(4096, ge=1)
+    """Maximum length of an answer, in tokens."""
     seed: int = 0
+    """Seed of sampling."""
 
     @property
     def name(self) -> str:
@@ -93,130 +117,174 @@ class ModelConfig(Section):
 
 
 class DifficultyConfig(Section):
-    """How often `model` solves a problem, of `samples` answers. Dropped is what it solves no more
-    often than `min_pass_rate` (0: never), or more often than `max_pass_rate`. The paper prints no
-    threshold; these are ours. `think_tags`: an answer without them is malformed, as in training;
-    false grades it all the same, for a model that has not learnt them."""
+    """Selection by the share of a model's answers that are correct (arXiv 2506.10910, section
+    4.1). The paper prints no thresholds."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
+    """The model that answers."""
     samples: int = Field(16, ge=1)
+    """Answers per problem. The paper: 16."""
     min_pass_rate: float = Field(0.0, ge=0, lt=1)
+    """Problems with this pass rate or a lower one are dropped. 0: only problems that are never
+    solved."""
     max_pass_rate: float = Field(0.8, ge=0, le=1)
+    """Problems with a higher pass rate are dropped."""
     think_tags: bool = False
+    """Answers without think tags count as malformed, as in training. false: such answers are
+    graded, for a model that has not learnt the tags."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    """Limits of grading."""
 
     @model_validator(mode="after")
     def _rates(self) -> DifficultyConfig:
         if self.min_pass_rate >= self.max_pass_rate:
-            raise ValueError("min_pass_rate must be below max_pass_rate, or nothing is kept")
+            raise key_error(
+                "min_pass_rate must be below max_pass_rate, or nothing is kept",
+                "min_pass_rate",
+                "max_pass_rate",
+            )
         return self
 
 
 class RegradeConfig(DifficultyConfig):
-    """The second pass. `dispute_share`: a label is disputed by one other answer that more than this
-    share of the samples give."""
+    """The second pass of the selection by difficulty, by a model that was trained on the first
+    pass's problems; also drops problems with disputed labels."""
 
     dispute_share: float = Field(0.5, ge=0, lt=1)
+    """A label is disputed if more than this share of the answers agree on another answer. The
+    paper: the majority."""
 
 
 class ReviewConfig(Section):
-    """Maths problems read by `model`, which is asked `votes` times what is wrong with each."""
+    """Review of maths problems by a model, which names what is wrong with each."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
+    """The model that reviews."""
     votes: int = Field(3, ge=1)
+    """Reviews per problem."""
 
 
 class TranslateConfig(Section):
-    """A `share` of the English problems into one of `languages` each, drawn by `seed`. What comes
-    back with a fault is asked for again, `attempts` times in all."""
+    """Translation of a share of the English problems, each into one language."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
+    """The model that translates."""
     share: float = Field(0.1, gt=0, le=1)
+    """Share of the English problems that are translated. The paper: 0.1."""
     languages: tuple[Language, ...] = Field(LANGUAGES[1:], min_length=1)
+    """Languages to translate into, without en. The default is the paper's six."""
     attempts: int = Field(3, ge=1)
+    """Maximum number of requests per problem; a faulty translation is requested again."""
     seed: int = 0
+    """Seed by which problems and languages are drawn."""
 
     @model_validator(mode="after")
     def _languages(self) -> TranslateConfig:
         if "en" in self.languages:
-            raise ValueError("languages: en is what is translated from; leave it out")
+            raise key_error("en is what is translated from; leave it out", "languages")
         return self
 
 
 class CodeConfig(Section):
-    """Programming problems, whose tests the given solutions vote on (arXiv 2506.10910, section
-    4.1; it prints none of these numbers, the defaults are ours).
-
-    A test stays if at least `agreement` of the solutions that have a vote print the same, and that
-    is its label. If it is not, no solution passes, and at least `relabel_agreement` and `min_votes`
-    print the same, that becomes the label. A problem with fewer tests than `want_tests` is given
-    more, labelled so too, on inputs from `inputs` (`model`: what `model` proposes), the first named
-    first; one left with fewer than `min_tests` is dropped.
-    `max_solutions` are drawn where there are more; null: all are run. `float_tolerance`: of tests
-    that name no checker, where solutions print decimals otherwise than the label; null: never.
-    `languages`: a problem that leaves the choice is asked once for each. `verifier`: its workers,
-    and the limits of one run."""
+    """Programming problems, on whose tests the given solutions vote (arXiv 2506.10910, section
+    4.1). The paper prints none of these numbers."""
 
     agreement: float = Field(0.5, gt=0, le=1)
+    """Lowest share of voting solutions that print the same output for a test to be kept; that
+    output is its label."""
     relabel_agreement: float = Field(0.8, gt=0, le=1)
+    """Lowest share of voting solutions that agree on another output than the label's for a test to
+    be relabelled, if no solution passes it."""
     min_votes: int = Field(3, ge=1)
+    """Lowest number of solutions that agree on a new label."""
     min_tests: int = Field(1, ge=1)
+    """Problems with fewer tests in the end are dropped."""
     want_tests: int = Field(20, ge=0)
+    """Problems with fewer tests get more, labelled by the solutions. The paper draws 20 tests in
+    training."""
     inputs: tuple[Literal["mutation", "model"], ...] = ("mutation",)
+    """Sources of inputs for further tests, in order: `mutation` of known inputs, or inputs that
+    `model` proposes."""
     model: ModelConfig | None = None
+    """The model that proposes inputs. Set if and only if `inputs` names model."""
     max_solutions: int | None = Field(20, ge=1)
+    """Maximum number of solutions per problem that are run; drawn where there are more. null: all
+    solutions."""
     float_tolerance: float | None = Field(1e-6, gt=0)
+    """Tolerance of a test that names no checker, where solutions print decimals that differ from
+    the label's. null: outputs are always compared exactly."""
     languages: tuple[ProgrammingLanguage, ...] = ("python", "cpp")
+    """Languages of the programs; a problem that names none becomes one problem per language. The
+    paper: Python and C++."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    """Limits of one run of a solution, and the number of workers."""
 
     @model_validator(mode="after")
     def _model(self) -> CodeConfig:
         if ("model" in self.inputs) != (self.model is not None):
-            raise ValueError("inputs: name model in it and say which under `model`, or neither")
+            raise key_error(
+                "name model in it and say which under `model`, or neither", "inputs", "model"
+            )
         return self
 
 
 class CurateConfig(Section):
-    """One curation. `inputs` are files (.jsonl, .jsonl.gz, .parquet) or Hugging Face datasets, of
-    which `split` is read; `fields` maps a Problem's field to the rows' own name for it. `out` is
-    the folder of the result. `chunk_rows` rows are decided and written at once."""
+    """A curation, as `tramontane curate` reads it; see docs/curation.md."""
 
     inputs: tuple[str, ...] = ()
+    """Sources: files (.jsonl, .jsonl.gz, .parquet) or Hugging Face datasets (`NAME` or
+    `NAME#SUBSET`)."""
     out: str | None = None
+    """Folder of the result."""
     fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields, where they differ from a Problem's."""
     split: str = "train"
+    """Split of Hugging Face datasets that is read."""
     chunk_rows: int = Field(2000, ge=1)
+    """Rows that are decided and written at once."""
     stages: tuple[str, ...] = ("deduplicate", "filter")
+    """Stages, in order: names of the sections below, each at most once."""
     deduplicate: DeduplicateConfig = Field(default_factory=DeduplicateConfig)
+    """Removal of exact and near duplicates."""
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
+    """Removal of problems that stand in evaluation sets."""
     filter: FilterConfig = Field(default_factory=FilterConfig)
+    """Selection of maths problems that have one answer, which the verifier can check."""
     review: ReviewConfig = Field(default_factory=ReviewConfig)
+    """Review of maths problems by a model."""
     difficulty: DifficultyConfig = Field(default_factory=DifficultyConfig)
+    """Selection by the pass rate of a model."""
     regrade: RegradeConfig = Field(default_factory=RegradeConfig)
+    """Second selection by pass rate, by a model trained on the first pass's problems."""
     translate: TranslateConfig = Field(default_factory=TranslateConfig)
+    """Translation of a share of the English problems."""
     code: CodeConfig = Field(default_factory=CodeConfig)
+    """Programming problems, on whose tests the given solutions vote."""
 
     @model_validator(mode="after")
     def _stages(self) -> CurateConfig:
         known = [n for n, f in type(self).model_fields.items() if _is_section(f.annotation)]
         for name in self.stages:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-                raise ValueError(f"stages: no stage {name!r}; {hint}")
+                near = nearest(name, known)
+                hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+                raise key_error(f"no stage {name!r}; {hint}", "stages")
         if len(set(self.stages)) < len(self.stages):
-            raise ValueError("stages: a stage stands there twice; run it a second time by itself")
+            raise key_error("a stage is named twice; run it a second time by itself", "stages")
         if ("decontaminate" in self.stages) != bool(self.decontaminate.against):
-            raise ValueError(
-                "decontaminate: name the stage in `stages` and the evaluation sets in "
-                "`decontaminate.against`, or neither"
+            raise key_error(
+                "name the stage in `stages` and the evaluation sets in `decontaminate.against`, "
+                "or neither",
+                "decontaminate",
+                "stages",
             )
         for name in self.stages:
             model = getattr(getattr(self, name), "model", None)
             if isinstance(model, ModelConfig) and bool(model.checkpoint) == bool(model.endpoint):
-                raise ValueError(
-                    f"{name}: give it one model: {name}.model.checkpoint.path=FOLDER, or "
-                    f"{name}.model.endpoint.url=URL and {name}.model.endpoint.model=NAME"
+                raise key_error(
+                    f"give it one model: {name}.model.checkpoint.path=FOLDER, or "
+                    f"{name}.model.endpoint.url=URL and {name}.model.endpoint.model=NAME",
+                    name,
                 )
         return self
 
