@@ -384,12 +384,17 @@ def show_config(
     ] = False,
 ) -> None:
     """Describe the keys of a config: type, range, default and meaning."""
-    from tramontane.config import Config, reference
+    from tramontane.config import Config, Section, reference
     from tramontane.curation.config import CurateConfig
     from tramontane.planning.machine import PlanConfig
     from tramontane.sft.config import SFTConfig
 
-    roots = {"": Config, "sft": SFTConfig, "curate": CurateConfig, "plan": PlanConfig}
+    roots: dict[str, type[Section]] = {
+        "": Config,
+        "sft": SFTConfig,
+        "curate": CurateConfig,
+        "plan": PlanConfig,
+    }
     if markdown:
         print(reference.markdown(roots), end="")
         return

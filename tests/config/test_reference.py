@@ -16,7 +16,12 @@ from tramontane.errors import InputError
 from tramontane.planning.machine import PlanConfig
 from tramontane.sft.config import SFTConfig
 
-ROOTS = {"": Config, "sft": SFTConfig, "curate": CurateConfig, "plan": PlanConfig}
+ROOTS: dict[str, type[Section]] = {
+    "": Config,
+    "sft": SFTConfig,
+    "curate": CurateConfig,
+    "plan": PlanConfig,
+}
 
 
 def sections(cls: type[Section] = Section) -> Iterator[type[Section]]:

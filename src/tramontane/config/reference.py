@@ -38,14 +38,14 @@ class Key:
 
     Attributes:
         path: dotted path, as in an override or an error; `N` is a place in a list.
-        type: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
+        kind: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
         default: the default as YAML; None for a required key.
         description: the key's docstring, on one line.
         section: the section that the key holds, if any.
     """
 
     path: str
-    type: str
+    kind: str
     default: str | None
     description: str
     section: type[Section] | None
@@ -53,14 +53,14 @@ class Key:
     @property
     def summary(self) -> str:
         """Type, range and default."""
-        if self.type == "section":
+        if self.kind == "section":
             return "section"
-        return f"{self.type}; {'required' if self.default is None else f'default {self.default}'}"
+        return f"{self.kind}; {'required' if self.default is None else f'default {self.default}'}"
 
     @property
     def section_path(self) -> str:
         """Path of the section that the key holds; the items of a list are at place N."""
-        return f"{self.path}.N" if self.type.startswith("list") else self.path
+        return f"{self.path}.N" if self.kind.startswith("list") else self.path
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Entry:
         return [
             Key(
                 path=".".join(part for part in (self.path, name) if part),
-                type=_type(schemas[name]),
+                kind=_kind(schemas[name]),
                 default=_default(field),
                 description=_one_line(field.description or ""),
                 section=subsection(field.annotation),
@@ -176,12 +176,12 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _type(schema: Mapping[str, Any]) -> str:
+def _kind(schema: Mapping[str, Any]) -> str:
     """The type and range of a JSON schema, in words."""
     if "$ref" in schema:
         return "section"
     if "anyOf" in schema:
-        return " | ".join(map(_type, schema["anyOf"]))
+        return " | ".join(map(_kind, schema["anyOf"]))
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
     if "const" in schema:
@@ -189,9 +189,9 @@ def _type(schema: Mapping[str, Any]) -> str:
     kind = schema.get("type", "any value")
     if kind == "array" and "prefixItems" in schema:
         items = schema["prefixItems"]
-        return f"list of {len(items)}: {', '.join(map(_type, items))}"
+        return f"list of {len(items)}: {', '.join(map(_kind, items))}"
     if kind == "array":
-        return f"list of {_type(schema['items'])}"
+        return f"list of {_kind(schema['items'])}"
     if kind == "object":
         return "mapping"
     bounds = [f"{sign} {schema[name]:g}" for name, sign in _BOUNDS.items() if name in schema]
