@@ -29,8 +29,7 @@ from tramontane.errors import InputError
 from tramontane.models.weights import Bucket, Weights
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
 from tramontane.placement.orphans import die_with_parent
-from tramontane.placement.place import backend as collectives
-from tramontane.placement.ranks import COLLECTIVE_SECONDS
+from tramontane.placement.ranks import COLLECTIVE_SECONDS, collective_backend
 
 Joins = tuple[str, str, int, int, float]  # backend, address, rank, ranks, seconds to wait
 CONNECT_SECONDS = 10.0
@@ -235,14 +234,16 @@ class ActorRanks:
         self.started: Future[None] = self._mailbox.submit(self._start, make, backend)
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        return self._mailbox.submit(
-            lambda: self._result([rank.submit(method, *args) for rank in self._ranks])
-        )
+        return self._mailbox.submit(self._broadcast, method, args)
 
     def close(self) -> None:
         self._mailbox.shutdown(wait=False, cancel_futures=True)
         for rank in self._ranks:
             rank.close()
+
+    def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
+        stored = [ray.put(arg) for arg in args]  # serialised once; Ray gives each rank the values
+        return self._result([rank.submit(method, *stored) for rank in self._ranks])
 
     def _start(self, make: Callable[[], Any], backend: str) -> None:
         address, count = self._ranks[0].free_address(), len(self._ranks)
@@ -303,7 +304,8 @@ class Cluster:
             return self._actor("trainer", resources).start(make)
         ranks = [self._actor(f"trainer rank {n}", resources) for n in range(config.trainer.ranks)]
         limit = config.timeouts.training
-        return ActorRanks("trainer", make, ranks, collectives(config.trainer.device), limit)
+        backend = collective_backend(config.trainer.device)
+        return ActorRanks("trainer", make, ranks, backend, limit)
 
     def weights(self) -> Weights:
         config = self._config

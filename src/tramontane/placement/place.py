@@ -12,7 +12,7 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.handle import Handle
-from tramontane.placement.ranks import ProcessRanks
+from tramontane.placement.ranks import ProcessRanks, collective_backend
 from tramontane.placement.thread import ThreadHandle
 
 
@@ -49,7 +49,8 @@ class Controller:
         config, limit = self._config.trainer, self._config.timeouts.training
         if config.ranks == 1:
             return ThreadHandle("trainer", make)
-        return ProcessRanks("trainer", make, config.ranks, backend(config.device), limit)
+        backend = collective_backend(config.device)
+        return ProcessRanks("trainer", make, config.ranks, backend, limit)
 
     def weights(self) -> Weights:
         if self._config.trainer.ranks == 1:
@@ -57,11 +58,6 @@ class Controller:
         return CopiedWeights(getattr(torch, self._config.generator.dtype))
 
     def close(self) -> None: ...
-
-
-def backend(device: str) -> str:
-    """How ranks of the trainer talk to each other."""
-    return "nccl" if device.startswith("cuda") else "gloo"
 
 
 def check(config: Config) -> None:

@@ -6,6 +6,7 @@ Every call goes to all ranks, as collectives want it; rank 0's result is the res
 from __future__ import annotations
 
 import multiprocessing as mp
+import pickle
 import signal
 import socket
 import traceback
@@ -24,6 +25,11 @@ from tramontane.placement.orphans import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
 END_SECONDS = 10.0
+
+
+def collective_backend(device: str) -> str:
+    """torch.distributed backend for ranks on `device`."""
+    return "nccl" if device.startswith("cuda") else "gloo"
 
 
 class RankFailed(RuntimeError):
@@ -73,9 +79,10 @@ class ProcessRanks:
         self._mailbox.shutdown(wait=False)
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
+        message = pickle.dumps((method, args), pickle.HIGHEST_PROTOCOL)
         for rank, pipe in enumerate(self._pipes):
             try:
-                pipe.send((method, args))
+                pipe.send_bytes(message)
             except OSError:
                 raise self._dead(rank) from None
         return self._collect()
@@ -131,7 +138,7 @@ def _rank_main(
         worker = make()
         pipe.send((True, None))
         while True:
-            method, args = pipe.recv()
+            method, args = pickle.loads(pipe.recv_bytes())
             value = getattr(worker, method)(*args)
             pipe.send((True, value if rank == 0 else None))
     except EOFError:
