@@ -159,7 +159,7 @@ def sft(
     resume: bool = False,
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Supervised fine-tuning; returns the folder of the result. See `trainer.sft`."""
+    """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`."""
     from tramontane.models import loading
     from tramontane.sft.config import SFTConfig
     from tramontane.sft.sft import sft as run

@@ -17,7 +17,8 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.sft.config import SFTConfig
-from tramontane.sft.sft import ExampleStream, sft
+from tramontane.sft.examples import ExampleStream
+from tramontane.sft.sft import sft
 from tramontane.trainer.optimizer import build_optimizer
 
 torch.set_num_threads(1)
@@ -186,6 +187,47 @@ def test_the_playground_makes_a_model_from_nothing(tmp_path):
     assert logs[0].loss == pytest.approx(torch.tensor(float(len(tokenizer))).log().item(), rel=0.05)
 
 
+def means(logs):
+    return [value for log in logs for value in (log.loss, log.accuracy, log.grad_norm)]
+
+
+def assert_near(folder, other):
+    one, two = weights(folder), weights(other)
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def test_gradient_checkpointing_trains_the_same(base, data, tmp_path):
+    plain = run(base, data, tmp_path / "plain", steps=3)
+    less_memory = run(base, data, tmp_path / "other", steps=3, gradient_checkpointing=True)
+    assert means(less_memory) == pytest.approx(means(plain), rel=1e-4)
+    assert_near(tmp_path / "plain", tmp_path / "other")
+
+
+def test_two_ranks_train_what_one_trains_and_resume_each_other(base, data, tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def stop_after_3(metrics):
+        logs.append(metrics)
+        if metrics.step == 3:
+            raise Stopped
+
+    settings = {"steps": 4, "checkpoint_every": 2, "batch_tokens": 100, "learning_rate": 1e-3}
+    # Some batches hold a single pair: then one of two ranks has none.
+    one = run(base, data, tmp_path / "one", **settings)
+    logs = []
+    config = config_of(base, data, tmp_path / "two", ranks=2, **settings)
+    with pytest.raises(Stopped):
+        sft(config, on_log=stop_after_3)
+    assert means(logs) == pytest.approx(means(one[:3]), rel=1e-3)
+    resumed = []
+    sft(config.model_copy(update={"ranks": 1}), resume=True, on_log=resumed.append)
+    assert [log.step for log in resumed] == [3, 4]
+    assert means(resumed) == pytest.approx(means(one[2:]), rel=1e-3)
+    assert_near(tmp_path / "one", tmp_path / "two")
+
+
 # Resuming
 
 KILLED_AT_5 = """
@@ -211,7 +253,7 @@ def test_a_killed_and_resumed_run_equals_one_never_interrupted(base, data, tmp_p
         [sys.executable, "-c", KILLED_AT_5, str(file)], env=environment, capture_output=True
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert (tmp_path / "killed" / "resume.pt").is_file()
+    assert [f.name for f in (tmp_path / "killed" / "resume").iterdir()] == ["step_3"]
 
     resumed = []
     sft(config, resume=True, on_log=resumed.append)
@@ -225,20 +267,22 @@ def test_a_killed_and_resumed_run_equals_one_never_interrupted(base, data, tmp_p
         return [[json.loads(line)[key] for key in keys] for line in lines]
 
     assert curve("whole") == curve("killed")
-    assert not (tmp_path / "killed" / "resume.pt").exists()
+    assert not (tmp_path / "killed" / "resume").exists()
 
 
 def test_there_must_be_something_to_resume_from(base, data, tmp_path):
     config = config_of(base, data, tmp_path / "out", steps=2)
-    with pytest.raises(InputError, match=r"resume\.pt: nothing to resume from"):
+    with pytest.raises(InputError, match=r"resume: nothing to resume from"):
         sft(config, resume=True)
     sft(config)
     with pytest.raises(InputError, match="nothing to resume from"):
         sft(config, resume=True)  # a finished run has left nothing
 
 
-@pytest.mark.parametrize("kept", [0, 0.01, 0.6])
-def test_a_damaged_state_is_refused(base, data, tmp_path, kept):
+@pytest.mark.parametrize(
+    ("file", "kept"), [("__0_0.distcp", 0), ("__0_0.distcp", 0.6), ("progress.json", 0.6)]
+)
+def test_a_damaged_state_is_refused(base, data, tmp_path, file, kept):
     class StopAt4(Exception):
         pass
 
@@ -249,10 +293,10 @@ def test_a_damaged_state_is_refused(base, data, tmp_path, kept):
     config = config_of(base, data, tmp_path / "out")
     with pytest.raises(StopAt4):
         sft(config, on_log=on_log)
-    state = tmp_path / "out" / "resume.pt"
+    state = tmp_path / "out" / "resume" / "step_3" / file
     whole = state.read_bytes()
     state.write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(InputError, match=r"resume\.pt: damaged"):
+    with pytest.raises(InputError, match=r"step_3: .*damaged"):
         sft(config, resume=True)
 
 
@@ -317,7 +361,7 @@ def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path)
     before = (tmp_path / "out" / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match="holds a checkpoint already; delete the folder, or name"):
         sft(config)
-    (tmp_path / "out" / "resume.pt").write_bytes(b"")
+    (tmp_path / "out" / "resume" / "step_1").mkdir(parents=True)
     with pytest.raises(InputError, match="unfinished run; continue it with --resume"):
         sft(config)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == before

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tramontane.config import Device, PlaygroundConfig, Section
+from tramontane.config import Device, ObjectiveConfig, PlaygroundConfig, Section, TrainerConfig
 
 
 class NewModelConfig(Section):
@@ -83,7 +83,8 @@ class SFTDataConfig(Section):
 
 
 class SFTConfig(Section):
-    """A supervised run, as `tramontane sft` reads it."""
+    """A supervised run, as `tramontane sft` reads it. Optimizer and memory are set by keys of the
+    same names as in a training run's `trainer`, with other defaults."""
 
     name: str = "sft"
     """Name of the run, for display."""
@@ -124,9 +125,22 @@ class SFTConfig(Section):
     """Number type of forward and backward; weights and moments are always float32."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the saved weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    compile: bool = False
+    """Compile the model's blocks with torch.compile; needs a C++ compiler on a CPU."""
+    ranks: int = Field(1, ge=1)
+    """Processes that share the work, and by FSDP2 the weights and moments."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between two checkpoints, from which the run resumes."""
     log_every: int = Field(20, ge=1)
     """Steps between two lines of metrics."""
     device: Device = "cpu"
     """Device: cpu, cuda, cuda:N or mps."""
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The trainer's config: the keys of the same name, and the objective `sft`."""
+        shared = TrainerConfig.model_fields.keys() & type(self).model_fields.keys()
+        objective = ObjectiveConfig(name="sft", loss_normalization="minibatch_tokens")
+        return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})

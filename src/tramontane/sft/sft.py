@@ -1,44 +1,50 @@
-"""Supervised fine-tuning: a causal LM learns responses to prompts; packed, completion-only loss.
+"""Supervised fine-tuning: a causal LM learns responses to prompts, by the trainer's own step.
 
 It makes the tiny base from the playground (`configs/tiny_base.yaml`), and gives RL a start from
-any prompt/response file, as Magistral Small had one (arXiv 2506.10910, section 5).
+any file of prompts and responses, as Magistral Small had one (arXiv 2506.10910, section 5).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
-import warnings
+from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, cast
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
-from tramontane.data import playground
-from tramontane.data.files import read_rows, shuffled
-from tramontane.data.prompts import encode_prompt
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models.loading import context_length, load_model, load_tokenizer
-from tramontane.models.packing import pack
-from tramontane.sft.config import SFTConfig, SFTDataConfig
-from tramontane.trainer.optimizer import build_optimizer, lr_at
-from tramontane.types import Problem
+from tramontane.models.loading import context_length, load_config, load_model, load_tokenizer
+from tramontane.placement.ranks import ProcessRanks, collective_backend
+from tramontane.sft.config import SFTConfig
+from tramontane.sft.examples import ExampleStream, Pair, generated_pairs
+from tramontane.trainer import Trainer
+from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
-CHUNK = 4096
+LOG = "sft_metrics.jsonl"
+STATES = "resume"  # folder of what a resumed run continues from: one `step_N` in it
+PROGRESS = "progress.json"  # in `step_N`: position in the examples, step, seconds
 
-Pair = tuple[list[int], list[int]]  # a prompt's tokens, a response's
+Call = Callable[..., Any]  # of a trainer's method, by name
 
 
 @dataclass(frozen=True)
 class SFTMetrics:
-    """What one log line says: means since the line before. `accuracy` is the share of completion
-    tokens whose most likely prediction is right."""
+    """One log line: means since the line before. `accuracy` is the share of response tokens that
+    are the model's most likely prediction."""
 
     step: int
     loss: float
@@ -52,172 +58,142 @@ class SFTMetrics:
 def sft(
     config: SFTConfig, resume: bool = False, on_log: Callable[[SFTMetrics], None] | None = None
 ) -> Path:
-    """Train as `config` says and return the folder of the result.
+    """Train and return the folder of the result.
 
     `output/` gets the weights (safetensors), the tokenizer and `sft_metrics.jsonl`;
-    `output/resume.pt` holds what `resume` goes on from, until the run is done.
+    `output/resume/` holds the state that `resume` continues from, until the run is done.
 
     Raises:
         InputError: no model named, or both; rows without the fields; a prompt that does not fit;
             an `output` that holds a checkpoint already, or nothing to resume from.
     """
     output = Path(config.output)
-    state_file, log_file = output / "resume.pt", output / "sft_metrics.jsonl"
-    _check_output(output, state_file, resume)
-    torch.manual_seed(config.seed)
-    model, tokenizer = _start(config)
-    optimizer = build_optimizer(
-        model.parameters(), config.learning_rate, config.betas, config.weight_decay
-    )
-    stream = ExampleStream(config, tokenizer, context_length(model.config))
-    output.mkdir(parents=True, exist_ok=True)
-    step, seconds = 0, 0.0
-    if resume:
-        state = _read_state(state_file)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        stream.position = tuple(state["position"])
-        step, seconds = state["step"], state["seconds"]
-        kept = log_file.read_text().splitlines()
-        log_file.write_text("".join(f"{x}\n" for x in kept if json.loads(x)["step"] <= step))
-    else:
-        log_file.write_text("")
-
-    def save_state() -> None:
-        partial = state_file.with_suffix(".tmp")
-        state = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "position": stream.position,
-            "step": step,
-            "seconds": seconds + time.monotonic() - started,
-        }
-        torch.save(state, partial)
-        partial.replace(state_file)
-
-    started = since = time.monotonic()
-    window: list[tuple[float, float, float, int]] = []
-    model.train()
-    while step < config.steps:
-        lr = lr_at(step, config.steps, config.warmup_steps, config.schedule, config.learning_rate)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        window.append(_train_step(model, optimizer, stream, config))
-        step += 1
-        if step % config.log_every == 0 or step == config.steps:
-            now = time.monotonic()
-            loss, accuracy, norm = (sum(w[i] for w in window) / len(window) for i in range(3))
-            metrics = SFTMetrics(
-                step=step,
-                loss=loss,
-                accuracy=accuracy,
-                grad_norm=norm,
-                learning_rate=lr,
-                tokens_per_second=sum(w[3] for w in window) / (now - since),
-                seconds=seconds + now - started,
-            )
-            with log_file.open("a") as log:
-                log.write(json.dumps(metrics.__dict__) + "\n")
-            if on_log:
-                on_log(metrics)
-            window, since = [], now
-        if step % config.checkpoint_every == 0 and step < config.steps:
-            save_state()
-            _save(model, tokenizer, output, config)
-    _save(model, tokenizer, output, config)
-    state_file.unlink(missing_ok=True)
+    _check_output(output, resume)
+    architecture, tokenizer = _prepare(config)
+    stream = ExampleStream(config, tokenizer, context_length(architecture))
+    state = _newest_state(output) if resume else None
+    with _trainer(config, architecture) as call:
+        output.mkdir(parents=True, exist_ok=True)
+        progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
+        if state is not None:
+            progress = _load_state(call, state)
+            stream.position = tuple(progress["position"])
+        log = _Log(output / LOG, config, progress["step"], progress["seconds"], on_log)
+        for step in range(progress["step"] + 1, config.steps + 1):
+            log.add(step, call("step", _train_batch(stream.take(config.batch_tokens), config)))
+            if step % config.checkpoint_every == 0 and step < config.steps:
+                progress = {"step": step, "seconds": log.seconds, "position": stream.position}
+                _save_state(call, output, progress)
+                _save_result(call, tokenizer, config)
+        _save_result(call, tokenizer, config)
+    shutil.rmtree(output / STATES, ignore_errors=True)
     return output
 
 
-def _check_output(output: Path, state_file: Path, resume: bool) -> None:
-    for path in (output, *output.parents):
-        if path.is_file():
-            raise InputError(f"output {output}: {path} is a file; name a folder")
-    if resume and not state_file.is_file():
-        raise InputError(
-            f"{state_file}: nothing to resume from (a finished run leaves nothing); start without "
-            f"--resume"
+class _Log:
+    """The metrics file. A resumed run keeps the lines up to its checkpoint."""
+
+    def __init__(
+        self,
+        file: Path,
+        config: SFTConfig,
+        step: int,
+        seconds: float,
+        on_log: Callable[[SFTMetrics], None] | None,
+    ) -> None:
+        self._file, self._config, self._on_log = file, config, on_log
+        lines = file.read_text().splitlines() if step else []
+        file.write_text("".join(f"{x}\n" for x in lines if json.loads(x)["step"] <= step))
+        self._began = time.monotonic() - seconds
+        self._since = time.monotonic()
+        self._window: list[dict[str, float]] = []  # metrics of the steps since the last line
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run, over all its sessions."""
+        return time.monotonic() - self._began
+
+    def add(self, step: int, metrics: dict[str, float]) -> None:
+        """Take in a step's metrics, and write a line if one is due."""
+        self._window.append(metrics)
+        if step % self._config.log_every and step < self._config.steps:
+            return
+        now = time.monotonic()
+        tokens = sum(m["trained_tokens"] for m in self._window)
+        means = {
+            key: sum(m[key] for m in self._window) / len(self._window)
+            for key in ("loss", "accuracy", "grad_norm")
+        }
+        line = SFTMetrics(
+            step=step,
+            **means,
+            learning_rate=metrics["learning_rate"],
+            tokens_per_second=tokens / (now - self._since),
+            seconds=self.seconds,
         )
-    if not resume and state_file.is_file():
-        raise InputError(
-            f"output {output}: holds an unfinished run; continue it with --resume, delete the "
-            f"folder, or name another one (output=FOLDER)"
-        )
-    if not resume and (output / "config.json").is_file():
-        raise InputError(
-            f"output {output}: holds a checkpoint already; delete the folder, or name another one "
-            f"(output=FOLDER)"
-        )
+        with self._file.open("a") as file:
+            file.write(json.dumps(asdict(line)) + "\n")
+        if self._on_log:
+            self._on_log(line)
+        self._window, self._since = [], now
 
 
-def _read_state(file: Path) -> dict[str, Any]:
+def _train_batch(pairs: list[Pair], config: SFTConfig) -> TrainBatch:
+    """Make one optimizer step's batch: each response is a group by itself."""
+    groups = [
+        [
+            TrainSequence(
+                prompt_ids=array("i", prompt),
+                token_ids=array("i", response),
+                logprobs=array("f", bytes(4 * len(response))),
+                versions=array("i", bytes(4 * len(response))),
+            )
+        ]
+        for prompt, response in pairs
+    ]
+    settings = BatchSettings(
+        stage="", temperature=1.0, eps_high=0.0, l_max=config.max_length, n_minibatch=len(groups)
+    )
+    return TrainBatch(0, groups, settings)
+
+
+@contextmanager
+def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call]:
+    """Start the trainer, in this process or in one process per rank, and yield its `Call`."""
+    make = partial(make_trainer, config, architecture)
+    if config.ranks == 1:
+        trainer = make()
+        yield lambda method, *args: getattr(trainer, method)(*args)
+        return
+    backend = collective_backend(config.device)
+    handle = ProcessRanks("trainer", make, config.ranks, backend)
     try:
-        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
-        raise InputError(
-            f"{file}: damaged, nothing can be resumed from it ({error}); delete {file.parent} and "
-            f"start without --resume"
-        ) from None
-    return state
+        handle.started.result()
+        yield lambda method, *args: handle.submit(method, *args).result()
+    finally:
+        handle.close()
 
 
-def _train_step(
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    stream: ExampleStream,
-    config: SFTConfig,
-) -> tuple[float, float, float, int]:
-    """One optimizer step: (mean loss a completion token, accuracy, gradient norm, tokens)."""
-    batch = stream.take(config.batch_tokens)
-    targets_total = sum(len(response) for _, response in batch)
-    loss_sum, right = 0.0, 0
-    for micro in _microbatches(batch, config.microbatch_tokens):
-        packed = pack([p + r for p, r in micro], config.device)
-        keep, start = [], 0
-        for prompt, response in micro:
-            # The token at position i is predicted by the logits at i − 1.
-            keep.append(torch.arange(len(response)) + start + len(prompt) - 1)
-            start += len(prompt) + len(response)
-        targets = torch.tensor([t for _, r in micro for t in r], device=config.device)
-        with torch.autocast(
-            torch.device(config.device).type, torch.bfloat16, enabled=config.dtype == "bfloat16"
-        ):
-            logits = model(
-                **packed.model_inputs, logits_to_keep=torch.cat(keep).to(config.device)
-            ).logits[0]
-        loss = F.cross_entropy(logits.float(), targets, reduction="sum")
-        (loss / targets_total).backward()
-        loss_sum += loss.item()
-        right += int((logits.argmax(-1) == targets).sum())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    tokens = sum(len(p) + len(r) for p, r in batch)
-    return loss_sum / targets_total, right / targets_total, float(norm), tokens
+def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
+    """Load the model, or draw a new one's weights by the seed (on every rank the same)."""
+    if config.model is not None:
+        model = load_model(config.model, device=config.device)
+    else:
+        torch.manual_seed(config.seed)
+        model = AutoModelForCausalLM.from_config(architecture, attn_implementation="packed")
+        model = model.to(config.device)
+    return Trainer(model, config.trainer, config.steps, config.seed)
 
 
-def _microbatches(batch: list[Pair], budget: int) -> Iterator[list[Pair]]:
-    """In order of length: attention alone is padded, and so hardly at all."""
-    micro: list[Pair] = []
-    used = 0
-    for prompt, response in sorted(batch, key=lambda pair: len(pair[0]) + len(pair[1])):
-        size = len(prompt) + len(response)
-        if micro and used + size > budget:
-            yield micro
-            micro, used = [], 0
-        micro.append((prompt, response))
-        used += size
-    yield micro
-
-
-def _start(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Return the model's Hugging Face config and the tokenizer, loaded or made."""
     if (config.model is None) == (config.new_model is None):
         raise InputError("give exactly one of `model` (a checkpoint) and `new_model` (sizes)")
     if config.model is not None:
-        return load_model(config.model, device=config.device), load_tokenizer(config.model)
+        return load_config(config.model), load_tokenizer(config.model)
     new = config.new_model
     assert new is not None
-    examples = _generated(config.data, config.seed, new.tokenizer_examples)
+    examples = generated_pairs(config.data, config.seed, new.tokenizer_examples)
     tokenizer = train_tokenizer((f"{p}\n{r}" for p, r in examples), new.vocab_size)
     architecture = AutoConfig.for_model(
         new.model_type,
@@ -227,144 +203,66 @@ def _start(config: SFTConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]
         pad_token_id=tokenizer.pad_token_id,
         **new.architecture,
     )
-    model = AutoModelForCausalLM.from_config(architecture, attn_implementation="packed")
-    return model.to(config.device), tokenizer
+    return architecture, tokenizer
 
 
-def _save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, output: Path, config: SFTConfig
-) -> None:
-    dtype = getattr(torch, config.save_dtype)
-    cast: dict[int, torch.Tensor] = {}  # tied weights stay one tensor, and are saved once
-    state = {
-        name: cast.setdefault(tensor.data_ptr(), tensor.to(dtype))
-        for name, tensor in model.state_dict().items()
-    }
-    model.config.dtype = dtype
-    model.save_pretrained(output, state_dict=state)
-    tokenizer.save_pretrained(output)
+def _save_result(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig) -> None:
+    call("save_weights", Path(config.output), getattr(torch, config.save_dtype))
+    tokenizer.save_pretrained(config.output)
 
 
-class ExampleStream:
-    """Tokenized (prompt, response) pairs without end, in an order that the seed alone decides.
+def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
+    """Write a new state beside the old one, and delete the old one once the new one is whole."""
+    folder = output / STATES / f"step_{progress['step']}"
+    partial_folder = folder.with_suffix(".partial")
+    shutil.rmtree(partial_folder, ignore_errors=True)  # of a run that was killed
+    call("save_state", partial_folder)
+    (partial_folder / PROGRESS).write_text(json.dumps(progress))
+    partial_folder.rename(folder)
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other)
 
-    A response counts with its EOS. One that does not fit behind its prompt is left out, since cut
-    off it would teach never to end; a warning says how many are.
 
-    Args:
-        config: where pairs come from, and `max_length`.
-        tokenizer: the model's.
-        context: positions that the model has; None: not known, so no bound.
-
-    Attributes:
-        position: (chunk, index in it), all that a resumed run needs.
+def _load_state(call: Call, folder: Path) -> dict[str, Any]:
+    """Load the trainer's state and return the progress.
 
     Raises:
-        InputError: rows without the fields; a prompt in a file that leaves no room for a token
-            of its response; nothing left that fits.
+        InputError: damaged.
     """
+    try:
+        progress: dict[str, Any] = json.loads((folder / PROGRESS).read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: damaged, nothing can be resumed from it ({error}); delete "
+            f"{folder.parent.parent} and start without --resume"
+        ) from None
+    call("load_state", folder)
+    return progress
 
-    def __init__(
-        self, config: SFTConfig, tokenizer: PreTrainedTokenizerBase, context: int | None = None
-    ) -> None:
-        self.config, self.tokenizer = config, tokenizer
-        self.room = min(config.max_length, context or config.max_length)
-        self.position: tuple[int, ...] = (0, 0)
-        self._chunk: tuple[int, list[Pair]] | None = None
-        self._rows: list[Pair] | None = None
-        if config.data.train != "playground:":
-            self._rows = self._fitting(_rows(config.data))
 
-    def take(self, tokens: int) -> list[Pair]:
-        """The next pairs, until they hold `tokens` tokens."""
-        taken: list[Pair] = []
-        used = 0
-        while used < tokens:
-            number, index = self.position
-            chunk = self._tokenized(number)
-            if index == len(chunk):
-                self.position = (number + 1, 0)
-                continue
-            taken.append(chunk[index])
-            used += len(chunk[index][0]) + len(chunk[index][1])
-            self.position = (number, index + 1)
-        return taken
+def _newest_state(output: Path) -> Path | None:
+    folders = [f for f in (output / STATES).glob("step_*") if not f.suffix]
+    return max(folders, key=lambda f: int(f.name.removeprefix("step_")), default=None)
 
-    def _tokenized(self, number: int) -> list[Pair]:
-        if self._chunk is None or self._chunk[0] != number:
-            seed = self.config.seed + 1 + number
-            if self._rows is None:
-                drawn = _generated(self.config.data, seed, CHUNK)
-                pairs = self._fitting([("playground:", p, r) for p, r in drawn])
-            else:
-                pairs = shuffled(self._rows, seed)
-            self._chunk = (number, pairs)
-        return self._chunk[1]
 
-    def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
-        """The tokens of (where, prompt, response) that fit."""
-        pairs = []
-        for where, prompt, response in rows:
-            ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
-            if len(ids) >= self.room:
-                raise InputError(
-                    f"{where}: its prompt has {len(ids)} tokens, which leaves none of "
-                    f"{self.room} to the response ({self._bound()}): remove it, or {self._remedy()}"
-                )
-            answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
-            if len(ids) + len(answer) < self.room:
-                pairs.append((ids, [*answer, self.tokenizer.eos_token_id]))
-        source = self.config.data.train
-        said = (
-            f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
-            f"their prompts into {self.room} tokens ({self._bound()})"
+def _check_output(output: Path, resume: bool) -> None:
+    for path in (output, *output.parents):
+        if path.is_file():
+            raise InputError(f"output {output}: {path} is a file; name a folder")
+    state = _newest_state(output)
+    if resume and state is None:
+        raise InputError(
+            f"{output / STATES}: nothing to resume from (a finished run leaves nothing); start "
+            f"without --resume"
         )
-        if not pairs:
-            raise InputError(f"{said}: nothing is left; {self._remedy()}")
-        if len(pairs) < len(rows):
-            warnings.warn(f"{said} and are left out", stacklevel=2)
-        return pairs
-
-    def _bound(self) -> str:
-        return "max_length" if self.room == self.config.max_length else "the model's context"
-
-    def _remedy(self) -> str:
-        if self.room == self.config.max_length:
-            return "raise max_length"
-        return "take a model with more context"
-
-
-def _generated(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
-    total = sum(part.share for part in data.playground) + data.drills.share
-    pairs = [
-        (cast(Problem, e["problem"]).problem, str(e["response"]))
-        for part in data.playground
-        for e in playground.examples(
-            seed=seed,
-            count=round(count * part.share / total),
-            mixture=playground.Mixture(**data.mixture.model_dump()),
-            levels=part.levels,
-            languages=part.languages,
-            kinds=part.kinds,
+    if not resume and state is not None:
+        raise InputError(
+            f"output {output}: holds an unfinished run; continue it with --resume, delete the "
+            f"folder, or name another one (output=FOLDER)"
         )
-    ]
-    number = round(count * data.drills.share / total)
-    pairs += playground.drills(seed, number, data.drills.levels, data.drills.equations)
-    return shuffled(pairs, seed)
-
-
-def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
-    """(where, prompt, response) of every row."""
-    if unknown := data.fields.keys() - {"prompt", "response"}:
-        raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
-    prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
-    pairs = []
-    for where, row in read_rows(data.train):
-        for name in (prompt, response):
-            if not isinstance(row.get(name), str):
-                raise InputError(
-                    f"{where}: no text in field {name!r}; the row has {sorted(row)}; map the "
-                    f"names with data.fields"
-                )
-        pairs.append((where, row[prompt], row[response]))
-    return pairs
+    if not resume and (output / "config.json").is_file():
+        raise InputError(
+            f"output {output}: holds a checkpoint already; delete the folder, or name another one "
+            f"(output=FOLDER)"
+        )

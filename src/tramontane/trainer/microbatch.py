@@ -1,4 +1,4 @@
-"""From a batch's groups to the tensors that one forward and one loss take."""
+"""Turns the sequences of a batch into the tensors of one forward pass and one loss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tramontane.types import BatchSettings, TrainSequence
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Completions with their prompts in one packed row, N of its tokens generated.
+class PackedRow:
+    """Completions with their prompts in one packed row; N of its tokens were generated.
 
     Args:
-        packed: the row; it may end with tokens that nothing looks at.
-        keep: [N or more] int64, the positions whose logits predict the generated tokens; what is
-            more predicts nothing.
+        packed: the row; it may end with filler tokens whose outputs are not used.
+        keep: [N or more] int64, positions whose logits predict the generated tokens; entries after
+            the first N are filler.
         targets: [N] int64, the generated tokens.
         lengths: generated tokens of each completion.
     """
@@ -40,66 +40,92 @@ class Rows:
         return {**self.packed.model_inputs, "logits_to_keep": self.keep}
 
 
-def pack_rows(completions: Sequence[TrainSequence], device: torch.device) -> Rows:
+@dataclass(frozen=True)
+class Predictions:
+    """A model's view of the N generated tokens of a row.
+
+    Args:
+        logprobs: [N] float32.
+        entropy: [N] float32, of each token's distribution.
+        top1: [N] float32, 1 for a token that is the most likely one; None if not asked for.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    top1: torch.Tensor | None = None
+
+
+def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
     """Pack prompts and completions; neighbours with the same prompt share its tokens.
 
-    The logits at i − 1 predict the token at i, so what is after a prompt is predicted by the
-    prompt's last, and a completion's last token predicts nothing: it is left out.
+    The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
+    token of each completion, and a completion's last token, which predicts nothing, is left out.
     """
-    sequences: list[Sequence[int]] = []
+    parts: list[Sequence[int]] = []
     continues: list[int | None] = []
     keep, end = [], 0
-    for prompt, siblings in groupby(completions, key=lambda c: c.prompt_ids):
-        shared = len(sequences)
-        sequences.append(prompt)
+    for prompt, siblings in groupby(sequences, key=lambda s: s.prompt_ids):
+        prompt_part = len(parts)
+        parts.append(prompt)
         continues.append(None)
         end += len(prompt)
         last = end - 1
-        for c in siblings:
+        for sequence in siblings:
             keep.append(last)
-            if own := c.token_ids[:-1]:
-                sequences.append(own)
-                continues.append(shared)
-                keep += range(end, end + len(own))
-                end += len(own)
+            if inputs := sequence.token_ids[:-1]:
+                parts.append(inputs)
+                continues.append(prompt_part)
+                keep += range(end, end + len(inputs))
+                end += len(inputs)
     if device.type == "cpu":
-        # A CPU's kernels are made for one shape each, at a tenth of a step's time where every row
-        # has a length of its own.
+        # CPU kernels are built per shape. Building them took a tenth of a step when every row had a
+        # length of its own.
         if filler := _rounded(end) - end:
-            sequences.append([0] * filler)
+            parts.append([0] * filler)
             continues.append(None)
         keep += [0] * (_rounded(len(keep)) - len(keep))
-    return Rows(
-        packed=pack(sequences, device, continues),
+    return PackedRow(
+        packed=pack(parts, device, continues),
         keep=torch.tensor(keep, device=device),
-        targets=torch.tensor([t for c in completions for t in c.token_ids], device=device),
-        lengths=[len(c.token_ids) for c in completions],
+        targets=torch.tensor([t for s in sequences for t in s.token_ids], device=device),
+        lengths=[len(s.token_ids) for s in sequences],
     )
 
 
 def _rounded(n: int) -> int:
-    """Up to the next of 32 to 64 lengths an octave: 1 to 2 % more."""
+    """Round up to one of 32 to 64 lengths per octave, which adds 1 to 2 %."""
     step = 1 << max(0, n.bit_length() - 6)
     return -(-n // step) * step
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What one forward takes: indices of completions in their minibatch. One that is not `live`
-    only keeps this rank in step with ranks that have more, and weighs nothing."""
+    """Input of one forward pass: indices of sequences in their minibatch.
+
+    A microbatch that is not `live` weighs nothing: its rank computes it only to keep in step with
+    ranks that have more microbatches.
+    """
 
     indices: list[int]
     live: bool = True
 
 
 class Minibatch:
-    """Whole groups, for one optimizer step. Only `microbatches` and `frozen` are a rank's own.
+    """Whole groups for one optimizer step. Only `microbatches` and `frozen` differ between ranks.
 
     Args:
         groups: in batch order.
         config: the token budget and the loss normalisation.
         settings: those under which the completions were sampled and are trained on.
         seed: fixes which rank computes which completion.
+
+    Attributes:
+        weights: [S] float64, the loss weight of each token of a sequence.
+        advantages: [S] float64, zeros until `set_advantages`.
+        microbatches: this rank's.
+        padding: padding fraction of the microbatches of all ranks.
+        frozen: log-probs that stay fixed during the update, by the name of the policy
+            (`reference`, `proximal`): for each microbatch [N] float32.
     """
 
     def __init__(
@@ -111,12 +137,12 @@ class Minibatch:
     ) -> None:
         self.settings = settings
         self.config, self.device = config, torch.device(config.device)
-        self.completions = [s for group in groups for s in group]
+        self.completions = [sequence for group in groups for sequence in group]
         self.sequences = Sequences(
             rewards=torch.tensor([s.reward for s in self.completions], dtype=torch.float64),
             groups=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
             scored=torch.tensor([s.scored for s in self.completions]),
-            lengths=torch.tensor([len(c.token_ids) for c in self.completions]),
+            lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
         )
         self.weights = loss_weights(
             self.sequences.lengths,
@@ -131,31 +157,32 @@ class Minibatch:
 
     @property
     def tokens_total(self) -> int:
-        """Prompt and completion tokens, of all ranks."""
-        return sum(len(c.prompt_ids) + len(c.token_ids) for c in self.completions)
+        """Prompt and completion tokens of all ranks."""
+        return sum(len(s.prompt_ids) + len(s.token_ids) for s in self.completions)
 
     def _lay_out(self, budget: int, seed: int) -> tuple[list[Microbatch], float]:
-        """This rank's microbatches, as many as every rank has, and the padding fraction of all."""
+        """Return this rank's microbatches, padded to the number of the busiest rank, and the
+        padding fraction of all ranks."""
         dealt = shares(len(self.completions), sharding.ranks(), seed)
-        # Every rank lays out all ranks' microbatches, so none need ask how many there are.
+        # Every rank lays out the microbatches of all ranks, so no rank has to ask for their number.
         layouts, used = [], []
         for share in dealt:
             layout, tokens = collate_shared([self.completions[i] for i in share], budget)
             layouts.append([[share[i] for i in m] for m in layout])
             used += tokens
-        own = [Microbatch(indices) for indices in layouts[sharding.rank()]]
-        everything = range(len(self.completions))
-        shortest = min(everything, key=lambda i: len(self.completions[i].token_ids))
-        own += [Microbatch([shortest], live=False)] * (max(map(len, layouts)) - len(own))
-        return own, padding_fraction(used, budget)
+        microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
+        shortest = int(self.sequences.lengths.argmin())
+        idle = max(map(len, layouts)) - len(microbatches)
+        microbatches += [Microbatch([shortest], live=False)] * idle
+        return microbatches, padding_fraction(used, budget)
 
-    def rows(self, index: int) -> Rows:
-        """Microbatch `index`, packed."""
+    def row(self, index: int) -> PackedRow:
+        """Pack microbatch `index`."""
         indices = self.microbatches[index].indices
-        return pack_rows([self.completions[i] for i in indices], self.device)
+        return pack_row([self.completions[i] for i in indices], self.device)
 
-    def credit(self, objective: Objective, sequence_logprobs: bool) -> None:
-        """Set the advantages, from summed log-probs too where the objective wants these."""
+    def set_advantages(self, objective: Objective, sequence_logprobs: bool) -> None:
+        """Compute the advantages; `sequence_logprobs`: the objective uses summed log-probs."""
         sequences = self.sequences
         if sequence_logprobs:
             sums = {name: self._summed(values) for name, values in self.frozen.items()}
@@ -163,19 +190,23 @@ class Minibatch:
         self.advantages = objective.advantages(sequences, self.config.objective)
 
     def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """[S] float64 over the tokens of each completion, from all ranks."""
+        """Sum per-microbatch token values over each completion: [S] float64, from all ranks."""
         sums = torch.zeros(len(self.completions), dtype=torch.float64, device=self.device)
-        for micro, own in zip(self.microbatches, values, strict=True):
+        for micro, row_values in zip(self.microbatches, values, strict=True):
             if micro.live:
                 lengths = self.sequences.lengths[micro.indices].tolist()
-                parts = torch.stack([part.double().sum() for part in own.split(lengths)])
-                sums[micro.indices] = parts
+                parts = [part.double().sum() for part in row_values.split(lengths)]
+                sums[micro.indices] = torch.stack(parts)
         return sharding.total(sums).cpu()
 
-    def tokens(
-        self, index: int, logprobs: torch.Tensor, entropy: torch.Tensor, needs: set[str]
-    ) -> Tokens:
-        """What the loss of microbatch `index` takes; tensors as `Tokens` says."""
+    def versions(self, index: int) -> torch.Tensor:
+        """[N] int64: the weights version that sampled each token of microbatch `index`."""
+        indices = self.microbatches[index].indices
+        versions = [v for i in indices for v in self.completions[i].versions]
+        return torch.tensor(versions, device=self.device)
+
+    def tokens(self, index: int, predictions: Predictions, needs: set[str]) -> Tokens:
+        """Build the loss's input for microbatch `index`."""
         micro = self.microbatches[index]
         completions = [self.completions[i] for i in micro.indices]
         lengths = self.sequences.lengths[micro.indices]
@@ -186,14 +217,16 @@ class Minibatch:
         frozen = {name: values[index] for name, values in self.frozen.items()}
         if "proximal" in needs:
             # In an update of a single optimizer step, π_old is the π_θ just computed.
-            frozen.setdefault("proximal", logprobs.detach())
+            frozen.setdefault("proximal", predictions.logprobs.detach())
+        behavior = [logprob for s in completions for logprob in s.logprobs]
         return Tokens(
-            logprobs=logprobs,
-            behavior=torch.tensor([x for c in completions for x in c.logprobs]).to(self.device),
+            logprobs=predictions.logprobs,
+            behavior=torch.tensor(behavior).to(self.device),
             advantages=spread(self.advantages),
             weights=spread(self.weights) * micro.live,
             sequence=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
             rewards=spread(self.sequences.rewards),
-            entropy=entropy,
+            entropy=predictions.entropy,
+            top1=predictions.top1,
             **{name: values for name, values in frozen.items() if name in needs},
         )

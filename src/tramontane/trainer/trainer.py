@@ -1,7 +1,7 @@
-"""The trainer worker: batches of graded completions in, new weights out.
+"""The trainer worker: batches of token sequences with rewards in, new weights out.
 
-A plain class that knows nothing of where it runs. Where `torch.distributed` is initialised with
-several ranks, each holds one trainer, all are called alike, and the result is one rank's.
+`Trainer` is a plain class, independent of where it runs. With several ranks of `torch.distributed`,
+each rank holds one trainer and every call is made on all of them; rank 0's result counts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from tramontane.trainer.averages import Averages
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.compiling import compile_blocks
 from tramontane.trainer.logprobs import token_logprobs
-from tramontane.trainer.microbatch import Minibatch, Rows, pack_rows
-from tramontane.trainer.objectives import load_objective
+from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, pack_row
+from tramontane.trainer.objectives import Tokens, load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.types import TrainBatch, TrainSequence
 
@@ -37,11 +37,11 @@ class Trainer:
     """Holds the float32 weights and updates them.
 
     Args:
-        model: a causal LM in float32, from `models.load_model`; the trainer makes it its own. Its
-            weights at this moment are also the frozen reference, where the objective wants one.
+        model: a causal LM in float32, from `models.load_model`; the trainer owns it from now on.
+            Its initial weights are also the frozen reference, if the objective needs one.
         config: optimizer, memory and objective.
-        updates: the length of the run, for the learning-rate schedule.
-        seed: with the update's number, it fixes which rank computes which completion.
+        updates: number of updates of the run, for the learning-rate schedule.
+        seed: together with the update's number, fixes which rank computes which completion.
 
     Raises:
         InputError: an unknown objective, or a `ranks` that is not the process group's size.
@@ -68,10 +68,10 @@ class Trainer:
                 precision.to_bfloat16(self._reference)
             sharding.shard(self._reference, self.device, config.dtype)
         if config.gradient_checkpointing:
-            # transformers 5 renames the method on its way.
+            # A release of transformers 5 renames the method.
             old = model.gradient_checkpointing_enable
             getattr(model, "activation_checkpointing_enable", old)()
-        # There is no dropout; gradient checkpointing works in training mode only.
+        # For gradient checkpointing, which needs training mode; dropout is off.
         model.train()
         sharding.shard(model, self.device, config.dtype)
         self._working = precision.working_model(model, config.dtype)
@@ -87,41 +87,33 @@ class Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
         Raises:
-            InputError: nothing there, damaged weights, or what the constructor raises.
+            InputError: no model there, damaged weights, or as the constructor.
         """
         model = load_model(model_path, torch.float32, config.device)
         return cls(model, config, updates, seed)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
-        """One update: `n_batch / n_minibatch` optimizer steps, over groups in batch order.
+        """One update: an optimizer step per minibatch, over groups in batch order.
 
         Returns:
             Metrics, all floats: see `docs/training.md`.
 
         Raises:
-            RuntimeError: the gradient is not finite; no step is taken then.
+            RuntimeError: the gradient is not finite; the weights stay as the last step left them.
         """
         began = time.perf_counter()
-        rate = lr_at(
-            self.version,
-            self.updates,
-            self.config.warmup_steps,
-            self.config.schedule,
-            self.config.learning_rate,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        rate = self._set_learning_rate()
         minibatches = self._minibatches(batch)
-        self._look_ahead(minibatches)
+        self._freeze_logprobs(minibatches)
         averages, norms = Averages(), []
         for number, minibatch in enumerate(minibatches):
             for index in range(len(minibatch.microbatches)):
-                # Later minibatches meet weights that have moved: only the first compares.
-                compared = batch.version if number == 0 else None
-                self._accumulate(minibatch, index, averages, compared)
+                tokens = self._accumulate(minibatch, index, averages)
+                if number == 0:  # later minibatches are computed with weights that have moved
+                    self._add_mismatch(minibatch, index, tokens, batch.version, averages)
             norms.append(self._optimizer_step())
         self.version += 1
-        ages = [batch.version - v for s in batch.sequences for v in s.versions]
+        ages = [batch.version - version for s in batch.sequences for version in s.versions]
         trained = sum(m.tokens_total for m in minibatches)
         metrics = averages.result() | {
             "grad_norm": sum(norms) / len(norms),
@@ -136,31 +128,31 @@ class Trainer:
         self._busy += time.perf_counter() - began
         return metrics
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The whole model's weights, copied to the CPU, by the names of `model.state_dict()`.
+    def weights(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """Copy the whole model's weights to the CPU, by the names of `model.state_dict()`.
 
-        With several ranks, every one must call it, and each gets them all. Tied weights are one
-        tensor under two names.
+        Every rank must call it, and each gets all weights. Tied weights are one tensor under two
+        names.
         """
-        weights = CopiedWeights(torch.float32)
+        weights = CopiedWeights(dtype)
         for bucket in self.buckets(BUCKET_BYTES):
             weights.add(bucket)
         return weights.tensors()
 
     def publish(self, weights: Weights) -> Weights:
-        """Add the whole model to `weights`, one bucket after another; every rank must call it, and
-        the first one's result counts."""
+        """Add the whole model to `weights`, bucket by bucket; every rank must call it, and rank 0's
+        result counts."""
         for bucket in self.buckets(BUCKET_BYTES):
             if sharding.rank() == 0:
                 weights.add(bucket)
         return weights
 
     def buckets(self, size: int) -> Iterator[Bucket]:
-        """The weights by the names of `model.state_dict()`, gathered from all ranks, in buckets of
-        at most `size` bytes (a larger tensor has one to itself).
+        """Iterate over the weights by the names of `model.state_dict()`, gathered from all ranks.
 
-        A bucket is gathered when it is asked for and emptied when the next one is, so that no more
-        than one is held; its tensors may be the trainer's own. Every rank must go through all.
+        A bucket has at most `size` bytes, except for a larger tensor, which has one to itself. It
+        is gathered when it is requested and emptied when the next is, so only one is held at a
+        time; its tensors may be the trainer's own. Every rank must iterate to the end.
         """
         tensors = self.model.state_dict(keep_vars=True)
         names: dict[int, list[str]] = {}
@@ -170,116 +162,135 @@ class Trainer:
         filled = 0
         for tied in names.values():
             tensor = tensors[tied[0]].detach()
-            own = tensor.numel() * tensor.element_size()  # of the whole, where it is sharded
-            if bucket and filled + own > size:
+            nbytes = tensor.numel() * tensor.element_size()  # of the whole tensor, if sharded
+            if bucket and filled + nbytes > size:
                 yield bucket
                 bucket.clear()
                 filled = 0
             bucket |= dict.fromkeys(tied, sharding.whole(tensor))
-            filled += own
+            filled += nbytes
         yield bucket
 
     @torch.no_grad()
     def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
-        """Log-probs of each sequence's tokens under the current weights, computed as in training;
-        `temperature` is that of the distribution which they were drawn from."""
+        """Log-probs of each sequence's tokens under the current weights, computed as in training.
+
+        `temperature` is that of the distribution that the tokens were drawn from.
+        """
         result: list[list[float]] = [[] for _ in sequences]
         microbatches, _ = collate_shared(sequences, self.config.microbatch_tokens)
         for indices in microbatches:
-            row = pack_rows([sequences[i] for i in indices], self.device)
-            logprobs, _ = self._forward(self._working, row, temperature)
-            for i, own in zip(indices, logprobs.split(row.lengths), strict=True):
-                result[i] = own.tolist()
+            row = pack_row([sequences[i] for i in indices], self.device)
+            logprobs = self._forward(self._working, row, temperature).logprobs
+            for i, values in zip(indices, logprobs.split(row.lengths), strict=True):
+                result[i] = values.tolist()
         return result
 
     @torch.no_grad()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
-        """Of one sequence: the embeddings, then each layer's output, [len(ids), hidden] float32."""
+        """Hidden states of one sequence: the embeddings, then each layer's output, each
+        [len(ids), hidden] float32 on the CPU."""
         packed = pack([ids], self.device)
         output = self._working(**packed.model_inputs, output_hidden_states=True)
         return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
     def save_state(self, folder: Path) -> None:
-        """Write all that `load_state` needs, and give back free memory; every rank must call it."""
+        """Write everything that `load_state` needs, and give free memory back to the system; every
+        rank must call it."""
         state.save(folder, self.model, self.optimizer, self.version)
         memory.give_back()
 
     def load_state(self, folder: Path) -> None:
-        """Go on from `save_state`, with as many ranks or others.
+        """Continue from `save_state`, which may have had another number of ranks.
 
         Raises:
-            InputError: nothing there, damaged, or of another model; this trainer is then unfit.
+            InputError: no state there, or damaged, or of another model; this trainer must not be
+                used afterwards.
         """
         self.version = state.load(folder, self.model, self.optimizer)
         precision.refresh(self._working, self.model)
 
-    def save_weights(self, folder: Path) -> None:
+    def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout; every rank must call
         it."""
-        weights = self.weights()
+        weights = self.weights(dtype)
         if sharding.rank() == 0:
+            self.model.config.dtype = dtype
             self.model.save_pretrained(folder, state_dict=weights)
 
     def stats(self) -> dict[str, Any]:
-        """`busy_seconds` spent in `step`, and `trained_tokens`, of prompts and completions."""
+        """`busy_seconds` spent in `step`, and `trained_tokens` of prompts and completions."""
         return {"busy_seconds": self._busy, "trained_tokens": self._tokens}
 
+    def _set_learning_rate(self) -> float:
+        """Set and return the learning rate of this update."""
+        config = self.config
+        rate = lr_at(
+            self.version, self.updates, config.warmup_steps, config.schedule, config.learning_rate
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
     def _minibatches(self, batch: TrainBatch) -> list[Minibatch]:
-        """The batch's groups cut into minibatches, in order."""
+        """Cut the batch's groups into minibatches, in order."""
         settings = batch.settings
         objective = self.config.objective.model_copy(update={"eps_high": settings.eps_high})
-        per = settings.n_minibatch // len(batch.groups[0])
-        steps = math.ceil(len(batch.groups) / per)
+        config = self.config.model_copy(update={"objective": objective})
+        groups_each = settings.n_minibatch // len(batch.groups[0])
+        starts = range(0, len(batch.groups), groups_each)
         return [
             Minibatch(
-                batch.groups[number * per : (number + 1) * per],
-                self.config.model_copy(update={"objective": objective}),
+                batch.groups[start : start + groups_each],
+                config,
                 settings,
-                seed=(self.seed * self.updates + self.version) * steps + number,
+                seed=(self.seed * self.updates + self.version) * len(starts) + number,
             )
-            for number in range(steps)
+            for number, start in enumerate(starts)
         ]
 
     @torch.no_grad()
-    def _look_ahead(self, minibatches: list[Minibatch]) -> None:
-        """Log-probs that stay fixed during the update, where wanted, and then the advantages."""
+    def _freeze_logprobs(self, minibatches: list[Minibatch]) -> None:
+        """Compute the log-probs that stay fixed during the update, if the objective needs any, and
+        then the advantages."""
         models = {"reference": self._reference, "proximal": self._working}
-        wanted = self._needs & {"reference"}
-        totals = "sequence_logprobs" in self._needs
-        if totals or ("proximal" in self._needs and len(minibatches) > 1):
-            wanted.add("proximal")
+        policies = self._needs & {"reference"}
+        sequence_logprobs = "sequence_logprobs" in self._needs
+        if sequence_logprobs or ("proximal" in self._needs and len(minibatches) > 1):
+            policies.add("proximal")
         for minibatch in minibatches:
             temperature = minibatch.settings.temperature
-            for name in sorted(wanted):
+            for name in sorted(policies):
                 minibatch.frozen[name] = [
-                    self._forward(models[name], minibatch.rows(index), temperature)[0]
+                    self._forward(models[name], minibatch.row(index), temperature).logprobs
                     for index in range(len(minibatch.microbatches))
                 ]
-            minibatch.credit(self.objective, totals)
+            minibatch.set_advantages(self.objective, sequence_logprobs)
 
-    def _accumulate(
-        self, minibatch: Minibatch, index: int, averages: Averages, compared: int | None
-    ) -> None:
-        """Forward and backward of one microbatch."""
-        row = minibatch.rows(index)
-        temperature, with_grad = minibatch.settings.temperature, "entropy" in self._needs
-        logprobs, entropy = self._forward(self._working, row, temperature, with_grad)
-        tokens = minibatch.tokens(index, logprobs, entropy, self._needs)
+    def _accumulate(self, minibatch: Minibatch, index: int, averages: Averages) -> Tokens:
+        """Forward and backward of one microbatch; returns the loss's input."""
+        row, temperature = minibatch.row(index), minibatch.settings.temperature
+        predictions = self._forward(self._working, row, temperature, self._needs)
+        tokens = minibatch.tokens(index, predictions, self._needs)
         loss, metrics = self.objective.loss(tokens, minibatch.config.objective)
-        # FSDP averages gradients over ranks, and the loss is their sum.
+        # FSDP averages gradients over ranks, and the loss is the ranks' sum.
         (loss * sharding.ranks()).backward()
-        # One weight a minibatch: microbatches and ranks add up to its loss.
+        # Weight 1 per minibatch: microbatches and ranks add up to the minibatch's loss.
         once = torch.full_like(loss, float(index == 0 and sharding.rank() == 0))
         averages.add({**metrics, "loss": (loss, once)})
-        if compared is not None:
-            micro = minibatch.microbatches[index]
-            versions = [v for i in micro.indices for v in minibatch.completions[i].versions]
-            delta = (logprobs - tokens.behavior).detach().abs() * micro.live
-            ages = compared - torch.tensor(versions, device=self.device)
-            for name, those in (("0", ages <= 0), ("1", ages == 1), ("2plus", ages >= 2)):
-                own = delta * those
-                averages.add({f"mismatch_age_{name}": (own.sum(), those.sum() * micro.live)})
-                averages.maximum(f"mismatch_age_{name}", own.max())
+        return tokens
+
+    def _add_mismatch(
+        self, minibatch: Minibatch, index: int, tokens: Tokens, version: int, averages: Averages
+    ) -> None:
+        """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
+        live = minibatch.microbatches[index].live
+        delta = (tokens.logprobs - tokens.behavior).detach().abs() * live
+        ages = version - minibatch.versions(index)
+        for name, mask in (("0", ages <= 0), ("1", ages == 1), ("2plus", ages >= 2)):
+            selected = delta * mask
+            averages.add({f"mismatch_age_{name}": (selected.sum(), mask.sum() * live)})
+            averages.maximum(f"mismatch_age_{name}", selected.max())
 
     def _optimizer_step(self) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
@@ -295,15 +306,23 @@ class Trainer:
         return value
 
     def _forward(
-        self, model: PreTrainedModel, row: Rows, temperature: float, entropy_grad: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies of the row's generated tokens: [N] float32."""
+        self,
+        model: PreTrainedModel,
+        row: PackedRow,
+        temperature: float,
+        needs: Set[str] = frozenset(),
+    ) -> Predictions:
+        """Compute log-probs and entropies of the row's generated tokens."""
         logits = model(**row.model_inputs).logits[0, : len(row.targets)]
-        return token_logprobs(logits, row.targets, temperature, entropy_grad)
+        logprobs, entropy = token_logprobs(logits, row.targets, temperature, "entropy" in needs)
+        top1 = None
+        if "top1" in needs:
+            top1 = (logits.detach().argmax(-1) == row.targets).float()
+        return Predictions(logprobs, entropy, top1)
 
 
 def _disable_dropout(model: PreTrainedModel) -> None:
-    """The generator samples without dropout, and the trainer's log-probs must be of its model."""
+    """Set dropout to 0: the generator samples without it, and log-probs must agree."""
     for module in model.modules():
         for name in ("p", "attention_dropout"):
             if isinstance(getattr(module, name, None), float):

@@ -17,7 +17,7 @@ from tramontane.config import ObjectiveConfig
 from tramontane.errors import InputError
 
 # What an objective may ask for beyond log-probs, advantages and weights.
-PROVIDED = frozenset({"entropy", "reference", "proximal", "sequence_logprobs"})
+PROVIDED = frozenset({"entropy", "reference", "proximal", "sequence_logprobs", "top1"})
 
 # By name, a sum and its weight: the metric is Σ sums / Σ weights over microbatches and ranks.
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -59,6 +59,8 @@ class Tokens:
         entropy: [N] of the distribution; with gradient if asked for.
         proximal: [N] log π_old, if asked for.
         reference: [N] log π_ref, if asked for.
+        top1: [N] 1 for a token that is the most likely one of its distribution, else 0; if asked
+            for.
     """
 
     logprobs: torch.Tensor
@@ -70,6 +72,7 @@ class Tokens:
     entropy: torch.Tensor
     proximal: torch.Tensor | None = None
     reference: torch.Tensor | None = None
+    top1: torch.Tensor | None = None
 
 
 class Objective(Protocol):

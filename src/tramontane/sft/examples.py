@@ -1,0 +1,144 @@
+"""Pairs of prompt and response for supervised fine-tuning, from the playground or a file."""
+
+from __future__ import annotations
+
+import warnings
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.data import playground
+from tramontane.data.files import read_rows, shuffled
+from tramontane.data.prompts import encode_prompt
+from tramontane.errors import InputError
+from tramontane.sft.config import SFTConfig, SFTDataConfig
+from tramontane.types import Problem
+
+CHUNK = 4096  # examples that are generated at once
+
+Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
+
+
+class ExampleStream:
+    """Tokenized (prompt, response) pairs without end, in an order that the seed alone decides.
+
+    A response counts with its EOS. One that does not fit behind its prompt is left out, since cut
+    off it would teach never to end; a warning says how many are.
+
+    Args:
+        config: where pairs come from, and `max_length`.
+        tokenizer: the model's.
+        context: positions that the model has; None: not known, so no bound.
+
+    Attributes:
+        position: (chunk, index in it), all that a resumed run needs.
+
+    Raises:
+        InputError: rows without the fields; a prompt in a file that leaves no room for a token
+            of its response; nothing left that fits.
+    """
+
+    def __init__(
+        self, config: SFTConfig, tokenizer: PreTrainedTokenizerBase, context: int | None = None
+    ) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.room = min(config.max_length, context or config.max_length)
+        self.position: tuple[int, ...] = (0, 0)
+        self._chunk: tuple[int, list[Pair]] | None = None
+        self._rows: list[Pair] | None = None
+        if config.data.train != "playground:":
+            self._rows = self._fitting(_rows(config.data))
+
+    def take(self, tokens: int) -> list[Pair]:
+        """The next pairs, until they hold `tokens` tokens."""
+        taken: list[Pair] = []
+        used = 0
+        while used < tokens:
+            number, index = self.position
+            chunk = self._tokenized(number)
+            if index == len(chunk):
+                self.position = (number + 1, 0)
+                continue
+            taken.append(chunk[index])
+            used += len(chunk[index][0]) + len(chunk[index][1])
+            self.position = (number, index + 1)
+        return taken
+
+    def _tokenized(self, number: int) -> list[Pair]:
+        if self._chunk is None or self._chunk[0] != number:
+            seed = self.config.seed + 1 + number
+            if self._rows is None:
+                drawn = generated_pairs(self.config.data, seed, CHUNK)
+                pairs = self._fitting([("playground:", p, r) for p, r in drawn])
+            else:
+                pairs = shuffled(self._rows, seed)
+            self._chunk = (number, pairs)
+        return self._chunk[1]
+
+    def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
+        """The tokens of (where, prompt, response) that fit."""
+        pairs = []
+        for where, prompt, response in rows:
+            ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
+            if len(ids) >= self.room:
+                raise InputError(
+                    f"{where}: its prompt has {len(ids)} tokens, which leaves none of "
+                    f"{self.room} to the response ({self._bound()}): remove it, or {self._remedy()}"
+                )
+            answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+            if len(ids) + len(answer) < self.room:
+                pairs.append((ids, [*answer, self.tokenizer.eos_token_id]))
+        source = self.config.data.train
+        said = (
+            f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
+            f"their prompts into {self.room} tokens ({self._bound()})"
+        )
+        if not pairs:
+            raise InputError(f"{said}: nothing is left; {self._remedy()}")
+        if len(pairs) < len(rows):
+            warnings.warn(f"{said} and are left out", stacklevel=2)
+        return pairs
+
+    def _bound(self) -> str:
+        return "max_length" if self.room == self.config.max_length else "the model's context"
+
+    def _remedy(self) -> str:
+        if self.room == self.config.max_length:
+            return "raise max_length"
+        return "take a model with more context"
+
+
+def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
+    total = sum(part.share for part in data.playground) + data.drills.share
+    pairs = [
+        (cast(Problem, e["problem"]).problem, str(e["response"]))
+        for part in data.playground
+        for e in playground.examples(
+            seed=seed,
+            count=round(count * part.share / total),
+            mixture=playground.Mixture(**data.mixture.model_dump()),
+            levels=part.levels,
+            languages=part.languages,
+            kinds=part.kinds,
+        )
+    ]
+    number = round(count * data.drills.share / total)
+    pairs += playground.drills(seed, number, data.drills.levels, data.drills.equations)
+    return shuffled(pairs, seed)
+
+
+def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
+    """(where, prompt, response) of every row."""
+    if unknown := data.fields.keys() - {"prompt", "response"}:
+        raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
+    prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
+    pairs = []
+    for where, row in read_rows(data.train):
+        for name in (prompt, response):
+            if not isinstance(row.get(name), str):
+                raise InputError(
+                    f"{where}: no text in field {name!r}; the row has {sorted(row)}; map the "
+                    f"names with data.fields"
+                )
+        pairs.append((where, row[prompt], row[response]))
+    return pairs
