@@ -17,7 +17,7 @@ UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 class Gpu(NamedTuple):
-    """A data sheet's memory in bytes, its bandwidth in bytes/s, and dense bf16 FLOP/s."""
+    """Figures of a GPU's data sheet: memory in bytes, bandwidth in bytes/s, dense bf16 FLOP/s."""
 
     memory: float
     bandwidth: float
