@@ -30,7 +30,7 @@ class Problem:
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
         difficulty: a level, larger is harder, when known.
         source: where the problem comes from.
-        metadata: whatever else the source says; carried along, never graded.
+        metadata: other fields of the source; carried along, never graded.
     """
 
     id: str
@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off.
+    """Parameters of sampling. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off.
 
     `max_tokens` counts generated tokens only (the paper's l_max).
     """
@@ -80,7 +80,7 @@ class Completion:
     """A finished request: what was sampled, under which weights.
 
     Args:
-        group, index: which request of which group this answers.
+        group, index: of the request that this completes.
         prompt_ids: the prompt's tokens.
         token_ids: generated tokens; the EOS token is included where it was sampled.
         logprobs: for each token, its log-probability under the distribution it was drawn from
@@ -102,7 +102,7 @@ class Completion:
 
 @dataclass
 class Growth:
-    """What one unfinished request gained; the fields are those of `Request`."""
+    """Tokens that an unfinished request gained; the fields are those of `Request`."""
 
     group: int
     index: int
@@ -113,12 +113,12 @@ class Growth:
 
 @dataclass
 class Progress:
-    """What a generator did since it was last asked.
+    """A generator's answer to a poll: its work since the poll before.
 
     Args:
-        completions: those that ended, whole.
-        grown: of the others, those that gained tokens.
-        busy_seconds: the time that it worked, over its whole life.
+        completions: requests that ended, with all their tokens.
+        grown: unfinished requests that gained tokens.
+        busy_seconds: time that the generator has worked since it was started.
     """
 
     completions: list[Completion]
@@ -128,12 +128,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one completion.
+    """A verifier's judgement of one completion.
 
     `reward` is the sum of `parts` (format, correctness, length, language, and the names of custom
-    rewards); `malformed` means that
-    the format failed and nothing else was graded; `unscorable` carries no judgement at all, its
-    reward is 0 but must not be trained on as if it were earned. `answer` is the extracted answer.
+    rewards). `malformed` means that the format failed and nothing else was graded. `unscorable`
+    means that no judgement was possible: the reward is 0, but must not be trained on as if it were
+    earned. `answer` is the extracted answer.
     """
 
     reward: float
@@ -149,7 +149,7 @@ class Verdict:
 
 @dataclass
 class Group:
-    """All completions of one problem, with their verdicts: what advantages are computed over."""
+    """All completions of one problem, with their verdicts; advantages are computed within it."""
 
     id: int
     problem: Problem

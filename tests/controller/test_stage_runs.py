@@ -1,18 +1,19 @@
 """Runs with stages over real workers: sizes, settings, resumption, and an early end."""
 
 import json
-import os
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.placement.test_survival import Harm
-from tests.run.test_resume import start, wait_for_updates
 from tests.runs import small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
 from tramontane.controller.observer import PipelineState, Update
@@ -162,15 +163,28 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     assert counted == len(rollouts(tmp_path / "whole"))
 
 
+# A run that kills itself as soon as its third update is recorded.
+KILLED = """
+import os, signal, sys
+import tramontane
+
+def kill(metrics):
+    if metrics["update"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tramontane.train(sys.argv[1], on_update=kill)
+"""
+
+
 def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) -> None:
     stages = [{**STAGES[0], "until": {"updates": 2}}, STAGES[1]]
     config = small_config(
         tmp_path / "run", pipeline=SIZES | {"updates": 6}, stages=stages, checkpoint={"every": 1}
     )
-    process = start(config, tmp_path)
-    wait_for_updates(tmp_path / "run", 3, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
+    assert killed.returncode == -signal.SIGKILL
     folder, resumed = open_run(tmp_path / "run")
     train(resumed, QuietScreen(), folder)
     check_stages(tmp_path / "run", config)

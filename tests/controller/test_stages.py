@@ -1,4 +1,4 @@
-"""Stages in the ledger: what each hands out, when it ends, and that nothing is lost between two."""
+"""Stages in the ledger: their sizes, their ends, and that no group is lost between two of them."""
 
 import json
 import random
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.controller.driven import DrivenLedger, config, verdict
 from tests.paths import ROOT
 from tramontane.config import Config, load_config, parse
+from tramontane.controller.stages import Stages
 from tramontane.data.curriculum import Curriculum
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.types import Completion, Group, Problem
 
 STAGES = [
     {"name": "short", "until": {"updates": 3}, "temperature": 0.7, "eps_high": 0.3},
@@ -48,11 +49,11 @@ def test_each_stage_samples_and_batches_by_its_own_sizes(forty: Path) -> None:
     ("until", "right", "tokens"),
     [({"solved": 0.75}, [True, True], 3), ({"at_ceiling": 0.5}, [True, False], 8)],
 )
-def test_a_metric_ends_a_stage_once_what_is_out_makes_whole_batches(
+def test_a_metric_ends_a_stage_after_whole_batches_of_the_groups_handed_out(
     forty: Path, until: dict[str, Any], right: list[bool], tokens: int
 ) -> None:
-    """One of four groups is plain; `right` and `tokens` are of the others. Those that are all
-    right are filtered, and count."""
+    """One of four groups is plain; `right` and `tokens` describe the other groups. Groups that are
+    all right are filtered, and count."""
     stages = [{**STAGES[0], "until": {**until, "window": 2}}, STAGES[1]]
     run = DrivenLedger(config(forty, stages=stages, pipeline={"max_staleness": 8, "n_async": 36}))
 
@@ -90,6 +91,39 @@ def test_a_metric_ends_a_stage_once_what_is_out_makes_whole_batches(
     trained = [g.id for b in run.trained for g in b.groups]
     assert len(trained) == len(set(trained)) and set(trained) <= short
     assert len(trained) + run.filtered["no diversity"] == len(short)
+
+
+def graded(*right: bool) -> Group:
+    """A group of finished and graded completions, each shorter than the ceiling."""
+    completions = [Completion(0, i, [1], [1], [0.0], [0], "stop") for i in range(len(right))]
+    return Group(0, Problem("p", "math", ""), completions, [verdict(r) for r in right])
+
+
+def test_a_stage_ends_when_its_metric_reaches_the_limit_over_its_window(forty: Path) -> None:
+    until = {"solved": 0.5, "window": 2}
+    sections = [
+        {"name": "a", "until": until},
+        {"name": "b", "until": {"updates": 3}},
+        {"name": "c"},
+    ]
+    run_config = config(forty, stages=sections)
+    stages, resumed = Stages(run_config), Stages(run_config)
+    none, half = [graded(False, False)], [graded(True, False)]
+    for version, groups in enumerate((half, none, half), start=1):
+        stages.trained(groups, version, outstanding=5)
+        assert stages.end == 12  # unknown: at most 1/2 in one update, 1/4 over two
+    resumed.load_state(json.loads(json.dumps(stages.state())))
+    for current in (stages, resumed):
+        current.trained(half, 4, outstanding=5)  # 1/2 over two updates
+        assert current.end == 4 + 2  # five groups fill two batches of four
+        current.trained(none, 5, outstanding=9)
+        assert current.end == 6  # fixed
+        assert current.begin_next(6) == (
+            "stage 'a' ended after update 6 (solved: 0.500 of 4 completions); stage 'b' begins"
+        )
+        assert (current.name, current.end, current.last) == ("b", 6 + 3, False)
+        current.begin_next(9)
+        assert (current.name, current.end, current.last) == ("c", 12, True)
 
 
 @settings(max_examples=40, deadline=None)
@@ -151,13 +185,13 @@ def test_stages_drain_and_each_keeps_the_staleness_bound(
         assert batch.settings.stage == str(stage)
         assert 2 * len(batch.groups) == stages[stage]["n_batch"]
         assert all(version - born[g.id] <= staleness for g in batch.groups)
-    # What is trained on, filtered or left at the end is all that was handed out.
+    # Every group handed out is trained on, filtered, or still in the ledger.
     left = len(run.ledger.outstanding) + len(run.ledger.filtered)
     assert len(seen) + run.filtered.total() + left == len(run.handed_out)
     assert set(run.filtered) <= {"no diversity"}
 
 
-def test_a_stage_without_problems_left_is_left_over_and_the_next_begins(forty: Path) -> None:
+def test_a_stage_without_problems_ends_and_its_groups_are_left_over(forty: Path) -> None:
     two = forty.with_name("two.jsonl")
     two.write_text("".join(line + "\n" for line in forty.read_text().splitlines()[:2]))
     curriculum = {"curriculum": {"retire_after": 1}}
@@ -220,7 +254,7 @@ def test_a_stage_without_problems_left_is_left_over_and_the_next_begins(forty: P
         ),
     ],
 )
-def test_wrong_stages_are_named(forty: Path, stages: list[Any], message: str) -> None:
+def test_errors_of_stages_name_their_key(forty: Path, stages: list[Any], message: str) -> None:
     raw = config(forty).model_dump() | {"stages": stages}
     with pytest.raises(InputError, match=message):
         parse(Config, raw, "run.yaml")
@@ -239,7 +273,7 @@ def test_a_config_without_stages_is_its_own_only_stage(forty: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["medium", "small"])
-def test_the_papers_stages_as_configs(name: str) -> None:
+def test_shipped_configs_have_the_papers_stages(name: str) -> None:
     file = ROOT / f"configs/{name}.yaml"
     stages = load_config(file, ["model=any", "data.train=any.jsonl"]).by_stage()
     sizes = [at.pipeline for at in stages]
@@ -267,23 +301,23 @@ def test_retired_problems_do_not_come_back_and_those_too_hard_do(forty: Path) ->
         problems.note(hard, [verdict(False)] * 2, 0, version)
         problems.note(between, [verdict(True), verdict(False)], 0, version)
 
-    def given(version: int) -> set[str]:
+    def drawn(version: int) -> set[str]:
         found = [problems.next(0, version) for _ in range(9)]
         return {p.id for p in found if p}
 
     visit(0)
-    assert given(0) == set(ids)
+    assert drawn(0) == set(ids)
     visit(1)
-    assert given(1) == {between.id}
+    assert drawn(1) == {between.id}
     assert problems.counts(0, 1) == {
         "problems_visited": 3,
         "problems_retired": 1,
         "problems_resting": 1,
     }
-    assert given(5) == {between.id}
-    assert given(6) == {between.id, hard.id}
+    assert drawn(5) == {between.id}
+    assert drawn(6) == {between.id, hard.id}
     problems.note(hard, [verdict(False)] * 2, 0, 6)  # still too hard: it rests again
-    assert given(7) == {between.id}
+    assert drawn(7) == {between.id}
     state = json.loads(json.dumps(problems.state()))
     again = Curriculum(config(forty, data={"limit": 3, "curriculum": rules}).by_stage())
     again.load_state(state)
@@ -295,7 +329,7 @@ def test_retired_problems_do_not_come_back_and_those_too_hard_do(forty: Path) ->
     assert (row["pass_rate"], row["samples"], row["visits"], row["retired"]) == (1.0, 4, 2, True)
 
 
-def test_what_rests_comes_back_with_the_stage_or_when_nothing_else_is_left(forty: Path) -> None:
+def test_resting_problems_come_back_with_the_stage_or_when_no_other_is_left(forty: Path) -> None:
     rules = {"retire_after": 1, "too_hard": {"after": 1, "return_after": "stage"}}
     stages = [{"name": "a", "until": {"updates": 1}}, {"name": "b"}]
     data = {"limit": 2, "curriculum": rules}
@@ -351,7 +385,9 @@ def test_slices_by_recorded_and_by_running_pass_rates(tmp_path: Path) -> None:
         ({"pass_rates": "none.jsonl", "max_pass_rate": 0.5}, r"none\.jsonl': no such file"),
     ],
 )
-def test_records_that_cannot_be_had(forty: Path, data: dict[str, Any], message: str) -> None:
+def test_missing_pass_rates_and_endless_sources_are_refused(
+    forty: Path, data: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         Curriculum(config(forty, data=data).by_stage())
 
