@@ -38,7 +38,7 @@ def verifiers(deaths, replaced=lambda lost: None, workers=1):
 def test_a_group_is_graded_at_its_last_try(workers):
     lost = queue.SimpleQueue()
     deaths = [f"death {n}" for n in range(MAX_TRIES - 1)]
-    with verifiers(deaths, lost.put, workers) as pool:
+    with verifiers([*deaths], lost.put, workers) as pool:
         assert len(pool.score(PROBLEM, [("", 1)] * 3).result(30)) == 3
         # Another actor may have graded the group before the last loss is reported.
         assert sorted(str(lost.get(timeout=30)) for _ in deaths) == deaths
