@@ -1,10 +1,13 @@
-"""What a user sees of bad input: one message, exit code 2, nothing left behind."""
+"""The command line: every command once, and bad input: one message, exit code 2, nothing left
+behind."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -13,21 +16,34 @@ from typer.testing import CliRunner
 import tramontane
 from tests.runs import SMALL, small_config
 from tramontane import InputError
-from tramontane.cli import app
+from tramontane.cli import app, main
 from tramontane.config import DataConfig
 from tramontane.run.folder import RunFolder
 
 runner = CliRunner()
 
 
-def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tramontane.cli", *args],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-    )
+class Ended(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The whole command, errors and exit code included, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*args: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["tramontane", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return command
 
 
 @pytest.fixture
@@ -51,18 +67,45 @@ def config(tmp_path: Path) -> Path:
     ],
 )
 def test_bad_input_is_one_message_before_anything_starts(
-    config: Path, tmp_path: Path, overrides: list[str], message: str
+    run: Run, config: Path, tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    result = run("train", str(config), *overrides, cwd=tmp_path)
-    assert result.returncode == 2
+    result = run("train", str(config), *overrides)
+    assert result.code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_config_and_finished_run(tmp_path: Path) -> None:
-    assert "no such config file" in run("train", "none.yaml", cwd=tmp_path).stderr
-    assert "not a run folder" in run("train", "--resume", ".", cwd=tmp_path).stderr
+def test_missing_config_and_run(run: Run) -> None:
+    assert "no such config file" in run("train", "none.yaml").stderr
+    assert "not a run folder" in run("train", "--resume", ".").stderr
+
+
+def test_the_module_is_the_command() -> None:
+    module = [sys.executable, "-m", "tramontane.cli"]
+    done = subprocess.run([*module, "train", "none.yaml"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: none.yaml: no such config file")
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"tramontane {tramontane.__version__}\n", "")
+    assert importlib.metadata.version("tramontane") == tramontane.__version__
+    assert (Path(tramontane.__file__).parent / "py.typed").is_file()
+
+
+def test_neither_the_package_nor_the_command_line_imports_torch() -> None:
+    program = "import sys, tramontane.cli; print({'torch', 'matplotlib'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_dry_run_from_python(config: Path) -> None:
+    found = tramontane.dry_run(config, ["pipeline.n_async=64"])
+    assert found.config.pipeline.n_async == 64
+    assert (found.longest_prompt, found.held_out) == (256, 0)
+    assert found.kv_cache_bytes == 5120 * 2 * 64 * 912  # as in the test below
+    assert "about 2.0 (n_async / n_batch)" in found.lines.values()
 
 
 def test_dry_run_prints_the_arithmetic(config: Path) -> None:
@@ -153,7 +196,7 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"max_tokens": 2000}, "allow fewer tokens a completion, or"),
     ],
 )
-def test_what_an_evaluation_refuses(options: dict[str, Any], message: str) -> None:
+def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         tramontane.evaluate("tiny", **options)
 
@@ -173,19 +216,19 @@ def test_eval_checks_device_and_dtype() -> None:
 def test_score_help_names_the_fields() -> None:
     text = " ".join(runner.invoke(app, ["score", "--help"]).stdout.replace("│", " ").split())
     assert "id, domain (math or code), problem, response, and answer (math) or tests" in text
+    assert "pipeline.l_max=TOKENS and pipeline.l_cache=TOKENS turn the length reward on" in text
 
 
-def test_a_plan_names_its_assumptions_and_both_ways(tmp_path: Path) -> None:
+def test_a_plan_names_its_assumptions_and_both_ways(run: Run, tmp_path: Path) -> None:
     done = run(
         *["plan", "--model-size", "1B", "--gpus", "8", "--n-batch", "64"],
         *["--length-mean", "400", "--length-max", "2000", "train_mfu=0.31"],
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "train_mfu=0.31" in done.stdout and "80 GB" in done.stdout
     for row in ("trainer", "generators", "n_async", "staleness", "synchronous, together"):
         assert row in done.stdout
-    refused = run("plan", "--model-size", "1B", "--gpus", "8", "--gpu", "abacus", cwd=tmp_path)
-    assert refused.returncode == 2
+    refused = run("plan", "--model-size", "1B", "--gpus", "8", "--gpu", "abacus")
+    assert refused.code == 2
     assert "plan: gpu: Input should be 'a100', 'h100' or 'h200'" in refused.stderr
     assert not list(tmp_path.iterdir())

@@ -43,7 +43,7 @@ def test_k_beyond_the_samples_is_an_error(k: int) -> None:
         maj_at_k(["7"] * 4, [True] * 4, k)
 
 
-def test_majority_breaks_ties_by_who_was_seen_first() -> None:
+def test_majority_breaks_ties_in_favour_of_the_first_seen() -> None:
     assert majority(["3", "7", "7", "3"]) == "3"
     assert majority([None, "7", "3"]) == "7"
     assert majority([None, None]) is None
@@ -87,8 +87,7 @@ def test_powers_of_two() -> None:
 def test_wilson_closed_form() -> None:
     # 7 of 10: the roots of (p̂ − p)² = z² p (1 − p) / n.
     interval = wilson(0.7, 10)
-    roots = np.roots([1 + Z * Z / 10, -(2 * 0.7 + Z * Z / 10), 0.7**2])
-    assert [interval.low, interval.high] == pytest.approx(sorted(roots))
+    assert [interval.low, interval.high] == pytest.approx(wilson_roots(0.7, 10, Z))
     assert wilson(0.0, 8).low == 0.0
     assert wilson(1.0, 8).high == 1.0
 
@@ -100,6 +99,27 @@ def test_wilson_closed_form() -> None:
 )  # fmt: skip
 def test_student_quantile(degrees: int, quantile: float) -> None:
     assert student_quantile(degrees) == pytest.approx(quantile, abs=4e-3)
+
+
+def wilson_roots(p: float, n: float, z: float) -> list[float]:
+    """The ends of Wilson's interval: the roots of (p − x)² = z² x (1 − x) / n."""
+    return sorted(np.roots([1 + z * z / n, -(2 * p + z * z / n), p * p]).tolist())
+
+
+def test_few_problems_use_students_quantile() -> None:
+    """Rates 0.2, 0.4, 0.9: p = 0.5, s² = 0.13, so m_eff = 0.25 · 3 / 0.13; 2 degrees of freedom."""
+    interval = mean_interval([0.2, 0.4, 0.9], samples=10)
+    assert interval.value == pytest.approx(0.5)
+    assert [interval.low, interval.high] == pytest.approx(wilson_roots(0.5, 0.75 / 0.13, 4.302653))
+
+
+def test_problems_more_alike_than_chance_count_no_more_than_their_samples() -> None:
+    """Eight rates of 0.45 and 0.55: p = 0.5, s² = 0.02/7, so without the cap of 8 · 4 m_eff would
+    be 700."""
+    interval = mean_interval([0.45, 0.55] * 4, samples=4)
+    expected = wilson_roots(0.5, 8 * 4, student_quantile(7))
+    assert [interval.low, interval.high] == pytest.approx(expected)
+    assert student_quantile(7) == pytest.approx(2.364624, abs=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
@@ -127,7 +147,7 @@ def test_no_problems_is_an_error() -> None:
 @pytest.mark.parametrize("samples", [1, 4, 16])
 @pytest.mark.parametrize("ability", [(0.5, 0.5), (1, 3), (8, 2), (50, 50)])
 def test_coverage(problems: int, samples: int, ability: tuple[float, float]) -> None:
-    """Abilities from Beta(a, b): easy or hopeless, hard, easy, all alike."""
+    """Abilities of the problems from Beta(a, b): very easy or very hard, hard, easy, all alike."""
     rng = np.random.default_rng(7)
     a, b = ability
     rates = rng.binomial(samples, rng.beta(a, b, (1200, problems))) / samples

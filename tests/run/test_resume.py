@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted or damaged, as real processes, and go on."""
+"""Runs that are killed or interrupted and then resumed; those that are killed are processes."""
 
 import json
 import os
@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +17,15 @@ import yaml
 from tests.controller.test_pipeline import check_ledger, rollouts, weights
 from tests.runs import small_config
 from tramontane.config import Config
+from tramontane.controller.pipeline import Pipeline
 from tramontane.generator import Generator
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.session import open_run
 from tramontane.run.train import train
 from tramontane.types import Progress, Request
+
+PATIENCE = 600  # seconds until a run that makes no progress counts as hung
 
 
 def start(config: Config, tmp_path: Path) -> subprocess.Popen[str]:
@@ -39,13 +44,20 @@ def command(*args: str) -> subprocess.Popen[str]:
     )
 
 
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Poll until the condition holds; fails if the process ends before, or after PATIENCE."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"no progress within {PATIENCE} s"
+        time.sleep(0.05)
+
+
 def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
     metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < updates:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no progress within 300 s"
-        time.sleep(0.05)
+    wait_until(
+        lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= updates, process
+    )
 
 
 def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
@@ -71,30 +83,35 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Pat
     ]
 
 
-def test_asynchronous_run_killed_and_resumed_loses_no_group(tmp_path: Path) -> None:
-    sizes = {"updates": 6, "n_batch": 16, "n_async": 48, "max_staleness": 3}
-    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 2})
+def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_path: Path) -> None:
+    # One checkpoint, at a third of the run: far more is still to be generated than was.
+    sizes = {"updates": 12, "n_batch": 16, "n_async": 48, "max_staleness": 8}
+    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint={"every": 4})
     process = start(config, tmp_path)
-    wait_for_updates(tmp_path / "run", 3, process)
+    wait_until((tmp_path / "run/checkpoints/step_4").is_dir, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    checkpoint = RunFolder(tmp_path / "run").whole_checkpoint(pytest.fail)
-    assert checkpoint is not None
-    state = json.loads((checkpoint / "pipeline.json").read_text())
-    # Something was under way, and its tokens were kept.
-    assert state["groups"]
-    begun = {
-        (r["group"], r["index"]): r["token_ids"]
-        for g in state["groups"]
-        for r in g["requests"]
-        if r["token_ids"]
-    }
     folder, resumed = open_run(tmp_path / "run")
+    checkpoint = folder.whole_checkpoint(pytest.fail)
+    assert checkpoint is not None
+    groups = json.loads((checkpoint / "pipeline.json").read_text())["groups"]
+    begun = {
+        (request["group"], request["index"]): request["versions"]
+        for group in groups
+        for request in group["requests"]
+        if request["token_ids"]
+    }
+    assert begun, "no completion was in flight at the checkpoint"
+
     train(resumed, QuietScreen(), folder)
     check_ledger(tmp_path / "run", config)
-    lengths = {(r["group"], r["index"]): len(r["tokens"]) for r in rollouts(tmp_path / "run")}
-    assert all(len(begun[key]) <= lengths[key] for key in begun if key in lengths)
-    assert max(m["staleness_max"] for m in folder.metrics()) <= 3
+    versions = {(r["group"], r["index"]): r["versions"] for r in rollouts(tmp_path / "run")}
+    ended = begun.keys() & versions.keys()
+    assert ended
+    # The tokens from before the kill are still there, under the weights that sampled them.
+    for key in ended:
+        assert versions[key][: len(begun[key])] == begun[key]
+    assert max(m["staleness_max"] for m in folder.metrics()) <= 8
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -104,7 +121,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks
     process = start(config, tmp_path)
     wait_for_updates(tmp_path / "run", 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
-    output = process.communicate(timeout=120)[0]
+    output = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0, output
     assert "Traceback" not in output
     assert "--resume" in output
@@ -119,17 +136,39 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks
     check_ledger(tmp_path / "run", config)
 
 
-def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_path: Path) -> None:
+def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = {"updates": 3, "n_batch": 32, "n_async": 16, "max_staleness": 0}
     train(small_config(tmp_path / "whole", pipeline=sizes), QuietScreen())
+    stopped_in_a_round: list[bool] = []
 
-    process = start(small_config(tmp_path / "cut", pipeline=sizes), tmp_path)
-    wait_for_updates(tmp_path / "cut", 1, process)
-    time.sleep(0.3)  # into a round of the next update
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(timeout=120) == 0
+    class Watched(Pipeline):
+        async def stop(self) -> None:
+            stopped_in_a_round.append(self.ledger.in_mid_round)
+            await super().stop()
+
+    class Impatient(QuietScreen):
+        """Sends Ctrl-C when the first group of the second update is graded: the other group of
+        its round is then still in flight."""
+
+        updates = interrupts = 0
+
+        def update(self, metrics: Mapping[str, Any]) -> None:
+            self.updates += 1
+
+        def status(self, values: Mapping[str, Any]) -> None:
+            if self.updates == 1 and not self.interrupts:
+                self.interrupts += 1
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("tramontane.run.train.Pipeline", Watched)
+    result = train(small_config(tmp_path / "cut", pipeline=sizes), Impatient())
+    assert stopped_in_a_round == [True]
+    assert (result.finished, result.updates, result.summary) == (False, 1, {})
+    assert result.weights == tmp_path / "cut/checkpoints/step_1/weights"
     folder, config = open_run(tmp_path / "cut")
-    train(config, QuietScreen(), folder)
+    assert train(config, QuietScreen(), folder).finished
 
     a, b = weights(tmp_path / "whole", 3), weights(tmp_path / "cut", 3)
     assert all(torch.equal(a[k], b[k]) for k in a)
@@ -138,7 +177,8 @@ def test_synchronous_run_stopped_midway_and_resumed_gives_the_same_weights(tmp_p
 def test_checkpoints_while_groups_come_and_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow polls: whatever is on its way between controller and generator is in the snapshot."""
+    """Polls are slow here, so that requests are on their way between controller and generator when
+    checkpoints are taken: the snapshot must hold them."""
     poll = Generator.poll
 
     def slow(self: Generator, requests: list[Request]) -> Progress:

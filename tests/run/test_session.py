@@ -1,18 +1,23 @@
-"""Whole runs of other shapes: several ranks, recomputed caches, real data, measurements midway."""
+"""Whole runs of unusual shapes: several ranks, recomputed caches, other data, measurements midway,
+and what `tramontane.train` returns."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import tramontane
 from tests.controller.test_pipeline import rollouts, weights
 from tests.paths import DATA, ROOT
 from tests.runs import small_config
 from tramontane.config import load_config
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
+from tramontane.models.loading import load_model
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
@@ -44,6 +49,7 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
     result = train(config, QuietScreen())
     lines = [json.loads(x) for x in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
     assert [x["when"] for x in lines] == ["before", "update_2", "after"]
+    assert result.pass_at_1.before is not None
     assert lines[0]["pass_at_1"] == result.pass_at_1.before.to_dict()
     assert (tmp_path / "checkpoints/step_2").is_dir()
     # Held-out problems are not trained on.
@@ -52,7 +58,35 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
     assert not seen & {row["problem"] for row in held}
 
 
-def test_gsm8k_config_trains_a_small_random_model(tmp_path: Path) -> None:
+def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    rows = [{"id": f"own-{n}", "problem": f"What is {n} + 4?", "answer": str(n + 4)}
+            for n in range(2, 42)]  # fmt: skip
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    updates: list[float] = []
+    result = tramontane.train(
+        small_config(tmp_path / "run", data={"train": str(file)}, pipeline={"n_batch": 16}),
+        quiet=True,
+        report=False,
+        on_update=lambda metrics: updates.append(metrics["grad_norm"]),
+    )
+    assert (result.finished, result.updates, result.report) == (True, 2, None)
+    assert result.pass_at_1 == (None, None)
+    assert not (result.run_dir / "report.html").exists()
+    assert result.summary == json.loads((result.run_dir / "summary.json").read_text())
+    assert len(updates) == 2 and all(norm > 0 for norm in updates)
+    trained = {row["problem_id"] for row in rollouts(result.run_dir) if row["filtered"] is None}
+    assert trained <= {row["id"] for row in rows} and len(trained) > 1
+    # Adam's first steps move each weight that has a gradient by about the learning rate.
+    before = load_model("tiny").state_dict()
+    after = load_file(result.weights / "model.safetensors")
+    moved = max(float((after[name] - before[name]).abs().max()) for name in after)
+    assert 1e-5 < moved < 1e-3
+
+
+def test_gsm8k_config_runs_a_random_model_and_rewards_without_spread_move_nothing(
+    tmp_path: Path,
+) -> None:
     data = DATA / "gsm8k_train.jsonl.gz"
     if not data.is_file():
         pytest.skip(f"needs the GSM8K file {data}")
@@ -94,15 +128,31 @@ def test_gsm8k_config_trains_a_small_random_model(tmp_path: Path) -> None:
     )
     result = train(config, QuietScreen())
     assert result.updates == 2
-    assert result.pass_at_1.after.value == 0
+    assert result.pass_at_1.after is not None and result.pass_at_1.after.value == 0
     rows = rollouts(tmp_path / "run")
     assert len(rows) == 16
     assert all(row["problem_id"].startswith("gsm8k") for row in rows)
     assert all(row["verdict"] == "malformed" and row["parts"]["format"] == 0 for row in rows)
-    # All advantages are zero: the weights must not move.
+    # All rewards are 0, so all advantages are: the weights must not move.
     first = LlamaForCausalLM.from_pretrained(model).state_dict()
     last = weights(tmp_path / "run", 2)
     assert all(torch.equal(first[name], last[name]) for name in last)
+
+
+def test_events_go_to_the_run_folder_and_to_the_standard_logger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.log_event("replaced: generator 0")
+    folder.log_event("stage long begins", logging.INFO)
+    assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
+        ("tramontane", "WARNING", "replaced: generator 0")
+    ]
+    lines = (tmp_path / "events.log").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        "replaced: generator 0",
+        "stage long begins",
+    ]
 
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:

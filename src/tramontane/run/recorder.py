@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -92,7 +93,7 @@ class Recorder:
 
     def happened(self, event: str) -> None:
         """Log and show an event of the pipeline."""
-        self.session.warn(event)
+        self.session.announce(event, logging.INFO)
 
     async def ended(self, state: PipelineState) -> None:
         """Take the last checkpoint; a run that was stopped has more pending than at its last."""

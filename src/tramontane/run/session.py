@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class Session:
         began = time.monotonic()
         prepared = prepare(config)
         session = cls(prepared, resume or RunFolder.create(config), screen, began, on_update)
-        if resume and (checkpoint := resume.whole_checkpoint(session.warn)):
+        if resume and (checkpoint := resume.whole_checkpoint(session.announce)):
             state = json.loads((checkpoint / "pipeline.json").read_bytes())
             session.restored = Restored(checkpoint, state)
             session.began -= state["seconds"]
@@ -89,9 +90,9 @@ class Session:
         """Wall time of the run, over all its sessions."""
         return time.monotonic() - self.began
 
-    def warn(self, event: str) -> None:
+    def announce(self, event: str, level: int = logging.WARNING) -> None:
         """Log an event that a user should know of, and show it."""
-        self.folder.log_event(event)
+        self.folder.log_event(event, level)
         self.screen.warn(event)
 
     def replaced(self, lost: WorkerLost) -> None:
