@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
     from tramontane.run.summary import TrainResult
+    from tramontane.types import Problem
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def sft(
 
 
 def evaluate(
-    model: str,
+    model: str | Path,
     data: str | DataConfig = "playground:",
     *,
     problems: int | None = None,
@@ -187,80 +188,85 @@ def evaluate(
     write_to: str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """pass@1, pass@k and maj@k of a model on problems, with 95 % intervals; see `evaluation`.
+    """Measure pass@1, pass@k and maj@k of a model, with 95 % intervals; see `evaluation`.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
         data: a source as in `data.train`, or a `DataConfig` whose `eval` names it.
-        problems: at most so many; generated sources default to 256.
+        problems: maximum number of problems; generated sources default to 256.
         samples: completions of each problem.
-        temperature: of sampling; 0.7 is the paper's.
-        top_p: of sampling; 1.0 is the paper's for maths, 0.95 for code.
-        top_k: of sampling; 0 is off.
-        max_tokens: the longest completion.
+        temperature: the paper evaluates at 0.7; 0 is greedy.
+        top_p: the paper uses 1.0 for maths and 0.95 for code.
+        top_k: 0 is off.
+        max_tokens: tokens of the longest completion.
         slots: completions generated at once.
-        seed: of sampling and of generated sources.
+        seed: for sampling and for generated sources.
         generator: dtype, device and prefill of the generator.
         verifier: limits and reward weights of grading.
-        write_to: JSONL file that gets every completion.
+        write_to: JSONL file for every completion.
         on_progress: called with (completions graded, completions in all).
 
     Raises:
         InputError: no such model or data, a prompt that does not fit, or a size below 1.
     """
-    from tramontane.data.load import load_problems
-    from tramontane.data.prompts import check_prompt_length
+    from tramontane.evaluation import SamplingPlan
     from tramontane.evaluation import evaluate as run
     from tramontane.generator import Generator
     from tramontane.models import loading
     from tramontane.types import SamplingParams
     from tramontane.verifier import VerifierPool
 
+    model = str(model)
     _check_sizes(problems=problems, samples=samples, max_tokens=max_tokens, slots=slots)
-    if write_to is not None and not Path(write_to).parent.is_dir():
-        raise InputError(f"{write_to}: there is no folder {Path(write_to).parent}; make it first")
-    if write_to is not None and Path(write_to).is_dir():
-        raise InputError(f"{write_to}: a folder; name a file")
+    _check_output(write_to)
     generator = generator or GeneratorConfig()
     loading.check_device(generator.device)
     config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
+    found, longest_prompt = _evaluation_problems(model, config, problems, seed, max_tokens)
+    worker = Generator.load(
+        model, generator, min(slots, len(found) * samples), longest_prompt + max_tokens
+    )
+    sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
+    plan = SamplingPlan(samples, sampling, seed, config.system_prompt)
+    with VerifierPool(verifier or VerifierConfig(), max_tokens, 0) as pool:
+        return run(worker, pool, found, plan, write_to=write_to, on_progress=on_progress)
+
+
+def _evaluation_problems(
+    model: str, config: DataConfig, limit: int | None, seed: int, max_tokens: int
+) -> tuple[list[Problem], int]:
+    """The problems to evaluate on, and the tokens of the longest prompt."""
+    from tramontane.data.load import load_problems
+    from tramontane.data.prompts import check_prompt_length
+    from tramontane.models import loading
+
     source = config.eval or config.train
     endless = source.startswith(("playground:", "reasoning_gym:"))
-    tokenizer = loading.load_tokenizer(model)
-    found = load_problems(
-        source, config, split="test", limit=problems or (256 if endless else None), seed=seed
+    problems = load_problems(
+        source, config, split="test", limit=limit or (256 if endless else None), seed=seed
     )
     longest = check_prompt_length(
-        tokenizer,
-        found,
+        loading.load_tokenizer(model),
+        problems,
         system_prompt=config.system_prompt,
         limit=config.max_prompt_tokens,
         context=loading.context_length(loading.load_config(model)),
         max_tokens=max_tokens,
     )
-    worker = Generator.load(
-        model,
-        generator,
-        min(slots, len(found) * samples),
-        longest + max_tokens,
-    )
-    with VerifierPool(verifier or VerifierConfig(), max_tokens, 0) as pool:
-        return run(
-            worker,
-            pool,
-            found,
-            tokenizer=tokenizer,
-            samples=samples,
-            sampling=SamplingParams(max_tokens, temperature, top_p, top_k),
-            seed=seed,
-            system_prompt=config.system_prompt,
-            write_to=write_to,
-            on_progress=on_progress,
-        )
+    return problems, longest
+
+
+def _check_output(path: str | Path | None) -> None:
+    if path is None:
+        return
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{path}: there is no folder {Path(path).parent}; make it first")
+    if Path(path).is_dir():
+        raise InputError(f"{path}: a folder; name a file")
 
 
 def generate(
-    model: str,
+    model: str | Path,
     prompt: str,
     *,
     n: int = 1,
@@ -272,7 +278,7 @@ def generate(
     system_prompt: str | None = None,
     config: GeneratorConfig | None = None,
 ) -> list[str]:
-    """Completions of a problem statement under the model's chat template.
+    """Complete a problem statement under the model's chat template, `n` times.
 
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
@@ -282,7 +288,7 @@ def generate(
     from tramontane.models import loading
     from tramontane.types import Completion, Request, SamplingParams
 
-    config = config or GeneratorConfig()
+    model, config = str(model), config or GeneratorConfig()
     _check_sizes(n=n, max_tokens=max_tokens)
     loading.check_device(config.device)
     ids = encode_prompt(loading.load_tokenizer(model), prompt, system_prompt)
@@ -303,13 +309,13 @@ def score(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Grade recorded responses by the code that training uses; see `verifier.score`.
+    """Grade recorded responses with the code that training uses; see `evaluation.score`.
 
     Args:
         path: rows as JSONL (also gzip).
-        out: where the verdicts go; without it there is only the summary.
-        config: a `Config` or the path of one, of which `verifier` is used, and `l_max` and
-            `l_cache` where it has a section `pipeline`.
+        out: JSONL file for the verdicts; without it there is only the summary.
+        config: a `Config` or the path of one. Its section `verifier` is used, and if it has a
+            section `pipeline`, the length reward's `l_max` and `l_cache`.
         overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
         progress: called with (rows done, rows in all).
 
@@ -329,15 +335,15 @@ def score(
 def grading(
     config: str | Path | None, overrides: list[str] | None, keys: Sequence[str] = ("verifier.*",)
 ) -> Config:
-    """What grading takes from a config file, which may be a whole training config, and overrides.
+    """The config of a grading command, from a YAML file and overrides.
 
     Args:
-        config: a YAML file.
+        config: a YAML file; a whole training config is accepted.
         overrides: `key.sub=value` texts.
-        keys: which the caller reads; all keys of a section as `section.*`.
+        keys: the keys that the command reads; `section.*` stands for all keys of a section.
 
     Raises:
-        InputError: as `config.load_section`, or an override that the caller does not read.
+        InputError: as `config.load_section`, or an override that the command does not read.
     """
     for override in overrides or []:
         key = override.partition("=")[0]
@@ -357,7 +363,7 @@ def audit(
     config: VerifierConfig | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """Find what looks like reward hacking or verifier error; see `audit.audit`."""
+    """Find signs of reward hacking and verifier error; see `audit.audit`."""
     from tramontane.audit.audit import audit as run
 
     return run(path, out, rows=rows, sample=sample, config=config, progress=progress)

@@ -1,4 +1,4 @@
-"""Evaluation with a scripted generator and pool, whose every figure is known."""
+"""Evaluation with a scripted generator and pool, so that every figure is known."""
 
 import json
 from concurrent.futures import Future
@@ -10,13 +10,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from tramontane.config import GeneratorConfig, VerifierConfig
 from tramontane.data.tokenizer import train_tokenizer
-from tramontane.evaluation import evaluate, mean_interval, summarize, thinking_text
+from tramontane.evaluation import SamplingPlan, evaluate, mean_interval, summarize, thinking_text
 from tramontane.evaluation.evaluate import vote
 from tramontane.generator import Generator
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier import VerifierPool
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)
+PLAN = SamplingPlan(samples=4, sampling=SAMPLING)
 PROBLEMS = [
     Problem("a", "math", "1 + 1?", "2", language="en", difficulty=1),
     Problem("b", "math", "2 + 2 ?", "4", language="fr", difficulty=2),
@@ -42,8 +43,8 @@ def response(answer: str | None) -> str:
 class ScriptedGenerator:
     """Finishes one completion a step, the last submitted first."""
 
-    def __init__(self, answers: list[list[str | None]]) -> None:
-        self.answers = answers
+    def __init__(self, answers: list[list[str | None]], tokenizer: PreTrainedTokenizerBase) -> None:
+        self.answers, self.tokenizer = answers, tokenizer
         self.requests: list[Request] = []
         self.seeds: list[int] = []
 
@@ -63,7 +64,7 @@ class ScriptedGenerator:
 
 
 class ScriptedPool:
-    """Knows the verdicts, and gives them in the reverse order of asking, all at the end."""
+    """Returns scripted verdicts, all at the end and in the reverse order of the requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Future[list[Verdict]], list[Verdict]]] = []
@@ -92,12 +93,10 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
     progress: list[tuple[int, int]] = []
     file = tmp_path / "completions.jsonl"
     result = evaluate(
-        ScriptedGenerator(ANSWERS),
+        ScriptedGenerator(ANSWERS, tokenizer),
         ScriptedPool(),
         PROBLEMS,
-        tokenizer=tokenizer,
-        samples=4,
-        sampling=SAMPLING,
+        PLAN,
         write_to=file,
         on_progress=lambda done, total: progress.append((done, total)),
     )
@@ -131,11 +130,9 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
 
 def test_a_problem_draws_the_same_numbers_in_any_set(tokenizer: PreTrainedTokenizerBase) -> None:
     def seeds(problems: list[Problem], seed: int) -> list[int]:
-        generator = ScriptedGenerator([["2"] * 2] * len(problems))
+        generator = ScriptedGenerator([["2"] * 2] * len(problems), tokenizer)
         pool = VerifierStub()
-        evaluate(
-            generator, pool, problems, tokenizer=tokenizer, samples=2, sampling=SAMPLING, seed=seed
-        )
+        evaluate(generator, pool, problems, SamplingPlan(2, SAMPLING, seed))
         return generator.seeds
 
     assert seeds(PROBLEMS[1:2], 0) == seeds(PROBLEMS[:2], 0)[2:]
@@ -157,39 +154,33 @@ class SilentPool:
 def test_a_pool_that_hangs_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(TimeoutError, match=r"no verdict came within 0\.01 s"):
         evaluate(
-            ScriptedGenerator(ANSWERS),
+            ScriptedGenerator(ANSWERS, tokenizer),
             SilentPool(),
             PROBLEMS,
-            tokenizer=tokenizer,
-            samples=4,
-            sampling=SAMPLING,
+            PLAN,
             timeout_s=0.01,
         )
 
 
 def test_a_busy_generator_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    generator = ScriptedGenerator(ANSWERS)
+    generator = ScriptedGenerator(ANSWERS, tokenizer)
     generator.submit([Request(0, 0, [1], 0, SAMPLING)])
     with pytest.raises(ValueError, match="in flight"):
         evaluate(
             generator,
             VerifierStub(),
             PROBLEMS,
-            tokenizer=tokenizer,
-            samples=4,
-            sampling=SAMPLING,
+            PLAN,
         )
 
 
 def test_with_the_real_verifier(tokenizer: PreTrainedTokenizerBase) -> None:
     with VerifierPool(VerifierConfig(), l_max=8, l_cache=2) as pool:
         result = evaluate(
-            ScriptedGenerator(ANSWERS),
+            ScriptedGenerator(ANSWERS, tokenizer),
             pool,
             PROBLEMS,
-            tokenizer=tokenizer,
-            samples=4,
-            sampling=SAMPLING,
+            PLAN,
         )
     assert result.pass_at_1 == mean_interval([3 / 4, 1 / 4, 0], 4)
     assert result.format_rate == pytest.approx(7 / 12)
@@ -213,9 +204,7 @@ def test_with_a_real_generator(tokenizer: PreTrainedTokenizerBase, tmp_path: Pat
             generator,
             VerifierStub(),
             PROBLEMS,
-            tokenizer=tokenizer,
-            samples=4,
-            sampling=SAMPLING,
+            PLAN,
             write_to=file,
         )
         assert result.mean_completion_tokens > 1

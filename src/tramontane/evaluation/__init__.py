@@ -1,7 +1,8 @@
-"""Completions → numbers: pass@1, pass@k and maj@k, with 95 % intervals clustered by problem."""
+"""Evaluation: pass@1, pass@k and maj@k, with 95 % intervals clustered by problem."""
 
 from tramontane.evaluation.evaluate import (
     EvaluationResult,
+    SamplingPlan,
     Slice,
     evaluate,
     summarize,
@@ -12,6 +13,7 @@ from tramontane.evaluation.metrics import Estimate, maj_at_k, mean_interval, pas
 __all__ = [
     "Estimate",
     "EvaluationResult",
+    "SamplingPlan",
     "Slice",
     "evaluate",
     "maj_at_k",

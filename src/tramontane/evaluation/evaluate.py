@@ -1,6 +1,6 @@
-"""Measure a model: sample every problem several times, grade, and count.
+"""Measure a model: sample every problem several times, grade the completions, and count.
 
-The same code serves `tramontane eval` and the before/after measurement of a training run.
+`tramontane eval` and the measurements before and after a training run use the same code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ from tramontane.verifier.format import CLOSE, OPEN
 from tramontane.verifier.math.normalize import vote
 
 Row = dict[str, Any]
+VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 
 
 class Sampler(Protocol):
     """The part of a generator that evaluation needs."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
 
     def submit(self, requests: list[Request]) -> None: ...
 
@@ -50,8 +54,25 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True)
+class SamplingPlan:
+    """How each problem is sampled.
+
+    Args:
+        samples: completions of each problem.
+        sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
+        seed: with a problem's id and the sample's number, decides each completion's randomness.
+        system_prompt: as in `data.prompts.render_prompt`.
+    """
+
+    samples: int
+    sampling: SamplingParams
+    seed: int = 0
+    system_prompt: str | None = None
+
+
+@dataclass(frozen=True)
 class Slice:
-    """The problems of one language, or of one difficulty."""
+    """Figures of the problems of one language, or of one difficulty."""
 
     n_problems: int
     pass_at_1: Estimate
@@ -62,11 +83,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What a model does on a set of problems; see docs/evaluation.md for every definition.
+    """Figures of a model on a set of problems; docs/evaluation.md has every definition.
 
     Args:
-        n_problems, samples: the evaluation's size.
-        pass_at_1: the chance that one completion is right.
+        n_problems, samples: the number of problems, and of completions of each.
+        pass_at_1: probability that one completion is right.
         pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over maths problems
             only, and empty without them.
         format_rate: share of completions that are not malformed.
@@ -74,8 +95,8 @@ class EvaluationResult:
         mean_thinking_tokens: tokens of the thoughts' text, tags excluded, over all completions.
         mean_completion_tokens: generated tokens, EOS included.
         length_limited_rate: share of completions cut at `max_tokens`.
-        unscorable_rate: share of completions without a judgement; they count as not right.
-        by_language, by_difficulty: `unknown` holds the problems that do not say.
+        unscorable_rate: share of completions that could not be judged; they count as not right.
+        by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
     """
 
     n_problems: int
@@ -101,47 +122,42 @@ def evaluate(
     generator: Sampler,
     pool: Scorer,
     problems: Sequence[Problem],
+    plan: SamplingPlan,
     *,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: int,
-    sampling: SamplingParams,
-    seed: int = 0,
-    system_prompt: str | None = None,
     write_to: str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    timeout_s: float | None = None,
+    timeout_s: float = VERDICT_SECONDS,
 ) -> EvaluationResult:
-    """Sample every problem `samples` times, grade, and count. Grading runs beside generation.
+    """Sample every problem, grade the completions, and count. Grading runs beside generation.
+
+    Seven parameters: three workers' inputs, the plan, and three independent options.
 
     Args:
-        generator: idle, and with room for the longest prompt plus `sampling.max_tokens`.
-        pool: grades a problem's completions together.
+        generator: idle, with room for the longest prompt plus `plan.sampling.max_tokens`.
+        pool: grades the completions of a problem together.
         problems: at least one.
-        tokenizer: the generator's.
-        samples: completions of each problem.
-        sampling: how they are drawn; Magistral's evaluations use temperature 0.7.
-        seed: with a problem's id and the sample's number, decides each completion's randomness.
-        system_prompt: as in `data.prompts.render_prompt`.
+        plan: number of completions, how they are drawn, and their seed.
         write_to: JSONL file for every completion, in the order of the problems.
         on_progress: called with (completions graded, completions in all).
-        timeout_s: the longest wait for the next verdicts once everything is generated.
+        timeout_s: longest wait for the next verdicts once everything is generated, in seconds.
 
     Raises:
         ValueError: no problems, or a generator that is not idle.
-        TimeoutError: the pool took longer than `timeout_s`.
+        TimeoutError: no verdict came within `timeout_s`.
     """
     if not problems:
         raise ValueError("no problems to evaluate")
     if generator.pending():
         raise ValueError("the generator has other requests in flight; evaluate when it is idle")
-    run = _Run(problems, samples, pool, tokenizer, write_to, on_progress)
+    tokenizer = generator.tokenizer
+    run = _Run(problems, plan.samples, pool, tokenizer, write_to, on_progress)
     with run:
         generator.submit(
             [
-                Request(i, j, prompt, request_seed(seed, problem, j), sampling)
+                Request(i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
                 for i, problem in enumerate(problems)
-                for prompt in [encode_prompt(tokenizer, problem.problem, system_prompt)]
-                for j in range(samples)
+                for prompt in [encode_prompt(tokenizer, problem.problem, plan.system_prompt)]
+                for j in range(plan.samples)
             ]
         )
         while run.generating:
@@ -154,13 +170,13 @@ def evaluate(
 
 
 def request_seed(seed: int, problem: Problem, index: int) -> int:
-    """A completion's own seed, the same in whatever set its problem stands."""
+    """The seed of a completion: it does not depend on the other problems of the set."""
     text = f"{seed}/{problem.id}/{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
 class _Run:
-    """Where every completion of an evaluation is: being generated, graded, or a finished row."""
+    """The completions of an evaluation: being generated, being graded, or finished rows."""
 
     def __init__(
         self,
@@ -191,11 +207,11 @@ class _Run:
 
     @property
     def grading(self) -> int:
-        """Problems that wait for their verdicts."""
+        """Number of problems whose verdicts are still to come."""
         return len(self._futures)
 
     def take(self, completions: Iterable[Completion]) -> None:
-        """Hand a problem's completions to the pool once all of them are there."""
+        """Hand a problem's completions to the pool once all of them have ended."""
         for completion in completions:
             self.generating -= 1
             group = self._groups[completion.group]
@@ -207,12 +223,16 @@ class _Run:
                 self._futures[future] = completion.group
 
     def collect(self, timeout_s: float | None) -> bool:
-        """Take what verdicts there are, waiting up to `timeout_s` for the first; was there any?"""
+        """Take the verdicts that are ready, after waiting up to `timeout_s` for the first.
+
+        Returns:
+            True if any verdict was ready.
+        """
         done, _ = wait(self._futures, timeout_s, FIRST_COMPLETED)
         for future in done:
             self._graded[self._futures.pop(future)] = future.result()
             self._done += self.samples
-        # Verdicts arrive in any order; rows leave in that of the problems.
+        # Verdicts arrive in any order; rows are written in the order of the problems.
         while (i := len(self.rows) // self.samples) in self._graded:
             new = _rows(i, self.problems[i], self._groups.pop(i), self._graded.pop(i))
             thoughts = [thinking_text(row["text"]) for row in new]
@@ -254,10 +274,10 @@ def _rows(
 
 
 def thinking_text(text: str) -> str:
-    """The thoughts of a response: what stands between the tags.
+    """The text between the thinking tags of a response.
 
-    A missing opening tag counts as standing at the start (some chat templates write it into the
-    prompt), a missing closing tag at the end; without either there are no thoughts.
+    A missing opening tag is assumed at the start (some chat templates write it into the prompt), a
+    missing closing tag at the end. Without either tag there are no thoughts.
     """
     if OPEN not in text and CLOSE not in text:
         return ""
@@ -267,7 +287,7 @@ def thinking_text(text: str) -> str:
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:
-    """All the figures, from the rows that `evaluate` writes (an equal number per `group`).
+    """Compute all figures from the rows that `evaluate` writes (the same number per `group`).
 
     Raises:
         ValueError: no rows.
@@ -327,5 +347,5 @@ def _slice(problems: list[list[Row]]) -> Slice:
     )
 
 
-def _rate(rows: Sequence[Row], of: Callable[[Row], float]) -> float:
-    return sum(of(row) for row in rows) / len(rows)
+def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
+    return sum(figure(row) for row in rows) / len(rows)

@@ -1,7 +1,7 @@
 """pass@1, pass@k and maj@k with 95 % intervals, from counts alone.
 
-Samples of one problem are not independent, so every interval is clustered: the problem is the
-unit, and what varies is a problem's own rate (Miller 2024, arXiv 2411.00640).
+Samples of one problem are not independent, so every interval is clustered: each problem counts as
+one observation, its own rate (Miller 2024, arXiv 2411.00640).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Estimate:
 def mean_interval(values: Sequence[float] | np.ndarray, samples: int = 1) -> Estimate:
     """The mean of per-problem values, with a Wilson interval at an effective sample size.
 
-    With m problems whose values have mean p and variance s², the mean's variance is s²/m, which
-    is what m_eff = p(1 − p)·m/s² independent trials would have. m_eff is at most m · samples, and
-    m where all problems agree, so that the interval never closes to a point. The normal quantile
-    gives way to Student's with m − 1 degrees of freedom, since s² is itself estimated.
+    With m problems whose values have mean p and variance s², the variance of the mean is s²/m, the
+    same as that of m_eff = p(1 − p)·m/s² independent trials. m_eff is at most m · samples, and m
+    if all problems agree, so that the interval never closes to a point. Since s² is itself
+    estimated, the quantile is Student's with m − 1 degrees of freedom instead of the normal one.
 
     Args:
         values: one for each problem, in [0, 1], e.g. the share of its samples that are right.
-        samples: how many samples each value was made from.
+        samples: number of samples behind each value.
 
     Raises:
         ValueError: no problems at all.
@@ -100,13 +100,14 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int, seed: int = 0) -> float:
     """P(the most frequent answer among k of a problem's n samples is right).
 
-    Samples vote with their answer, `None` abstains; among equally frequent answers the one seen
-    first wins; where nobody votes the result is wrong. For k < n this is the mean over all subsets
-    of k samples, or over MAX_SUBSETS seeded ones where there are more.
+    Samples vote with their answer, `None` abstains. Among equally frequent answers the first seen
+    wins; without any vote the result is wrong. For k < n this is the mean over all subsets of k
+    samples, or over MAX_SUBSETS seeded subsets if there are more.
 
     Args:
-        votes: each sample's answer, spelt alike where equal.
-        right: whether each sample was judged right; an answer is right if any sample with it is.
+        votes: each sample's answer; equal answers have equal spelling.
+        right: True for each sample that was judged right; an answer is right if any of its samples
+            is.
         k: within 1…n.
         seed: chooses the subsets.
 
@@ -122,8 +123,8 @@ def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int, seed: i
 
 
 def majority(votes: Sequence[str | None]) -> str | None:
-    """The most frequent vote, the first seen among equals; None where all abstain."""
-    # Counter keeps the order of first sight, and most_common(1) the first of equals.
+    """The most frequent vote, the first seen among equals; None if all abstain."""
+    # Counter keeps the order of first occurrence, and most_common(1) the first of equals.
     counts = Counter(vote for vote in votes if vote is not None)
     return counts.most_common(1)[0][0] if counts else None
 
@@ -134,7 +135,7 @@ def powers_of_two(n: int) -> list[int]:
 
 
 def _subsets(n: int, k: int, seed: int) -> Iterator[tuple[int, ...]]:
-    """In increasing order each, so that who is seen first is who was sampled first."""
+    """Subsets of k of n indices, each in increasing order: the first seen is the first sampled."""
     if math.comb(n, k) <= MAX_SUBSETS:
         return combinations(range(n), k)
     rng = Random(f"{seed}/{n}/{k}")

@@ -1,4 +1,4 @@
-"""Grade recorded responses: a JSONL file in, a JSONL file out, by the code that training uses."""
+"""Grade recorded responses with the code that training uses: a JSONL file in, a JSONL file out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ WINDOW = 256  # rows being graded at once
 
 @dataclass
 class ScoreSummary:
-    """What `score_file` did: verdicts by outcome, reasons of unscorable ones, unreadable rows."""
+    """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
+    a message for each row that could not be read."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unscorable: Counter[str] = field(default_factory=Counter)
@@ -37,7 +38,7 @@ class ScoreSummary:
 
     @property
     def mean_reward(self) -> float:
-        """Over what could be scored."""
+        """Mean over the rows that could be scored."""
         return self.reward / max(self.scored - self.outcomes["unscorable"], 1)
 
 
@@ -55,11 +56,11 @@ def score_file(
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
             `language` (ISO 639-1) and `response_tokens`.
-        out: where rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` go, each as
-            soon as it is graded and all before it are; a file that is there is replaced.
-        config: limits and weights; `workers` not set means a worker a core.
-        l_max: the length penalty's upper end in tokens; without it there is no penalty.
-        l_cache: how far below `l_max` the penalty starts.
+        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds`. Each is
+            written as soon as all rows before it are graded; an existing file is replaced.
+        config: limits and weights; `workers`, if not set, is the number of cores.
+        l_max: upper end of the length penalty, in tokens; None turns the penalty off.
+        l_cache: tokens below `l_max` at which the penalty starts.
         progress: called with (rows done, rows in all).
 
     A row that cannot be read is listed in `bad_rows` with its line, and does not stop the rest.
@@ -69,17 +70,7 @@ def score_file(
             custom reward that cannot be imported; before anything is graded.
     """
     path = Path(path)
-    if not path.is_file():
-        raise InputError(f"{path}: no such file")
-    if out is not None and not Path(out).parent.is_dir():
-        raise InputError(f"{out}: there is no folder {Path(out).parent}")
-    if out is not None and Path(out).resolve() == path.resolve():
-        raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
-    if out is not None and (Path(out).is_dir() or Path(out).suffix == ".gz"):
-        raise InputError(f"{out}: the verdicts are plain JSONL; name a file that ends so")
-    total = sum(1 for _ in row_lines(path))
-    if not total:
-        raise InputError(f"{path}: there are no rows in it")
+    total = _check_files(path, out)
     config = config or VerifierConfig()
     if "workers" not in config.model_fields_set:
         config = config.model_copy(update={"workers": os.cpu_count() or 1})
@@ -87,7 +78,8 @@ def score_file(
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
     with (
         VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
-        # By lines: who is killed leaves whole rows. Half a surrogate pair becomes a JSON escape.
+        # Line by line: a command that is killed leaves whole rows. Half a surrogate pair becomes a
+        # JSON escape.
         open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
     ):
 
@@ -110,13 +102,29 @@ def score_file(
     return summary
 
 
+def _check_files(path: Path, out: str | Path | None) -> int:
+    """Refuse files that cannot be read or written; returns the number of rows."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if out is not None and not Path(out).parent.is_dir():
+        raise InputError(f"{out}: there is no folder {Path(out).parent}")
+    if out is not None and Path(out).resolve() == path.resolve():
+        raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
+    if out is not None and (Path(out).is_dir() or Path(out).suffix == ".gz"):
+        raise InputError(f"{out}: the verdicts are plain JSONL; name a file that ends so")
+    total = sum(1 for _ in row_lines(path))
+    if not total:
+        raise InputError(f"{path}: there are no rows in it")
+    return total
+
+
 def row_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines, for `parse_object`, which says so of those that are not UTF-8."""
+    """Numbered lines; bytes that are not UTF-8 pass, so that `parse_object` can report them."""
     return read_lines(str(path), path, errors="surrogateescape")
 
 
 def parse_object(line: str) -> dict[str, Any]:
-    """One line of JSONL.
+    """Parse one line of JSONL.
 
     Raises:
         InputError: not UTF-8, not JSON, or not an object.
@@ -134,7 +142,7 @@ def parse_object(line: str) -> dict[str, Any]:
 
 
 def parse_row(line: str) -> tuple[Problem, str, int]:
-    """One line of input: its problem, the response, and the response's length in tokens.
+    """Parse one line of input into its problem, the response, and the response's tokens.
 
     Raises:
         InputError: not UTF-8, not JSON, or a field that is missing or of the wrong type.
@@ -159,7 +167,7 @@ def parse_row(line: str) -> tuple[Problem, str, int]:
     language = row.get("language")
     if not isinstance(language, str | None):
         raise InputError("language is of the wrong type (needed: str)")
-    # Code rows name the programming language there: the tests and the fence say that already.
+    # The `language` of a code row is its programming language; tests and fence tell that already.
     spoken = language.lower() if language and len(language) == 2 else None
     tokens = 0 if row.get("response_tokens") is None else row["response_tokens"]
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from tramontane.evaluation import EvaluationResult, evaluate, summarize
+from tramontane.evaluation import EvaluationResult, SamplingPlan, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.placement import Limit
 from tramontane.run.folder import read_log
@@ -35,6 +35,8 @@ def measure(
         return summarize(list(read_log(rows_file)))
     # Always at the sizes of the last stage: `before` and `after` must be comparable.
     sizes, settings = prepared.stages[-1].pipeline, config.evaluation
+    sampling = SamplingParams(sizes.l_max, settings.temperature, settings.top_p)
+    plan = SamplingPlan(settings.samples, sampling, config.seed, config.data.system_prompt)
     max_len = prepared.max_prompt + sizes.l_max
     generator = Generator.load(str(model), config.generator, sizes.n_async, max_len)
     with folder.room_for(unfinished):
@@ -42,11 +44,7 @@ def measure(
             generator,
             verifiers,
             prepared.held_out,
-            tokenizer=prepared.tokenizer,
-            samples=settings.samples,
-            sampling=SamplingParams(sizes.l_max, settings.temperature, settings.top_p),
-            seed=config.seed,
-            system_prompt=config.data.system_prompt,
+            plan,
             write_to=unfinished,
             on_progress=partial(session.screen.phase, f"evaluation {name}"),
             timeout_s=Limit.of(config.timeouts, "verification", "start").seconds,
