@@ -85,11 +85,11 @@ def train(
     Raises:
         InputError: before any work is done.
     """
+    folder, settings = _open(config, overrides, resume)  # its errors need no torch
     from tramontane.run.display import LiveDisplay
     from tramontane.run.screen import QuietScreen
     from tramontane.run.train import train as run
 
-    folder, settings = _open(config, overrides, resume)
     screen = screen or (QuietScreen() if quiet else LiveDisplay())
     try:
         return run(settings, screen, folder, report=report, on_update=on_update)
@@ -108,9 +108,10 @@ def dry_run(
     Raises:
         InputError: as `train`.
     """
+    settings = _open(config, overrides, resume)[1]
     from tramontane.run.prepare import prepare, sizes
 
-    return sizes(prepare(_open(config, overrides, resume)[1]))
+    return sizes(prepare(settings))
 
 
 def doctor() -> list[Finding]:

@@ -1,7 +1,7 @@
-"""Whether a checkpoint is what was written: a manifest of its files' sizes and checksums.
+"""Integrity of checkpoints: a manifest of the sizes and checksums of all files.
 
-A checkpoint that was cut in half or damaged, by a crash of the machine, a full disk or a copy that
-broke off, is found before anything is read from it.
+A checkpoint that was cut short or damaged, by a crash of the machine, a full disk or an incomplete
+copy, is found before anything is read from it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def crc32(path: Path) -> int:
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of all that lies in a checkpoint's folder.
+    """Write the manifest of all files in a checkpoint's folder.
 
-    The files of the trainer's state have checksums already, computed by the ranks that wrote them
-    (`trainer/state.py`), and are not read again.
+    The ranks that wrote the trainer's state have already computed checksums of its files
+    (`trainer/state.py`), which are not read again.
     """
-    known = _by_ranks(folder)
+    known = _rank_checksums(folder)
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     entries = {str(path.relative_to(folder)): path for path in files}
     manifest = {
@@ -39,13 +39,13 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+    """Describe the first damage found in a checkpoint; None if it is whole."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{MANIFEST}: {error}"
     paths = {name: folder / name for name in manifest}
-    # Sizes first: they cost nothing and tell of what was cut.
+    # Sizes first: they cost nothing and reveal files that were cut short.
     for name, path in paths.items():
         if not path.is_file():
             return f"{name} is missing"
@@ -57,7 +57,7 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def _by_ranks(folder: Path) -> dict[str, str]:
+def _rank_checksums(folder: Path) -> dict[str, str]:
     lists = (folder / "trainer").glob("checksums_*")
     lines = [line for path in lists for line in path.read_text(encoding="utf-8").splitlines()]
     return {f"trainer/{name}": crc for crc, _, name in (line.partition(" ") for line in lines)}

@@ -1,13 +1,13 @@
-"""A run is a folder: config, metrics, rollouts, checkpoints, report; nothing else is the run.
+"""The folder of a run, which holds everything about it.
 
-config.yaml              resolved
-metrics.jsonl            a line per update
-rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before
+config.yaml              with every default filled in
+metrics.jsonl            one line per update
+rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before it
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
-problems.jsonl           each problem's record, of a finite source, at the last checkpoint
+problems.jsonl           record of each problem of a finite source, at the last checkpoint
 summary.json report.html at the end
-events.log               stages that began, workers that were lost, checkpoints that were damaged
-workers.jsonl            which process is which worker, and what weights generators sampled under
+events.log               stages that began, lost workers, damaged checkpoints
+workers.jsonl            process of each worker, weights that each generator sampled with
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ logger = logging.getLogger("tramontane")
 class RunFolder:
     """Paths and files of one run.
 
-    Files and checkpoints are written beside their place and renamed: complete or absent. Only
-    logs grow line by line; `read_log` and `rewind` forget a last line that was cut short.
+    Files and checkpoints are written under a temporary name and renamed: they are complete or
+    absent. Only logs grow line by line; `read_log` and `rewind` ignore a last line that was cut
+    short.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,10 +50,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """A new folder: `run_dir`, or `runs/NAME`, with a number added where that exists.
+        """Make a new folder: `run_dir`, or `runs/NAME` with a number added if that exists.
 
         Raises:
-            InputError: `run_dir` is given and holds something already.
+            InputError: `run_dir` is not empty, or a file.
         """
         if config.run_dir is not None:
             path = Path(config.run_dir)
@@ -77,7 +78,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
-        """An existing run and its config.
+        """Open an existing run and load its config.
 
         Raises:
             InputError: not a run folder.
@@ -96,9 +97,12 @@ class RunFolder:
         self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
     def log_worker(self, worker: str, **facts: Any) -> None:
-        """What a worker is or does, for programs: its `process` once that has started, each
-        `version` of the weights that a generator begins to sample under, and what the one that
-        takes its place `continues`: [group, index, tokens] each."""
+        """Add facts about a worker to `workers.jsonl`, for programs to read.
+
+        The facts are its `process` once that has started, each `version` of the weights that a
+        generator begins to sample with, and the requests that a replacement `continues`: a list of
+        [group, index, tokens].
+        """
         row = {"time": round(time.time(), 3), "worker": worker} | facts
         self._append("workers.jsonl", json.dumps(row))
 
@@ -106,7 +110,7 @@ class RunFolder:
         self._append("evaluations.jsonl", json.dumps(figures))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The line of each update; a last one that was cut short does not count.
+        """The line of each update, without a last line that was cut short.
 
         Raises:
             InputError: a line before it is broken.
@@ -124,14 +128,14 @@ class RunFolder:
         return self._write(name, json.dumps(value, indent=indent) + "\n")
 
     def checkpoint_dir(self, update: int) -> Path:
-        """An empty folder to write a checkpoint into; `commit_checkpoint` makes it count."""
+        """Make an empty folder to write a checkpoint into, for `commit_checkpoint`."""
         partial = self.checkpoints / f"step_{update}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         return partial
 
     def commit_checkpoint(self, partial: Path, keep: int) -> Path:
-        """Seal, flush to disk, rename into place, and drop all but the newest `keep`."""
+        """Seal a checkpoint, flush it to disk, rename it, and delete all but the newest `keep`."""
         seal(partial)
         for file in [*partial.rglob("*"), self.metrics_file]:
             if file.is_file():
@@ -148,37 +152,37 @@ class RunFolder:
             shutil.rmtree(old)
         return final
 
-    def whole_checkpoint(self, say: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint that is what was written; None where none was ever taken.
+    def whole_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
+        """Find the newest undamaged checkpoint; None if none was ever taken.
 
-        Damaged ones are set aside, as `step_N.damaged`, and said.
+        Damaged checkpoints are renamed to `step_N.damaged`, and `warn` is called for each.
 
         Raises:
-            InputError: all are damaged.
+            InputError: all checkpoints are damaged.
         """
-        for old in self.checkpoints.glob("step_*.old"):  # it was just being replaced
+        for old in self.checkpoints.glob("step_*.old"):  # a crash interrupted its replacement
             if not old.with_suffix("").exists():
                 old.rename(old.with_suffix(""))
         found = []
         for folder in reversed(self._committed()):
-            if (why := damage(folder)) is None:
+            if (reason := damage(folder)) is None:
                 return folder
-            found.append(f"{folder.name} ({why})")
+            found.append(f"{folder.name} ({reason})")
             aside = folder.with_suffix(".damaged")
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)
-            say(f"damaged checkpoint, set aside: {folder}: {why}")
+            warn(f"damaged checkpoint, set aside: {folder}: {reason}")
         if found:
             raise InputError(
                 f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
-                f"step_N.damaged. Bring one back from a copy, or start a new run"
+                f"step_N.damaged. Restore one from a copy, or start a new run"
             )
         return None
 
     def rewind(self, update: int) -> None:
-        """Forget what was written after `update`: a resumed run writes it again.
+        """Delete everything that was written after `update`: a resumed run writes it again.
 
-        A last metrics line that a crash cut short goes too, and so do unfinished checkpoints.
+        Unfinished checkpoints and a last metrics line that a crash cut short are deleted too.
 
         Raises:
             InputError: a line before the last is broken.
@@ -199,7 +203,7 @@ class RunFolder:
 
     @contextmanager
     def room_for(self, path: Path) -> Iterator[None]:
-        """Around whatever writes `path`.
+        """Explain a full disk: errors of this block that come from it become an `InputError`.
 
         Raises:
             InputError: the disk is full, or a quota or a limit on file sizes is reached.
@@ -207,10 +211,11 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if (why := _no_room(error)) is None:
+            if (reason := _no_room(error)) is None:
                 raise
             raise InputError(
-                f"{path}: {why}; make room, then go on with: tramontane train --resume {self.path}"
+                f"{path}: {reason}; make room, then continue with: "
+                f"tramontane train --resume {self.path}"
             ) from error
 
     def _append(self, name: str, line: str) -> None:
@@ -219,7 +224,7 @@ class RunFolder:
             file.write(line + "\n")
 
     def _write(self, name: str, text: str) -> Path:
-        """Beside its place, and then renamed: complete or absent."""
+        """Write a file under a temporary name and rename it: it is complete or absent."""
         path = self.path / name
         partial = path.with_name(path.name + ".partial")
         with self.room_for(path):
@@ -236,24 +241,24 @@ class RunFolder:
 
 
 def _update_of(when: str) -> float:
-    """Where in a run a measurement belongs: `before`, `update_N`, `after`."""
+    """The update after which a measurement was taken: `before`, `update_N` or `after`."""
     ends = {"before": 0.0, "after": math.inf}
     return ends[when] if when in ends else int(when.removeprefix("update_"))
 
 
 def _no_room(error: Exception) -> str | None:
-    """Why nothing more could be written; None where that was not the reason."""
-    # Safetensors and torch raise errors of their own, so what counts is what they say.
+    """The system's message if an error comes from a full disk or a quota; None otherwise."""
+    # Safetensors and torch raise their own types of error, so the message must decide.
     for reason in map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
         if reason in str(error):
             return reason
-    if "unexpected pos" in str(error):  # torch, of a write that fell short
+    if "unexpected pos" in str(error):  # torch's message for a write that fell short
         return os.strerror(errno.ENOSPC)
     return None
 
 
 def read_log(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log (JSONL), without a last one that was cut short when its run died.
+    """Read the rows of a log (JSONL), without a last row that was cut short when its run died.
 
     Raises:
         InputError: a line before the last is broken.
@@ -264,11 +269,11 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"a {type(row).__name__}")
-        except ValueError as error:  # also what is not UTF-8
+        except ValueError as error:  # text that is not UTF-8 included
             if number == len(lines) and not line.endswith(b"\n"):
                 return
             raise InputError(
-                f"{file}:{number}: not a JSON object ({error}); mend this line, or bring the file "
-                f"back from a copy"
+                f"{file}:{number}: not a JSON object ({error}); mend this line, or restore the "
+                f"file from a copy"
             ) from None
         yield row

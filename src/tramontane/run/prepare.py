@@ -1,4 +1,4 @@
-"""All that a run needs, loaded and checked before any work is done, and what its sizes come to."""
+"""Preparation of a run: its input is loaded and checked before any work, and its sizes computed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,23 @@ from tramontane.types import Problem
 from tramontane.verifier import custom
 
 PROBE_PROMPTS = 8
-SAMPLE, ENDLESS_PROMPT = 256, 256
+SAMPLE = 256  # problems of an endless source whose prompts are measured
+ENDLESS_PROMPT = 256  # tokens at least that prompts of an endless source may have
 
 
 @dataclass
 class Prepared:
-    """What is known once everything that a user may have got wrong has been looked at."""
+    """A config whose input has been loaded and checked.
+
+    Args:
+        config: the run's config.
+        tokenizer: of the base model.
+        stages: the config of each stage; a run without stages has one.
+        problems: the training problems.
+        held_out: problems that evaluations use.
+        max_prompt: tokens of the longest prompt.
+        probes: prompts for the parity check, as token ids.
+    """
 
     config: Config
     tokenizer: PreTrainedTokenizerBase
@@ -45,36 +56,18 @@ def prepare(config: Config) -> Prepared:
     """Load and check all input, before any work is done.
 
     Raises:
-        InputError: whatever is wrong with model, data or sizes.
+        InputError: the model, the data or the sizes are wrong.
     """
+    _check_machine(config)
     data, stages = config.data, config.by_stage()
-    check(config)
-    if config.placement.kind == "thread":  # this machine, not one of a cluster's
-        loading.check_device(config.generator.device, "generator.device")
-        loading.check_device(config.trainer.device, "trainer.device")
-    if config.trainer.compile:
-        compiling.check(config.trainer.device)
-    custom.check(config.verifier.reward.custom)
     tokenizer = loading.load_tokenizer(config.model)
-    context = loading.context_length(loading.load_config(config.model))
-    problems = Curriculum(stages)
-    held_out = []
-    if data.eval is not None:
-        held_out = load_problems(
-            data.eval, data, split="test", limit=config.evaluation.problems, seed=config.seed
-        )
-    endless = any(stream.problems is None for stream in problems.streams)
-    start = problems.state()
-    train = [
-        problem
-        for stream in problems.streams
-        for problem in stream.problems or [stream.next() for _ in range(SAMPLE)]
-    ]
-    problems.load_state(start)
+    problems, held_out = Curriculum(stages), _held_out(config)
+    train = _first_problems(problems)
     l_max, key = max(
-        (at.pipeline.l_max, f"stages.{number}.l_max" if config.stages else "pipeline.l_max")
-        for number, at in enumerate(stages)
+        (stage.pipeline.l_max, f"stages.{number}.l_max" if config.stages else "pipeline.l_max")
+        for number, stage in enumerate(stages)
     )
+    context = loading.context_length(loading.load_config(config.model))
     longest = check_prompt_length(
         tokenizer,
         [*train, *held_out],
@@ -85,7 +78,7 @@ def prepare(config: Config) -> Prepared:
     )
     if data.max_prompt_tokens is not None:
         longest = data.max_prompt_tokens
-    elif endless:
+    elif any(stream.problems is None for stream in problems.streams):
         longest = max(ENDLESS_PROMPT, longest)
     if context is not None and longest + l_max > context:
         raise InputError(
@@ -99,6 +92,39 @@ def prepare(config: Config) -> Prepared:
     prepared = Prepared(config, tokenizer, stages, problems, held_out, longest, probes)
     _check_memory(prepared)
     return prepared
+
+
+def _check_machine(config: Config) -> None:
+    """Refuse devices and libraries that this machine lacks."""
+    check(config)
+    if config.placement.kind == "thread":  # on a cluster, workers run on other machines
+        loading.check_device(config.generator.device, "generator.device")
+        loading.check_device(config.trainer.device, "trainer.device")
+    if config.trainer.compile:
+        compiling.check(config.trainer.device)
+    custom.check(config.verifier.reward.custom)
+
+
+def _held_out(config: Config) -> list[Problem]:
+    """The problems of `data.eval`."""
+    data = config.data
+    if data.eval is None:
+        return []
+    return load_problems(
+        data.eval, data, split="test", limit=config.evaluation.problems, seed=config.seed
+    )
+
+
+def _first_problems(problems: Curriculum) -> list[Problem]:
+    """All problems of the finite sources, and the first SAMPLE of each endless one."""
+    start = problems.state()
+    found = [
+        problem
+        for stream in problems.streams
+        for problem in stream.problems or [stream.next() for _ in range(SAMPLE)]
+    ]
+    problems.load_state(start)
+    return found
 
 
 @dataclass(frozen=True)
@@ -169,7 +195,7 @@ def _until(until: Until | None, config: Config) -> str:
 
 
 def _bytes_per_token(config: Config) -> int:
-    """Of keys and values, of all layers."""
+    """Bytes of keys and values of one token, over all layers."""
     model = loading.load_config(config.model)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
@@ -178,7 +204,7 @@ def _bytes_per_token(config: Config) -> int:
 
 
 def _cache_bytes(prepared: Prepared, stage: Config) -> int:
-    """That the slots of all generators take at most in a stage."""
+    """The most that keys and values of all generators' slots take in a stage."""
     config, longest = stage.generator, prepared.max_prompt + stage.pipeline.l_max
     slab = config.cuda_graphs and config.device.startswith("cuda")
     most = slots(stage) * longest if slab else max_positions(slots(stage), longest)
