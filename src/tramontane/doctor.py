@@ -1,4 +1,4 @@
-"""What of this machine tramontane can use, and how to mend what is missing."""
+"""Examination of the machine: the parts that tramontane can use, and how to mend missing ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 State = Literal["ok", "missing", "optional"]
 
 
-TOOL_SECONDS = 60.0  # for a tool that is asked for its version
+TOOL_SECONDS = 60.0  # limit for `TOOL --version`
 
 
 class Finding(NamedTuple):
-    """One line of the report; `optional`: absent, and nothing breaks without it."""
+    """One line of the report; `optional` is an absent part that nothing else needs."""
 
     name: str
     state: State
@@ -25,7 +25,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Look at everything once; nothing is changed but the sandbox's small trial program run."""
+    """Examine everything once; nothing is changed, and the sandbox runs one small program."""
     return [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         *_devices(),
@@ -67,7 +67,7 @@ _MEND = {
 def _sandbox() -> list[Finding]:
     from tramontane.verifier.code import sandbox
 
-    with warnings.catch_warnings():  # said below, at length
+    with warnings.catch_warnings():  # the finding below says the same at length
         warnings.simplefilter("ignore", RuntimeWarning)
         used = sandbox.probe()
     found = [Finding("sandbox", "ok", used)]
@@ -85,10 +85,10 @@ def _sandbox() -> list[Finding]:
 def _tool(name: str, mend: str) -> Finding:
     if shutil.which(name) is None:
         return Finding(name, "missing", "not found", mend)
-    said = subprocess.run(
+    answer = subprocess.run(
         [name, "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
     ).stdout
-    return Finding(name, "ok", said.splitlines()[0] if said else "works")
+    return Finding(name, "ok", answer.splitlines()[0] if answer else "works")
 
 
 def _package(name: str, mend: str) -> Finding:

@@ -1,5 +1,5 @@
-"""The one exception for what a user can mend: a config, a file, a model, an environment."""
+"""The exception for errors that a user can mend: in a config, a file, a model, an environment."""
 
 
 class InputError(Exception):
-    """Something given from outside is wrong; the message names it and the remedy."""
+    """An input is wrong; the message names the input and the remedy."""

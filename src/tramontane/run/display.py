@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live page on a terminal, short plain lines elsewhere."""
+"""Display of a run's progress: a live page on a terminal, short plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tramontane.types import Outcome
 
 Metrics: TypeAlias = Mapping[str, Any]
 
-WIDTH = 100  # of the live page at most
-PLAIN_WIDTH = 140  # of a plain line at most
+WIDTH = 100  # columns of the live page, at most
+PLAIN_WIDTH = 140  # columns of a plain line, at most
 HISTORY = 24  # updates in a sparkline
-REFRESHES_PER_SECOND = 2  # a frame costs some 10 ms of a core that the workers want
+REFRESHES_PER_SECOND = 2  # a frame takes some 10 ms of a core that the workers use
 SAMPLE_LINES = 6
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -51,7 +51,7 @@ def clock(seconds: float) -> str:
 
 
 def sparkline(values: list[float]) -> str:
-    """The course of the values, scaled to their own range."""
+    """A line of block characters for the values, scaled to their range."""
     low, high = min(values), max(values)
     if high - low < 1e-9:
         return BLOCKS[0] * len(values)
@@ -59,11 +59,11 @@ def sparkline(values: list[float]) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text that cannot steer the terminal: what a model writes may hold escape sequences."""
+    """Replace control characters: the text of a model may contain escape sequences."""
     return "".join(c if c.isprintable() or c in keep else "·" for c in text)
 
 
-# (label, key, how to show it, is it a part of the row above)
+# (label, metrics key, formatter, True if indented as a part of the row above)
 _LEARNING: list[tuple[str, str, Callable[[float], str], bool]] = [
     ("reward", "reward", number, False),
     ("correctness", "reward_correctness", number, True),
@@ -90,12 +90,13 @@ _MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
 
 
 class LiveDisplay:
-    """Shows a run. On a terminal a page that renews itself, elsewhere a plain line per update.
+    """Shows a run: on a terminal as a page that refreshes itself, elsewhere as a line per update.
 
-    Methods may be called from any thread. Metrics may lack any key: what is absent is not shown.
+    Methods may be called from any thread. Metrics may lack any key; figures that are absent are not
+    shown.
 
     Args:
-        console: where to; standard output by default.
+        console: the output; standard output by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -107,7 +108,7 @@ class LiveDisplay:
         self._total = 0
         self._started = self._phase_started = time.monotonic()
         self._phase, self._done, self._of = "starting", 0, 0
-        self._first = 0  # what was done already when the phase began (a resumed run)
+        self._first = 0  # units done before the phase began (in a resumed run)
         self._metrics: dict[str, Any] = {}
         self._history: dict[str, deque[float]] = {}
         self._status: dict[str, Any] = {}
@@ -125,7 +126,7 @@ class LiveDisplay:
         self.close()
 
     def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None:
-        """Say what is run, print its resolved arithmetic, and open the page."""
+        """Print the title and the resolved sizes of the run, and open the page."""
         self._title, self._total = printable(config_title), total_updates
         self._started = self._phase_started = time.monotonic()
         if not self.live:
@@ -141,23 +142,23 @@ class LiveDisplay:
             get_renderable=self._render,
             console=self.console,
             refresh_per_second=REFRESHES_PER_SECOND,
-            # What is printed meanwhile (warnings) appears above the page.
+            # Warnings that are printed meanwhile appear above the page.
             redirect_stdout=True,
             redirect_stderr=True,
         )
         self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Progress of whatever is going on, e.g. `evaluation before`, in its own units."""
+        """Show the progress of a phase, e.g. `evaluation before`, in units of its own."""
         with self._lock:
             fresh = name != self._phase
             before = 0 if fresh or not self._of else self._done * 4 // self._of
             self._set_phase(name, done, total)
         if not self.live and (fresh or (total and done * 4 // total > before)):
-            self._line(f"{name} {done}/{total}{self._left(', ')}")
+            self._line(f"{name} {done}/{total}{self._remaining(', ')}")
 
     def update(self, metrics: Metrics) -> None:
-        """Take the metrics of one training update (a line of metrics.jsonl)."""
+        """Show the metrics of one update (a line of metrics.jsonl)."""
         with self._lock:
             update = int(metrics["update"])
             stage = f", stage {metrics['stage']}" if metrics.get("stage") else ""
@@ -170,12 +171,12 @@ class LiveDisplay:
             self._line(self._update_line(metrics))
 
     def status(self, values: Mapping[str, Any]) -> None:
-        """Numbers that move faster than updates (in flight, waiting in queues); live page only."""
+        """Show figures that change between updates, such as queues; on the live page only."""
         with self._lock:
             self._status = dict(values)
 
     def warn(self, text: str) -> None:
-        """Something that a user should know, on a line of its own."""
+        """Print something that a user should know on a line of its own."""
         self.console.print(Text(printable(text), style="bold yellow"), soft_wrap=True)
 
     def sample(self, problem: str, text: str, verdict: Outcome) -> None:
@@ -209,7 +210,7 @@ class LiveDisplay:
             self.console.print(Text(f"report: {report_path}"), soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the page's last state on the screen; may be called twice."""
+        """Stop refreshing, with the last page left on the screen; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -223,7 +224,7 @@ class LiveDisplay:
         self.console.print(Text(text), soft_wrap=True)
 
     def _update_line(self, m: Metrics) -> str:
-        fields = [f"update {m['update']}/{self._total}{self._left(', ')}"]
+        fields = [f"update {m['update']}/{self._total}{self._remaining(', ')}"]
         if m.get("stage"):
             fields.append(f"stage {m['stage']}")
         for name, key, show in [
@@ -272,7 +273,7 @@ class LiveDisplay:
             Text(self._phase, style="cyan"),
             ProgressBar(max(1, self._of), self._done, complete_style="cyan"),
             Text(f"{self._done}/{self._of}"),
-            Text(f"{clock(time.monotonic() - self._started)}{self._left(' · ')}", style="dim"),
+            Text(f"{clock(time.monotonic() - self._started)}{self._remaining(' · ')}", style="dim"),
         )
         return row
 
@@ -299,8 +300,8 @@ class LiveDisplay:
         table.add_column(justify="right", no_wrap=True)
         for name, rate, idle, unit in _WORKERS:
             speed = "–" if m.get(rate) is None else f"{m[rate]:,.0f} {unit}"
-            lazy = "" if m.get(idle) is None else f"idle {m[idle]:4.0%}"
-            table.add_row(name, Text(speed, style="bold"), Text(lazy, style="dim"))
+            idle_text = "" if m.get(idle) is None else f"idle {m[idle]:4.0%}"
+            table.add_row(name, Text(speed, style="bold"), Text(idle_text, style="dim"))
         facts = {
             "kept groups": _kept(m),
             "staleness": _known(m, "staleness_mean", "mean {:.2f}"),
@@ -319,8 +320,8 @@ class LiveDisplay:
             self._phase, self._first, self._phase_started = name, done, time.monotonic()
         self._done, self._of = done, total
 
-    def _left(self, before: str) -> str:
-        """Time left in this phase, at its mean speed so far; nothing as long as that is unknown."""
+    def _remaining(self, before: str) -> str:
+        """Remaining time of the phase at its mean speed so far; empty while that is unknown."""
         fresh = self._done - self._first
         if fresh <= 0 or self._done >= self._of:
             return ""
@@ -355,7 +356,7 @@ def _sample_panel(problem: str, text: str, verdict: Outcome) -> Panel:
 
 
 class _Clipped:
-    """The first lines of a text, as the width at hand breaks it."""
+    """The first lines of a text, wrapped at the console's width."""
 
     def __init__(self, text: Text, lines: int) -> None:
         self.text, self.lines = text, lines
@@ -380,7 +381,7 @@ def _known(m: Metrics, key: str, form: str) -> str:
 
 
 def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(measure, before, after, change); a dash where an end was not measured."""
+    """(measure, before, after, change); a dash for a value that was not measured."""
     rows = []
     passed = summary.get("pass_at_1") or {}
     ends = [passed.get("before"), passed.get("after")]

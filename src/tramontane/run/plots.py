@@ -1,4 +1,4 @@
-"""The report's plots, as SVG that takes its colours and font from the page around it."""
+"""The plots of the report, as SVG that uses the colours and the font of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 Metrics = Mapping[str, Any]
 
-# Stand-ins that become CSS variables, so that one picture serves light and dark pages.
+# Placeholder colours, replaced by CSS variables so that a plot fits light and dark pages.
 INK, GRID = "#010203", "#010204"
 SERIES = tuple(f"#0102{i:02x}" for i in range(0xA0, 0xA5))
 _VARIABLES = {INK: "--muted", GRID: "--grid"} | {c: f"--c{i}" for i, c in enumerate(SERIES)}
@@ -44,7 +44,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Lines:
-    """One plot over updates: metrics keys and what they are called."""
+    """One plot over updates: its metrics keys, each with its label."""
 
     title: str
     unit: str
@@ -149,7 +149,7 @@ ASYNCHRONY = [
 
 
 def line_plots(specs: Sequence[Lines], metrics: Sequence[Metrics]) -> list[Plot]:
-    """One plot for each spec that the run has any numbers for."""
+    """One plot for each spec of which the run has any figures."""
     return [
         _finish(spec.title, spec.unit, spec.note, figure)
         for spec in specs
@@ -158,7 +158,7 @@ def line_plots(specs: Sequence[Lines], metrics: Sequence[Metrics]) -> list[Plot]
 
 
 def custom_rewards(metrics: Sequence[Metrics]) -> Lines:
-    """The parts of the reward that are not the paper's, as far as there are colours."""
+    """The custom parts of the reward, as many as there are colours."""
     known = next(s for s in LEARNING if "reward" in s.keys).keys
     names = [k for k in metrics[0] if k.startswith("reward_") and k not in known] if metrics else []
     keys = {key: key.removeprefix("reward_") for key in names[: len(SERIES)]}
@@ -188,7 +188,7 @@ def pass_rate_plot(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> Pl
 
 
 def groups_plot(metrics: Sequence[Metrics]) -> Plot | None:
-    """Groups trained on and groups dropped for want of diversity."""
+    """Groups trained on and groups that were filtered."""
     rows = [m for m in metrics if m.get("groups_kept") is not None]
     if not rows:
         return None
@@ -203,7 +203,7 @@ def groups_plot(metrics: Sequence[Metrics]) -> Plot | None:
 
 
 def staleness_plot(metrics: Sequence[Metrics]) -> Plot | None:
-    """Share of all trained tokens by how many versions old the weights were that sampled them."""
+    """Share of all trained tokens by their staleness in versions."""
     tokens: dict[int, float] = {}
     for m in metrics:
         for age, count in (m.get("staleness_histogram") or {}).items():
@@ -232,7 +232,7 @@ def _lines(spec: Lines, metrics: Sequence[Metrics]) -> Figure | None:
     for key in present:
         rows = [m for m in metrics if m.get(key) is not None]
         x, y = [m["update"] for m in rows], [m[key] for m in rows]
-        # A series keeps its colour whichever others are missing.
+        # The colour of a series does not depend on which others are missing.
         colour = SERIES[list(spec.keys).index(key)]
         marker = "o" if len(x) == 1 else None
         axes.plot(x, y, color=colour, label=spec.keys[key], marker=marker, markersize=3)
@@ -278,9 +278,9 @@ def _percent(value: float, _: object) -> str:
 
 
 def _finish(title: str, unit: str, note: str, figure: Figure) -> Plot:
-    """Render to SVG without what is fixed in it: size, colours, date."""
+    """Render to SVG without a fixed size, fixed colours and a date."""
     buffer = io.StringIO()
-    # The salt keeps the ids of one plot apart from those of another, and the same in every run.
+    # The salt makes ids differ between plots and repeat between runs.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -1,7 +1,7 @@
-"""A run's folder as one page: `report.html`, complete in itself and readable offline.
+"""The report of a run: one page, `report.html`, that needs no other file and no network.
 
-Numbers before and after with their intervals, the course of every metric, and completions whose
-tokens are shaded by the version of the weights that sampled them.
+It shows the figures before and after with their intervals, plots of every metric over updates, and
+completions whose tokens are shaded by the version of the weights that sampled them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tramontane.run.folder import read_log
 Row = dict[str, Any]
 
 SHADES = 6  # background colours for versions, in the template
-MAX_TOKENS = 500  # of a shaded completion
+MAX_TOKENS = 500  # shown of a shaded completion
 MAX_SAMPLES = 8
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds; what the run did not come to write is empty."""
+    """The content of a run's folder; parts that the run has not written yet are empty."""
 
     folder: Path
     config: dict[str, Any]
@@ -42,7 +42,7 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         config, summary = folder / "config.yaml", folder / "summary.json"
-        # A run that was resumed may have written an update's line twice: the later one counts.
+        # A resumed run may have written the line of an update twice: the later line counts.
         metrics = {row["update"]: row for row in read_log(folder / "metrics.jsonl")}
         return cls(
             folder=folder,
@@ -55,7 +55,7 @@ class Run:
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write `report.html` into a run's folder, from whatever the run has written so far.
+    """Write `report.html` into a run's folder, from everything that the run has written so far.
 
     Returns:
         The report's path.
@@ -100,7 +100,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _ends(measure: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """(`before`, …), (`after`, …), those that were measured."""
+    """(`before`, …) and (`after`, …), as far as they were measured."""
     return [(when, measure[when]) for when in ("before", "after") if (measure or {}).get(when)]  # type: ignore[index]
 
 
@@ -130,10 +130,10 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("updates", "updates", "{}"),
             ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
             ("generator idle", "generator_idle_fraction", "{:.1%}"),
-            ("of it, held by the staleness bound", "generator_held_fraction", "{:.1%}"),
+            ("generator held by the staleness bound", "generator_held_fraction", "{:.1%}"),
             ("padding", "padding_fraction", "{:.1%}"),
             ("unscorable groups dropped", "groups_unscorable", "{:,}"),
-            ("unscorable trained on as wrong", "unscorable_trained", "{:,}"),
+            ("unscorable completions trained on as wrong", "unscorable_trained", "{:,}"),
         ]
         if summary.get(key) is not None
     ]
@@ -153,16 +153,16 @@ def _clock(seconds: float) -> str:
 
 
 def _results(run: Run) -> dict[str, EvaluationResult]:
-    """The evaluations at both ends, as far as they went."""
+    """The evaluations before and after, as far as they were made."""
     return {
         when: summarize(rows)
         for when, rows in [("before", run.before), ("after", run.after)]
-        if rows and "group" in rows[0]  # else these are excerpts, with nothing to count
+        if rows and "group" in rows[0]  # excerpts have no groups, so nothing can be counted
     }
 
 
 def _so_far(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
-    """The measures of a summary that an interrupted run did not come to write."""
+    """The evaluation figures of a run that has not written its summary yet."""
     keys = ("format_rate", "language_rate", "mean_thinking_tokens")
     measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
     passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
@@ -170,7 +170,7 @@ def _so_far(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
 
 
 def _tables(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
-    """pass@1 by language, by difficulty, and pass@k and maj@k, before and after."""
+    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k, before and after."""
     if not results:
         return []
     first = next(iter(results.values()))
@@ -230,7 +230,7 @@ def _sections(
 
 
 def _samples(run: Run) -> list[dict[str, Any]]:
-    """The first evaluation problem of each language: its first completion before and after."""
+    """The first completion, before and after, of each language's first evaluation problem."""
     after: dict[str, Row] = {}
     for row in run.after:
         after.setdefault(row["problem"], row)
@@ -252,14 +252,14 @@ def _samples(run: Run) -> list[dict[str, Any]]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Thoughts with their tags, and the rest."""
+    """Split a response into its thoughts with their tags, and the rest."""
     thoughts, close, answer = text.partition("</think>")
     return (thoughts + close, answer.lstrip("\n")) if close else ("", text)
 
 
 def _spanning(rollouts: Path) -> Iterator[Row]:
-    """From the updates at one third, two thirds and the end of the run: the trained completion
-    that the most versions of the weights wrote."""
+    """The trained completion that was sampled by the most versions of the weights, from each of
+    three updates: at one third, at two thirds and at the end of the run."""
     files = sorted(rollouts.glob("update_*.jsonl"))
     for i in sorted({(len(files) * part - 1) // 3 for part in (1, 2, 3)} - {-1}):
         rows = [r for r in read_log(files[i]) if r["tokens"] and r.get("advantage_kept", True)]
