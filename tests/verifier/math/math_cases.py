@@ -400,7 +400,7 @@ WRONG = [
     ("0.0011_2", "0.0011_4"),
     (r"m_{\max }=n^{2}-n-1", r"-m_{\max }=n^{2}-n-1"),
     (r"84\%", "84a^2+100b^2=0"),
-    # Equal at whole or at positive numbers only.
+    # Equal at integers or at positive numbers only.
     ("x", r"\lfloor x \rfloor"),
     (r"\lfloor 2x \rfloor", r"2\lfloor x \rfloor"),
     ("ab", "|ab|"),
