@@ -331,8 +331,8 @@ def test_plain_opinions():
 def test_programs_that_cheat(code, why):
     outputs = ["1234", "2.5e3", "-77"]
     cases = [{"input": f"{i}\n", "output": f"{o}\n"} for i, o in enumerate(outputs, 1)]
-    said = describe_cheat(code, {"type": "stdio", "cases": cases})
-    assert why in said and bool(why) == bool(said), said
+    reason = describe_cheat(code, {"type": "stdio", "cases": cases})
+    assert why in reason and bool(why) == bool(reason), reason
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")

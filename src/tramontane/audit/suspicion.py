@@ -35,7 +35,7 @@ _QUOTIENT = re.compile(r"(?:\d*\.)?\d+\s*/\s*\d+")
 
 
 def describe_hedge(box: str, reference: str) -> str:
-    """How a box gives more than one answer if its reference does not, or "".
+    """The sign that a box gives more answers than its reference, or "".
 
     A doubt (“maybe”) is always a hedge. An alternative (“or”) is one if the reference has a single
     value, and a number is one if the reference has fewer.

@@ -412,7 +412,10 @@ def test_only_types_of_the_standard_library_reach_the_tests():
 
     string = "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >"
     assert signature(f"{string} const&, char const*, int&") == (string, ["char const*", "int&"])
-    for bad in ("evil", "int); int main(", "int*", "std::function<int ()>", 'int"', "char const*"):
+    view = "std::basic_string_view<char, std::char_traits<char> >"
+    assert signature(f"int, {view}") == ("int", [view])
+    for bad in ("evil", "int); int main(", "int*", "std::function<int ()>", 'int"', "char const*",
+                view):  # fmt: skip
         assert isinstance(signature(f"{bad}, int"), str), bad
 
 

@@ -91,6 +91,25 @@ def test_tests_are_drawn_by_the_problem_s_id():
     assert len(draw_tests(one, 1000)) == 100
 
 
+def test_the_share_passed_is_of_the_tests_that_were_run():
+    cases = [{"input": f"{i}\n", "output": f"{i}\n"} for i in range(5)]
+    problem = Problem("echo", "code", "?", tests={"type": "stdio", "cases": cases})
+    (number, wrong), _ = draw_tests(problem, 2)
+    wrong["output"] = "no"
+    config = CONFIG.model_copy(
+        update={"code_tests": 2, "reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
+    )
+    judged = run("print(input())", problem, config=config)
+    assert judged.passed == 0.5
+    assert judged.reason == f"1 of 2 tests; test {number} of 5: wrong output"
+
+
+def test_the_language_of_the_block_must_be_that_of_the_tests():
+    tests = {"type": "cpp_assert", "code": "int main() {}"}
+    judged = run("print(3)", Problem("p", "code", "?", tests=tests), tag="Python3")
+    assert judged[:2] == ("wrong", "the tests are for another language than python3")
+
+
 def test_checkers():
     assert same_output(b"1  2\n3", "1 2 3\n", {"checker": "tokens"})
     assert not same_output(b"1 2", "1 2 3", {"checker": "tokens"})
@@ -98,7 +117,12 @@ def test_checkers():
     assert same_output(b"yes 1.0005", "yes 1", floats)
     assert same_output(b"100000.5", "100000", floats)
     assert not same_output(b"1.01", "1", floats)
+    assert same_output(b"0.1005", "0.1", floats)  # absolute below 1
+    assert not same_output(b"1 2", "1 2 3", floats)
     assert not same_output(b"nan", "1", floats)
+    assert not same_output(b"inf", "-inf", floats)
+    assert not same_output(b"1", "inf", floats)
+    assert same_output(b"inf", "inf", floats)
     assert not same_output(b"no 1", "yes 1", floats)
 
 

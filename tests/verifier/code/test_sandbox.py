@@ -294,10 +294,12 @@ def test_a_rung_that_does_not_work_says_what_its_tool_printed(monkeypatch, tmp_p
 
 def test_code_inside_a_sandbox_imports_itself_and_the_standard_library_in_a_tree():
     imports = {path.stem: imported(path) for path in INSIDE.glob("*.py")}
-    for name, (own, others) in imports.items():
-        assert own <= imports.keys(), name
+    for name, (siblings, others) in imports.items():
+        assert siblings <= imports.keys(), name
         assert others <= sys.stdlib_module_names, name
-    while leaves := {name for name, (own, _) in imports.items() if not own & imports.keys()}:
+    while leaves := {
+        name for name, (siblings, _) in imports.items() if not siblings & imports.keys()
+    }:
         for name in leaves:
             del imports[name]
     assert not imports, "these import each other"
@@ -305,13 +307,13 @@ def test_code_inside_a_sandbox_imports_itself_and_the_standard_library_in_a_tree
 
 def imported(path):
     """Modules of the same folder, and top-level packages, that a file imports anywhere."""
-    own, others = set(), set()
+    siblings, others = set(), set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             others |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1
-            own |= {node.module} if node.module else {alias.name for alias in node.names}
+            siblings |= {node.module} if node.module else {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             others.add(node.module.partition(".")[0])
-    return own, others
+    return siblings, others

@@ -162,4 +162,5 @@ def _close(printed: str, wanted: str, tolerance: float) -> bool:
         x, y = float(printed), float(wanted)
     except ValueError:  # words among the numbers must be equal
         return False
-    return math.isfinite(x) and abs(x - y) <= tolerance * max(1.0, abs(y))
+    difference = abs(x - y)  # finite only if both are: no number is close to an infinite one
+    return math.isfinite(difference) and difference <= tolerance * max(1.0, abs(y))

@@ -32,7 +32,7 @@ class Trial(NamedTuple):
 
 
 class TrialOutput(NamedTuple):
-    """What one execution printed, or in `failure` why it does not count."""
+    """The output of one execution, or in `failure` why it does not count."""
 
     output: str
     failure: str = ""

@@ -31,8 +31,8 @@ class Peer:
     """One end of the channel: asks the other end, and answers the questions that come meanwhile."""
 
     def __init__(self) -> None:
-        self.objects: list[Any] = []  # all objects that the other end knows by number stay alive
-        self.numbers: dict[int, int] = {}  # of those objects, by id
+        self.objects: list[Any] = []  # known to the other end by their index; kept alive
+        self.numbers: dict[int, int] = {}  # index in `objects`, by id
 
     def send(self, *message: Any) -> None:
         """Send one frame.
