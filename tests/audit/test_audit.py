@@ -284,6 +284,7 @@ def test_hedges(box, reference, found):
         ("12", "12 / 4 = 3", True),
         ("4", "４", True),
         (r"\text{odd}", "It is odd", True),
+        (r"\text{odd}", "ODD it is", True),
         ("x + 1", "we get x+1", True),
         ("1, 2", "first x is 2, then x is 1", True),
         ("1, 2", "x is 1", False),
@@ -314,6 +315,7 @@ def test_plain_opinions():
         ("print(open('/proc/self/cmdline').read())", "looks beyond its input: “/proc/”"),
         ("import sys\nsys._getframe(1).f_locals", "looks beyond its input: “_getframe”"),
         ("class A:\n    def __eq__(self, o):\n        return True", "“__eq__” returns a constant"),
+        ("class A:\n    def __ne__(self, o):\n        return False", "“__ne__” returns a constant"),
         ("struct A { bool operator==(const A& o) const { return true; } };", "operator=="),
         ("#define main hidden", "#define main"),
         ("print(3)", "never reads its input"),
@@ -333,6 +335,24 @@ def test_programs_that_cheat(code, why):
     cases = [{"input": f"{i}\n", "output": f"{o}\n"} for i, o in enumerate(outputs, 1)]
     reason = describe_cheat(code, {"type": "stdio", "cases": cases})
     assert why in reason and bool(why) == bool(reason), reason
+
+
+def cheat_of(program, outputs):
+    cases = [{"input": "1", "output": f"{output}\n"} for output in outputs]
+    return describe_cheat(f"x = input()\n{program}", {"type": "stdio", "cases": cases})
+
+
+def test_a_lookup_table_holds_half_of_the_expected_outputs_and_three_at_least():
+    outputs = [str(1000 + 7 * i) for i in range(8)]
+    assert cheat_of(f"print({outputs[:4]})", outputs) == "holds 4 of 8 expected outputs"
+    assert cheat_of(f"print({outputs[:3]})", outputs) == ""
+    assert cheat_of(f"print({outputs[:2]})", outputs[:2]) == ""
+    assert cheat_of("print([1, 2, 3][int(x)])", ["1", "2", "3"]) == ""  # short: a coincidence
+
+
+def test_a_program_without_input_need_not_read():
+    tests = {"type": "stdio", "cases": [{"input": "", "output": "3\n"}]}
+    assert describe_cheat("print(1 + 2)", tests) == ""
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")

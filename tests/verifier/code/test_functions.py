@@ -405,6 +405,11 @@ def test_cpp_helpers_come_from_the_statement():
     assert run(honest, code, statement, tag="cpp") == ("right", "")
 
 
+def test_definitions_are_read_from_code_alone():
+    text = 'auto s = R"(" {)";\n// int g() {\nint main() { return 0; }\nint f() { return 1; }\n'
+    assert [(d.name, d.declaration) for d in cpp.definitions(text)] == [("f", "int f()")]
+
+
 def test_only_types_of_the_standard_library_reach_the_tests():
     def signature(arguments):
         line = f"0000 W bool tramontane::exported<0, {arguments}>(int (*)())"
