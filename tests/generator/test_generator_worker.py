@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import (
@@ -115,6 +117,40 @@ def test_pending_survives_the_generator():
         k: c.token_ids for k, c in expected.items()
     }
     assert {k: c.text for k, c in done.items()} == {k: c.text for k, c in expected.items()}
+
+
+def test_a_poll_reports_each_new_token_once():
+    """Tokens that a continued request came with are known to the caller: `poll` leaves them out.
+    Known and reported tokens together are the beginning of the completion."""
+    requests = make_requests(5, 4, seed=14, tokens=(10, 40))
+    first = make_generator()
+    first.submit(requests)
+    first.step(9)
+    snapshot = first.pending()
+    second = make_generator(steps_per_call=3)
+    known = {(r.group, r.index): replace(r, token_ids=[*r.token_ids]) for r in snapshot}
+    assert any(r.token_ids for r in snapshot)
+    submitted, finished, reported = snapshot, 0, 0
+    while finished < len(snapshot):
+        progress = second.poll(submitted)
+        submitted = []
+        for growth in progress.grown:
+            request = known[growth.group, growth.index]
+            request.token_ids = request.token_ids + growth.token_ids
+            request.logprobs = request.logprobs + growth.logprobs
+            request.versions = request.versions + growth.versions
+            reported += len(growth.token_ids)
+        for c in progress.completions:
+            request = known[c.group, c.index]
+            assert c.token_ids[: len(request.token_ids)] == request.token_ids
+            assert c.logprobs[: len(request.logprobs)] == request.logprobs
+            assert len(request.token_ids) == len(request.versions)
+            assert 0 < len(c.token_ids) - len(request.token_ids) <= 3
+        finished += len(progress.completions)
+        # Every unfinished request is known to its newest token.
+        for request in second.pending():
+            assert known[request.group, request.index].token_ids == request.token_ids
+    assert reported > 0
 
 
 def test_cancel_all_leaves_a_generator_as_new():

@@ -1,4 +1,4 @@
-"""Random numbers and draws: the right distribution, and nobody else's numbers."""
+"""Random numbers and draws: the right distribution, independent of other requests."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.generator.sampling import invert, sample, streams, uniforms
+from tramontane.generator.sampling import SamplingPlan, invert, sample, streams, uniforms
 
 
 def draw(logits, n, temperature=1.0, top_p=1.0, top_k=0, seed=0):
     """`n` draws from one distribution: tokens and log-probs."""
-    at = torch.arange(n)
     return sample(
         logits.expand(n, -1).clone(),
-        uniforms(streams([seed]).expand(n), at),
+        uniforms(streams([seed]).expand(n), torch.arange(n)),
         torch.full((n,), float(temperature)),
         torch.full((n,), float(top_p)),
         torch.full((n,), top_k),
@@ -44,14 +43,13 @@ def test_known_values_of_splitmix64():
     assert got.tolist() == [(x >> 11) / 2**53 for x in expected]
 
 
-@pytest.mark.parametrize("what", ["positions of a seed", "seeds at a position", "both"])
-def test_uniforms_are_uniform(what):
+@pytest.mark.parametrize("varied", ["positions of a seed", "seeds at a position", "both"])
+def test_uniforms_are_uniform(varied):
     n = 64_000
-    one = torch.zeros(n, dtype=torch.int64)
-    if what == "positions of a seed":
+    if varied == "positions of a seed":
         u = uniforms(streams([42]).expand(n), torch.arange(n))
-    elif what == "seeds at a position":
-        u = uniforms(streams(list(range(n))), one)
+    elif varied == "seeds at a position":
+        u = uniforms(streams(list(range(n))), torch.zeros(n, dtype=torch.int64))
     else:
         u = uniforms(
             streams(list(range(250))).repeat(256), torch.arange(256).repeat_interleave(250)
@@ -60,7 +58,7 @@ def test_uniforms_are_uniform(what):
     assert (u < 1).all()
     assert len(u.unique()) == n
     assert_frequencies((u * 64).long(), torch.full((64,), 1 / 64))
-    # Neighbours know nothing of each other.
+    # Neighbours are independent.
     pairs = (u[:-1] * 8).long() * 8 + (u[1:] * 8).long()
     assert_frequencies(pairs, torch.full((64,), 1 / 64))
 
@@ -89,18 +87,114 @@ def test_invert_finds_the_token_at_that_mass(weights, u):
     assert (edges[token - 1] if token else 0) <= u * edges[-1] + slack
 
 
-@pytest.mark.parametrize("u", [0.0, 1 - 2**-53])
-def test_invert_at_the_ends(u):
-    mass = torch.zeros(1, 300)
-    mass[0, [70, 200]] = torch.tensor([0.3, 0.7])
-    expected = 70 if u == 0 else 200
-    assert invert(mass, torch.tensor([u], dtype=torch.float64)).tolist() == [expected]
+def exact_masses(vocab: int, seed: int) -> torch.Tensor:
+    """[vocab] integers that sum to 2^16, so that sums and uniforms at the edges are exact. Two
+    thirds of the tokens have no mass, among them whole blocks of 64 and runs at both ends."""
+    generator = torch.Generator().manual_seed(seed)
+    masses = torch.randint(1, 20, (vocab,), generator=generator)
+    masses[torch.rand(vocab, generator=generator) < 0.5] = 0
+    for first, last in ((0, 3), (128, 256), (vocab - 5, vocab))[: seed + 1]:
+        masses[first:last] = 0
+    heaviest = int(masses.argmax())
+    masses[heaviest] += 2**16 - int(masses.sum())
+    return masses.float()
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_draws_follow_the_softmax(temperature):
-    logits = torch.linspace(-1.5, 1.5, 90)[torch.randperm(90)]
-    tokens, logprobs = draw(logits, 200_000, temperature)
+# Vocabularies in blocks of 64 tokens, with and without a last block that is not full.
+@pytest.mark.parametrize("vocab", [513, 575, 576, 577, 1000, 1024, 2049])
+def test_invert_of_a_large_vocabulary_is_the_exact_inverse(vocab):
+    """Every token of every row owns precisely the uniforms from its lower to its upper edge."""
+    rows, uniform, expected = [], [], []
+    for seed in range(3):
+        masses = exact_masses(vocab, seed)
+        edges = masses.double().cumsum(0) / 2**16
+        tokens = masses.nonzero()[:, 0]
+        lower, upper = edges[tokens] - masses[tokens] / 2**16, edges[tokens]
+        for u in (lower, (lower + upper) / 2, upper - 2**-40):
+            rows.append(masses.expand(len(tokens), -1))
+            uniform.append(u)
+            expected.append(tokens)
+    drawn = invert(torch.cat(rows), torch.cat(uniform))
+    assert torch.equal(drawn, torch.cat(expected))
+    # Rows in another order: none depends on its neighbours.
+    order = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(0))
+    shuffled = invert(torch.cat(rows)[order], torch.cat(uniform)[order])
+    assert torch.equal(shuffled, drawn[order])
+
+
+def test_invert_draws_no_token_without_mass():
+    """Nor by rounding: masses over 26 orders of magnitude, at the edges of the blocks, whose first
+    and last tokens have none."""
+    generator = torch.Generator().manual_seed(0)
+    masses = torch.exp(torch.randn(200, 1000, generator=generator) * 15).clamp(1e-13, 1e13)
+    masses[:, ::64] = masses[:, 1::64] = masses[:, 63::64] = masses[:, 990:] = 0
+    edges = masses.double().cumsum(1)
+    for column in range(63, 960, 64):
+        at = (edges[:, column] / edges[:, -1]).clamp_max(1 - 2**-53)
+        for u in (at, (at - 2**-53).clamp_min(0), (at + 2**-53).clamp_max(1 - 2**-53)):
+            drawn = invert(masses, u)
+            assert (masses.gather(1, drawn[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("vocab", [300, 600, 640])
+def test_invert_at_the_ends(vocab):
+    masses = torch.zeros(1, vocab)
+    masses[0, [70, 200, vocab - 30]] = torch.tensor([0.3, 0.5, 0.2])
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert invert(masses.expand(2, -1), ends).tolist() == [70, vocab - 30]
+
+
+@pytest.mark.parametrize("vocab", [642, 700, 704])
+def test_invert_stays_inside_a_block_whose_sum_was_rounded_up(vocab):
+    """1 and 0.75 · 2^-23 sum to 1 + 2^-23 in float32: more than the block's tokens have. The last
+    of them is drawn at the upper end, not a later token or one past the vocabulary."""
+    masses = torch.zeros(1, vocab)
+    masses[0, 640], masses[0, 641] = 1.0, 0.75 * 2**-23
+    assert masses[0, 640:642].sum() == 1 + 2**-23
+    assert invert(masses, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [641]
+
+
+def test_rare_tokens_of_a_large_vocabulary_keep_their_probabilities():
+    """Ten tokens of 2^-40 after one of 1, in blocks of their own: float32 sums would lose them."""
+    rare = torch.arange(100, 1100, 100)
+    masses = torch.zeros(1, 1200)
+    masses[0, 0], masses[0, rare] = 1.0, 2.0**-40
+    total = 1 + 10 * 2.0**-40
+    uniform = (1 + (torch.arange(10).double() + 0.5) * 2.0**-40) / total
+    assert invert(masses.expand(10, -1), uniform).tolist() == rare.tolist()
+
+
+def test_top_p_and_top_k_in_a_large_vocabulary():
+    """The same draws with shapes that depend on values and with fixed ones."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(400, 1000, generator=generator) * 3
+    uniform = torch.rand(400, generator=generator).double()
+    top_p = torch.tensor([0.5, 1.0, 0.9, 1.0]).repeat(100)
+    top_k = torch.tensor([0, 7, 30, 0]).repeat(100)
+    results = [
+        sample(logits, uniform, torch.ones(400), top_p, top_k, SamplingPlan(static_shapes=static))
+        for static in (False, True)
+    ]
+    assert torch.equal(results[0][0], results[1][0])
+    for row, token in enumerate(results[0][0].tolist()):
+        probs, ids = logits[row].softmax(-1).double().sort(descending=True)
+        k = int(top_k[row]) or 1000
+        kept = probs[:k]
+        if top_p[row] < 1:
+            kept = kept[kept.cumsum(0) - kept < float(top_p[row]) * kept.sum()]
+        edges = kept.cumsum(0) / kept.sum()
+        place = ids[: len(kept)].tolist().index(token)
+        if top_k[row] or top_p[row] < 1:  # drawn from the sorted tokens, by the same uniform
+            below = edges[place - 1] if place else 0.0
+            assert below - 1e-6 <= uniform[row] <= edges[place] + 1e-6
+
+
+@pytest.mark.parametrize(("vocab", "temperature"), [(90, 1.0), (90, 0.5), (90, 2.0), (700, 1.0)])
+def test_draws_follow_the_softmax(vocab, temperature):
+    draws = 200_000 if vocab == 90 else 60_000
+    order = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
+    logits = torch.linspace(-1.5, 1.5, vocab)[order]
+    tokens, logprobs = draw(logits, draws, temperature)
     expected = torch.log_softmax(logits / temperature, -1)
     assert_frequencies(tokens, expected.exp())
     torch.testing.assert_close(logprobs, expected[tokens], atol=1e-5, rtol=0)
@@ -133,7 +227,7 @@ def test_top_p_and_top_k_keep_their_sets(top_p, top_k, kept):
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[tokens], atol=1e-5, rtol=0)
 
 
-def test_greedy_takes_the_largest_and_says_its_raw_logprob():
+def test_greedy_takes_the_largest_logit_and_reports_its_raw_logprob():
     torch.manual_seed(0)
     logits = torch.randn(50, 1000)
     off = torch.zeros(50, dtype=torch.int64)
@@ -144,7 +238,7 @@ def test_greedy_takes_the_largest_and_says_its_raw_logprob():
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1), atol=1e-5, rtol=0)
 
 
-def test_a_draw_is_the_same_whatever_its_neighbours_ask_for():
+def test_a_draw_does_not_depend_on_its_neighbours_sampling():
     torch.manual_seed(1)
     logits, u = torch.randn(60, 500) * 2, torch.rand(60).double()
     temperature = torch.tensor([1.0, 0.0, 0.6]).repeat(20)

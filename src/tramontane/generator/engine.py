@@ -263,7 +263,8 @@ class SlotEngine:
         if not bool((flags.finished | flags.full).any()):
             return []
         rows, stopped = flags.finished.nonzero()[:, 0].tolist(), flags.stopped.tolist()
-        slots = [self._decoder.cache.slots[row] for row in rows]
+        slot_of = self._decoder.cache.slots
+        slots = [slot_of[row] for row in rows]
         completions = [
             self._complete(slot, stopped[row]) for slot, row in zip(slots, rows, strict=True)
         ]
