@@ -5,22 +5,23 @@
                                     [--device cpu] [--eager]
 
 Random Llamas, prompts of 25 to 60 tokens in groups of 16, sampling at temperature 1. Completions
-have 24 tokens each (`fixed`), or lengths drawn from an exponential cut at five times their mean
-(`variable`: mean 24, longest 120, which every cell has). All three get the same requests, turn by
-turn: 64 more than there are slots; `generate` in batches of `slots`, left-padded, each to its
-longest; continuous batching as `paged|sdpa`, at most `slots` requests a batch. Only tokens that
-were asked for count. On a CPU, seconds are of this process's CPU time, so that others on the
-machine count little. Each repeat measures all three; medians and ranges are printed.
+have 24 tokens each (`fixed`), or lengths drawn from an exponential distribution cut at five times
+its mean (`variable`: mean 24, longest 120, present in every cell). All three systems get the same
+requests, one system after the other: 64 more than there are slots. `generate` runs in batches of
+`slots`, left-padded, each to its longest completion; continuous batching runs as `paged|sdpa`, with
+at most `slots` requests a batch. Only requested tokens count. On a CPU, seconds are this process's
+CPU time, so that other load on the machine has little effect. Each repeat measures all three
+systems; medians and ranges are printed.
 
-Utilisation is of the engine, while requests wait: the tail after the last admission is left out,
-for in a pipeline there is none. `GEMM peak` is the share of the rate of a large square matrix
-product, measured in the same run and dtype, that the engine reaches: two operations a parameter
-and token, and four a layer, channel and position that attention looks at. On a GPU the engine
-replays CUDA graphs (`--eager`: it does not), and its share of the bandwidth of a large copy is
-given too: each step reads all weights, and the keys and values of what each token attends to.
+Utilisation is the engine's, measured while requests wait: the tail after the last admission is left
+out, since a pipeline has none. `GEMM peak` is the share that the engine reaches of the rate of a
+large square matrix product, measured in the same run and dtype: two operations a parameter and
+token, and four a layer, channel and attended position. On a GPU the engine replays CUDA graphs
+(unless `--eager`), and its share of the bandwidth of a large copy is printed too: each step reads
+all weights, and the keys and values that each token attends to.
 
-Prints a table, writes generation.json beside this file, and exits non-zero where the engine is not
-faster than both in every cell, or has under 85 % utilisation on variable lengths.
+Prints a table, writes generation.json next to this file, and exits non-zero if the engine is not
+faster than both others in every cell, or has under 85 % utilisation on variable lengths.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of transformers' background thread too
+os.environ["OMP_NUM_THREADS"] = "1"  # also for the background thread of transformers
 
 import random
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -177,38 +178,44 @@ def bandwidth(device: str, n: int = 2**30) -> float:
 
 
 def bytes_read(size: str, requests: list[Request], steps: int, dtype: str) -> float:
-    """What `steps` decode steps that generate the tokens of `requests` read at least."""
+    """Minimum of bytes read by `steps` decode steps that generate the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
-    cached = 2 * layers * hidden * sum(map(seen, requests))
+    cached = 2 * layers * hidden * sum(map(attended, requests))
     return (weights * steps + cached) * getattr(torch, dtype).itemsize
 
 
-def seen(request: Request) -> float:
-    """Positions that a request's tokens attend to, all together."""
+def attended(request: Request) -> float:
+    """Positions that a request's tokens attend to, summed over the tokens."""
     n = request.sampling.max_tokens
     return n * len(request.prompt_ids) + n * (n - 1) / 2
 
 
 def operations(size: str, requests: list[Request]) -> float:
-    """What the tokens of `requests` take at least."""
+    """Minimum of floating-point operations for the tokens of `requests`."""
     hidden, layers, intermediate, _ = SIZES[size]
     weights = layers * (4 * hidden**2 + 3 * hidden * intermediate) + VOCAB * hidden
     total = 0.0
     for r in requests:
-        total += 2 * weights * r.sampling.max_tokens + 4 * layers * hidden * seen(r)
+        total += 2 * weights * r.sampling.max_tokens + 4 * layers * hidden * attended(r)
     return total
 
 
+class Cell(NamedTuple):
+    """One row of the table."""
+
+    size: str
+    slots: int
+    dtype: str
+    lengths: str
+
+
 def compare(
-    size: str,
-    slots: int,
-    dtype: str,
-    kind: str,
-    peak: float,
-    copied: float | None,
-    args: argparse.Namespace,
+    cell: Cell, peak: float, copied: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
+    """Measure one cell; `peak` in operations a second, `copied` in bytes a second."""
+    size, slots, dtype, kind = cell
+
     def model(attention: str) -> PreTrainedModel:
         llama = make_llama(size).to(args.device, getattr(torch, dtype)).eval()
         llama.requires_grad_(False)
@@ -230,7 +237,7 @@ def compare(
     rates: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run([r for r in make_requests(slots, "fixed", seed=-1) if r.index < 4])
-    if graphs:  # all are recorded before time is taken
+    if graphs:  # all steps are recorded before the measurement
         engine(make_requests(slots + MORE, kind, seed=-1))
     engine.live = engine.held = 0
     peaks, shares, ratios = [], [], []
@@ -288,14 +295,14 @@ def main() -> None:
     )
     rows = []
     cells = [
-        (size, slots, dtype, kind)
+        Cell(size, slots, dtype, kind)
         for size in args.sizes
         for slots in args.slots
         for dtype in args.dtypes
         for kind in args.lengths
     ]
-    for size, slots, dtype, kind in cells:
-        row = compare(size, slots, dtype, kind, peaks[dtype], copied, args)
+    for cell in cells:
+        row = compare(cell, peaks[cell.dtype], copied, args)
         rows.append(row)
         rates = [
             f"{s['median']:,.0f} ({s['lowest']:,.0f}–{s['highest']:,.0f})"
@@ -304,13 +311,14 @@ def main() -> None:
         r = row["ratio"]
         ratio = f"{r['median']} ({r['lowest']}–{r['highest']})"
         print(
-            f"{size:>5} {slots:>5} {dtype:>8} {kind:>8} {rates[0]:>23} {rates[1]:>23} "
-            f"{rates[2]:>23} {ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}"
+            f"{cell.size:>5} {cell.slots:>5} {cell.dtype:>8} {cell.lengths:>8} "
+            f"{rates[0]:>23} {rates[1]:>23} {rates[2]:>23} "
+            f"{ratio:>17} {row['utilisation']:>5.0%} {row['gemm_peak']:>5.0%}"
             + (f" {row['bandwidth']:>9.0%}" if copied else ""),
             flush=True,
         )
     slowest = min(row["ratio"]["median"] for row in rows)
-    promises = [Promise("faster than both rivals in every cell", f"{slowest}×", slowest > 1)]
+    promises = [Promise("faster than both others in every cell", f"{slowest}×", slowest > 1)]
     if used := [row["utilisation"] for row in rows if row["lengths"] == "variable"]:
         promises.append(
             Promise(

@@ -1,17 +1,18 @@
-"""What a weight update costs: how long it takes, how long generation stands still, and the memory.
+"""The cost of a weight update: its duration, the pause of generation, and the memory.
 
     python benchmarks/weight_update.py [--sizes 1.8M 25M] [--placements thread ray] [--slots 128]
                                        [--dtype bfloat16] [--updates 10] [--device cuda]
 
 For each model and placement, one trainer and two generators, with `kv_cache: keep` and `recompute`;
-each generator has 128 sequences in flight, with prompts of 100 tokens in groups of 16. An update:
-both run eight decode steps, the trainer publishes, and the generators take the weights one after
-the other. `publish`: seconds until the controller has the published weights; `pause`: what
-generation stood still, by the generator's clock; its share is of an update whose training is one
-step on 128 completions of 100 + 100 tokens. `memory`: how far the trainer's process rose above what
-it had while it published, and the generator's (`keep`) while it took the weights, without pages
-that processes share; measured in two more updates. Prints a table, writes weight_update.json
-beside this file, and exits with 1 where a promise is broken.
+each generator has 128 sequences in flight, with prompts of 100 tokens in groups of 16. In an
+update, both generators run eight decode steps, the trainer publishes, and the generators receive
+the weights one after the other. `publish`: milliseconds until the controller has the published
+weights. `pause`: milliseconds that generation stands still, by the generator's clock; its share is
+relative to the training of an update, one step on 128 completions of 100 + 100 tokens. `memory`:
+the rise of the trainer's process while it publishes, and of the generator's (`keep`) while it
+receives the weights, without pages shared between processes; measured in two further updates.
+Prints a table, writes weight_update.json next to this file, and exits with 1 if a promise is
+broken.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from tramontane.trainer.trainer import Trainer
 from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
 GROUP, PROMPT, CONTEXT = 16, 100, 1024
-SLACK = 8 << 20  # bytes; Python's own, and what the C library keeps of what it was given back
+SLACK = 8 << 20  # bytes: Python's own memory, and freed memory that the C library keeps
 KINDS = ("keep", "recompute")
 
 
 class Measured:
-    """A worker, and what a call of it takes in memory."""
+    """A worker, and the memory that its calls take."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.worker = make()
@@ -67,8 +68,8 @@ def make_trainer(config: Config, size: str) -> Measured:
 def make_generator(config: Config, size: str, kv_cache: str, slots: int) -> Measured:
     dtype = getattr(torch, config.generator.dtype)
     model = make_llama(size, CONTEXT).to(config.generator.device, dtype)
-    own = config.generator.model_copy(update={"kv_cache": kv_cache})
-    return Measured(lambda: Generator(model, load_tokenizer("tiny"), own, slots, CONTEXT))
+    settings = config.generator.model_copy(update={"kv_cache": kv_cache})
+    return Measured(lambda: Generator(model, load_tokenizer("tiny"), settings, slots, CONTEXT))
 
 
 def make_requests(count: int) -> list[Request]:
@@ -104,7 +105,7 @@ def make_batch(completions: int) -> TrainBatch:
 
 
 def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One placement's rows: a generator that keeps its cached keys and values, and another."""
+    """Rows of one placement: a generator with `kv_cache: keep`, and one with `recompute`."""
     share = {"gpus": 0.3} if args.device.startswith("cuda") else {}
     config = Config.model_validate(
         {
@@ -156,8 +157,8 @@ def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, An
             elif kv_cache == "keep":
                 memory["generator"] = max(memory["generator"], pause[1])
     flight = ask(generators["keep"], "stats")["in_flight"]
-    for one in [*workers, placement]:
-        one.close()
+    for worker in [*workers, placement]:
+        worker.close()
     model = make_llama(size)
     return [
         {
@@ -165,7 +166,7 @@ def measure(size: str, kind: str, args: argparse.Namespace) -> list[dict[str, An
             "placement": kind,
             "kv_cache": kv_cache,
             "in_flight": flight,
-            "publish_ms": spread(publish[1:], 2),  # the first touches new memory
+            "publish_ms": spread(publish[1:], 2),  # the first update touches new memory
             "pause_ms": spread(pauses[kv_cache][1:], 2),
             "training_seconds": round(training, 2),
             "pause_share": round(median(pauses[kv_cache][1:]) / 1e3 / training, 5),
@@ -200,7 +201,7 @@ def promises(rows: list[dict[str, Any]]) -> list[Promise]:
         trainer, generator = keep["trainer_rise_mb"], keep["generator_rise_mb"]
         found.append(
             Promise(
-                f"{where}: trainer and generator hold no more than a bucket beside their weights",
+                f"{where}: trainer and generator hold no more than a bucket besides their weights",
                 f"{trainer:.0f} and {generator:.0f} MB; a bucket and slack are {limit:.0f}",
                 max(trainer, generator) <= limit,
             )

@@ -1,8 +1,8 @@
-"""Real runs of the whole pipeline whose completions have a length that is chosen beforehand.
+"""Real runs of the whole pipeline with a chosen distribution of completion lengths.
 
-The model is a random Llama (1.8M of `measure.SIZES`, the tiny base's vocabulary), of whose tokens
-`eos` end a completion: all tokens are about equally likely, so lengths are geometric, cut at the
-longest. The learning rate is next to nothing, so they stay so. No group is filtered.
+The model is a random Llama (1.8M of `measure.SIZES`, the tiny base's vocabulary) with `eos` EOS
+tokens. All tokens are about equally likely, so lengths are geometric, cut at the longest. The
+learning rate is close to zero, so the distribution stays. No group is filtered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VOCAB = 2048
 
 @dataclass(frozen=True)
 class Lengths:
-    """Completions: `eos` of the vocabulary's tokens end one, and `longest` tokens do."""
+    """A completion ends with any of `eos` tokens of the vocabulary, or after `longest` tokens."""
 
     name: str
     longest: int
@@ -46,7 +46,7 @@ FIXED, TWICE, FIVEFOLD = Lengths("fixed", 62, 1), Lengths("2x", 124, 26), Length
 
 
 def make_model(folder: Path, lengths: Lengths, size: str = "1.8M") -> Path:
-    """A checkpoint whose completions are as long as `lengths` says."""
+    """A checkpoint whose completions have the given distribution of lengths."""
     hidden, layers, intermediate, heads = SIZES[size]
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -73,7 +73,7 @@ def make_model(folder: Path, lengths: Lengths, size: str = "1.8M") -> Path:
 def settings(
     folder: Path, model: Path, lengths: Lengths, **sections: dict[str, Any]
 ) -> dict[str, Any]:
-    """A config, of which `sections` replace what they name; its run lies in `folder`."""
+    """A configuration with some `sections` updated; the run folder is made in `folder`."""
     path = folder / f"run_{len(list(folder.iterdir()))}"
     problems = folder / "problems.jsonl"
     rows = [{"problem": f"{n} + 1", "answer": str(n + 1)} for n in range(1000)]
@@ -93,14 +93,14 @@ def settings(
 def run(
     folder: Path, model: Path, lengths: Lengths, skip: int = 3, **sections: dict[str, Any]
 ) -> dict[str, Any]:
-    """Run `settings` to the end; returns `measured`'s figures."""
+    """Run `settings` to the end; returns the figures of `measured`."""
     raw = settings(folder, model, lengths, **sections)
     train(Config.model_validate(raw), QuietScreen())
     return measured(RunFolder(raw["run_dir"]).metrics(), skip)
 
 
 def measured(metrics: list[dict[str, Any]], skip: int) -> dict[str, Any]:
-    """A run in figures, without its first `skip` updates, in which the pipeline fills."""
+    """Figures of a run, without its first `skip` updates, in which the pipeline fills."""
     walls = [m["wall_seconds"] for m in metrics]
     rows, seconds = metrics[skip:], walls[-1] - walls[skip - 1]
     weights = np.diff(walls)[skip - 1 :]

@@ -1,7 +1,7 @@
-"""Small random models of three families, and transformers' own forward to hold the engine against.
+"""Small random models of three families, and transformers' own forward as the engine's reference.
 
-Their weights are drawn wide, so that distributions are far from uniform and a wrong key, position
-or mask shows.
+The models' weights have a wide distribution, so that next-token distributions are far from uniform
+and a wrong key, position or mask shows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from transformers import (
 
 from tramontane.types import Completion, Request, SamplingParams
 
-torch.set_num_threads(1)  # small models: a second thread costs more than it brings
+torch.set_num_threads(1)  # a second thread slows down models as small as these
 
 VOCAB = 97
 EOS = 2
+LAYERS = 2
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 9}),
@@ -45,7 +46,7 @@ def make_model(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,
@@ -100,7 +101,7 @@ def make_requests(
 
 
 def finish(engine) -> dict[tuple[int, int], Completion]:
-    """Run an engine or generator empty; completions by (group, index)."""
+    """Run an engine or generator until nothing is unfinished; completions by (group, index)."""
     done = {}
     for _ in range(5000):
         for completion in engine.step():
@@ -109,7 +110,7 @@ def finish(engine) -> dict[tuple[int, int], Completion]:
             done[key] = completion
         if not (engine.unfinished if hasattr(engine, "unfinished") else engine.pending()):
             return done
-    raise AssertionError("the engine never ran empty")
+    raise AssertionError("the engine did not finish within 5,000 steps")
 
 
 def reference_logprobs(
@@ -122,4 +123,5 @@ def reference_logprobs(
 
 
 def chosen(logprobs: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Log-probs [T] of the given tokens, from [T, V]."""
     return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]

@@ -1,5 +1,5 @@
-"""How much of a softmax lies in one of two parts, by which attention to a shared prefix and to a
-sequence's own positions is merged."""
+"""The logarithm of a softmax' denominator, which weighs attention to a shared prefix against
+attention to a sequence's unshared positions when the two are merged."""
 
 import torch
 from hypothesis import given
@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from tramontane.generator.attention import _log_sum_exp
 
-# Spreads beyond what a float32 can hold as a weight (exp(-104) is 0) among them.
+# Some spreads exceed what a float32 weight can hold: exp(-104) is 0.
 scores = st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=8)
 
 
 @given(st.lists(scores, min_size=1, max_size=4))
-def test_mass_is_the_logarithm_of_the_denominator(rows):
+def test_the_log_sum_from_one_weight_is_exact(rows):
     longest = max(map(len, rows))
     padded = torch.full((len(rows), longest), torch.finfo(torch.float32).min / 2)
     for row, values in zip(padded, rows, strict=True):

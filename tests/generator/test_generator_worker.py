@@ -1,4 +1,4 @@
-"""The worker around the engine: loading, text, snapshots, the parity probe, its counts."""
+"""The generator worker: loading, text, snapshots, the parity probe, counts, refused models."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
 )
 
 from tests.generator.slot_models import (
     EOS,
+    LAYERS,
     VOCAB,
     chosen,
     finish,
@@ -65,7 +68,7 @@ def test_load_from_a_checkpoint(tmp_path, dtype):
         )
 
 
-def test_text_is_what_was_generated_without_special_tokens():
+def test_text_has_the_generated_tokens_without_special_ones():
     generator = make_generator()
     generator.submit(make_requests(10, 3, seed=6, tokens=(30, 50)))
     done = finish(generator)
@@ -75,7 +78,7 @@ def test_text_is_what_was_generated_without_special_tokens():
 
 
 def test_any_eos_id_stops():
-    """The tokenizer's and all of the generation config's."""
+    """EOS tokens of the tokenizer and all of the generation config."""
     model = make_model()
     model.generation_config.eos_token_id = [50, 51]
     generator = make_generator(model)
@@ -153,7 +156,7 @@ def test_a_poll_reports_each_new_token_once():
     assert reported > 0
 
 
-def test_cancel_all_leaves_a_generator_as_new():
+def test_a_generator_is_as_new_after_cancel_all():
     generator = make_generator()
     requests = make_requests(4, 4, seed=2, tokens=(5, 30))
     generator.submit(requests)
@@ -171,7 +174,7 @@ def test_cancel_all_leaves_a_generator_as_new():
     }
 
 
-def test_resized_is_as_new_with_the_old_memory_freed():
+def test_a_resized_generator_is_as_new_and_has_freed_its_memory():
     generator = make_generator(slots=12)
     generator.update_weights(3, twin(generator.model).state_dict())
     generator.submit(make_requests(3, 4, seed=2, tokens=(5, 30)))
@@ -197,8 +200,8 @@ def test_resized_is_as_new_with_the_old_memory_freed():
 
 
 @pytest.mark.parametrize("slots", [8, 64])
-def test_lanes_never_hold_more_than_was_said_before(slots):
-    """Not even with sequences that are continued: all that they have is a prefix."""
+def test_lanes_never_exceed_max_positions(slots):
+    """Nor with continued sequences, all of whose cached positions are a prefix."""
     generator = make_generator(slots=slots)
     for long in (60, 5, 30, 90):
         tokens = [7] * (long - 1)
@@ -211,18 +214,18 @@ def test_lanes_never_hold_more_than_was_said_before(slots):
             ]
         )
         finish(generator)
-    taken = generator.stats()["cache_bytes"] / (2 * 3 * 2 * 8 * 4)
+    taken = generator.stats()["cache_bytes"] / (2 * LAYERS * 2 * 8 * 4)
     assert slots * 112 <= taken <= max_positions(slots, 100)
 
 
-def test_probe_is_right_and_disturbs_nothing():
+def test_a_probe_is_exact_and_changes_nothing_in_flight():
     model = make_model("qwen3")
     plain = twin(model)
     requests = make_requests(4, 4, seed=3, tokens=(20, 40))
-    undisturbed = make_generator(twin(model))
-    undisturbed.update_weights(4, model.state_dict())
-    undisturbed.submit(requests)
-    expected = finish(undisturbed)
+    reference_run = make_generator(twin(model))
+    reference_run.update_weights(4, model.state_dict())
+    reference_run.submit(requests)
+    expected = finish(reference_run)
 
     generator = make_generator(model)
     generator.update_weights(4, model.state_dict())
@@ -264,8 +267,8 @@ def test_stats_add_up():
     assert stats["prefill_tokens"] == sum(len(requests[i].prompt_ids) - 1 for i in (0, 5, 10, 15))
     assert stats["in_flight"] == 0
     assert stats["busy_seconds"] > 0
-    heads, head_dim, layers = 2, 8, 3
-    positions = stats["cache_bytes"] / (2 * layers * heads * head_dim * 4)
+    heads, head_dim = 2, 8
+    positions = stats["cache_bytes"] / (2 * LAYERS * heads * head_dim * 4)
     assert 0 < positions <= 6 * (64 + 112)
 
 
@@ -275,7 +278,7 @@ def test_eos_outside_the_vocabulary_is_refused(eos):
         SlotEngine(make_model(), 2, 60, eos_ids=[eos])
 
 
-def test_other_architectures():
+def test_architectures_beyond_the_three_families():
     """Learned positions (GPT-2); layers with and without a window, one key-value head (Gemma 3)."""
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(
@@ -308,7 +311,7 @@ def test_other_architectures():
             )
 
 
-def test_models_that_cannot_be_run_are_refused_at_once():
+def test_unsuitable_models_are_refused_at_construction():
     bloom = BloomForCausalLM(BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=2))
     with pytest.raises(InputError, match="attention interface"):
         SlotEngine(bloom, 2, 60)
@@ -338,6 +341,22 @@ def test_models_that_cannot_be_run_are_refused_at_once():
     )
     with pytest.raises(InputError, match="softcap"):
         SlotEngine(softcapped, 2, 60)
+    sinks = GptOssForCausalLM(
+        GptOssConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            layer_types=["full_attention"],
+        )
+    )
+    with pytest.raises(InputError, match="s_aux"):
+        SlotEngine(sinks, 2, 60)
     latent = DeepseekV3ForCausalLM(
         DeepseekV3Config(
             vocab_size=VOCAB,

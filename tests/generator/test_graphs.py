@@ -1,8 +1,8 @@
 """Decode steps of fixed shapes, recorded and replayed.
 
-A CUDA graph replays kernels without Python: it takes only what lies where it lay, and nothing that
-depends on a value. `make_fx` records a step under the same conditions on any device, so what holds
-of its replays holds of a graph's; the graphs themselves are tested where there is a GPU.
+A CUDA graph replays kernels without Python: every tensor must stay at its address, and no operation
+may depend on a value. `make_fx` records a step under the same conditions on any device, so its
+replays stand in for a graph's; the graphs themselves are tested on machines with a GPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GP
 
 
 def traced(step):
-    """A recorder for any device: the operations of one step, with every tensor that it reads."""
+    """A recorder for any device: the operations of one step, with every tensor that they read."""
     with ValueReadDetector() as detector:
         step()
     assert not detector.operations
@@ -49,12 +49,12 @@ def traced(step):
 
 
 def plain(step):
-    """A recorder that records nothing: the same shapes and the same slab."""
+    """A recorder that returns the step itself: the same shapes and the same slab."""
     return step
 
 
 def mixed(requests: list[Request]) -> list[Request]:
-    """Greedy, narrowed and plain sampling side by side."""
+    """The same requests with greedy, truncated and plain sampling in turn."""
     kinds = [(0.0, 1.0, 0), (0.7, 1.0, 0), (1.0, 0.8, 0), (1.3, 1.0, 5), (1.0, 1.0, 0)]
     return [
         replace(r, sampling=SamplingParams(r.sampling.max_tokens, *kinds[i % len(kinds)]))
@@ -95,15 +95,15 @@ def test_replays_draw_what_lanes_draw(family, kinds):
     assert_same(got, finish(lanes))
     assert {c.finish_reason for c in got.values()} == {"stop", "length"}
     assert replays.stats == lanes.stats
-    # Few steps were recorded for many.
+    # Few recordings served many steps.
     assert {rows for rows, _ in replays._decoder._recorded} >= {4, 16}
     assert len(replays._decoder._recorded) < 16 < replays.stats.decode_steps
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=8))
-def test_whatever_comes_and_goes(events):
-    """Requests submitted at any time, slots empty or not, give what they give in lanes."""
+def test_requests_submitted_at_any_time(events):
+    """With empty slots or without, recorded steps generate what lanes generate."""
     rng = random.Random(0)
     model = make_model("qwen3")
     lanes, replays = engines(model, slots=5, max_len=40, record=plain)
@@ -126,7 +126,7 @@ def test_whatever_comes_and_goes(events):
 
 @pytest.mark.parametrize("kv_cache", ["keep", "recompute"])
 def test_new_weights_reach_recorded_steps(kv_cache):
-    """A recorded step reads the weights and their version where they lie."""
+    """A recorded step reads the weights and their version at their addresses."""
     requests = make_requests(4, 4, seed=8, lengths=(3, 20), tokens=(25, 40))
     new = make_model("llama", seed=1).state_dict()
     found = []
@@ -145,8 +145,8 @@ def test_new_weights_reach_recorded_steps(kv_cache):
     assert any(v[0] == 7 for v in spans)
 
 
-def test_interrupted_and_forgotten_requests():
-    """What is pending goes on in lanes or in another slab; a cleared engine starts anew."""
+def test_interrupted_requests_and_cleared_engines():
+    """Pending requests continue in lanes or in another slab; a cleared engine starts anew."""
     requests = make_requests(4, 4, seed=11, tokens=(10, 60))
     lanes, replays = engines(make_model("mistral"))
     lanes.submit(requests)
@@ -168,8 +168,8 @@ def test_interrupted_and_forgotten_requests():
 def flash(
     q, k, v, query_ends, key_ends, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k
 ):
-    """What `varlen_attn` documents, in plain operations: of each sequence's keys the first
-    `seqused_k`, with queries at their end."""
+    """`varlen_attn` in plain operations, according to its documentation: attention to the first
+    `seqused_k` keys of each sequence, with queries at their end."""
     assert query_ends.dtype == key_ends.dtype == seqused_k.dtype == torch.int32
     assert len(query_ends) == len(key_ends) == len(seqused_k) + 1 == len(q) + 1
     assert enable_gqa or q.shape[1] == k.shape[1]
@@ -190,7 +190,7 @@ def flash(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_flash_attention_is_asked_for_the_same(family, monkeypatch):
+def test_flash_attention_is_called_with_the_right_keys(family, monkeypatch):
     requests = make_requests(5, 3, seed=6, tokens=(5, 60))
     engine, eager = engines(make_model(family), slots=8, record=plain)
     monkeypatch.setattr(slab, "supports_varlen", lambda value: True)
@@ -201,15 +201,15 @@ def test_flash_attention_is_asked_for_the_same(family, monkeypatch):
 
 
 @given(st.integers(1, 700), st.integers(1, 700))
-def test_buckets(rows, slots):
+def test_recorded_batches_are_padded_to_few_sizes(rows, slots):
     rows = min(rows, slots)
     size = padded_rows(rows, slots)
     assert rows <= size <= min(slots, 2 * rows)
     assert len({padded_rows(n, slots) for n in range(1, slots + 1)}) <= slots.bit_length() + 1
 
 
-def test_a_forward_that_looks_at_values_is_not_recorded():
-    """This one's positions are stretched once a sequence is longer than any before."""
+def test_a_forward_that_reads_values_is_not_recorded():
+    """The rotary positions are stretched once a sequence is longer than any before."""
     model = make_model()
     model.config.rope_parameters = model.config.rope_parameters | {
         "rope_type": "dynamic",
@@ -225,19 +225,19 @@ def test_a_forward_that_looks_at_values_is_not_recorded():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_looks(mode):
+def test_value_reads_are_detected(mode):
     x = torch.arange(6.0)
     with mode(), ValueReadDetector() as detector:
         (x * 2).sum(), x[torch.tensor([1, 2])], x.argmax(), torch.where(x > 2, x, -x)
         assert not detector.operations
-        for look in (lambda: x.max().item(), lambda: bool(x[0]), x.nonzero, lambda: x[x > 2]):
+        for read in (lambda: x.max().item(), lambda: bool(x[0]), x.nonzero, lambda: x[x > 2]):
             detector.operations.clear()
-            look()
+            read()
             assert detector.operations
 
 
 def test_a_cleared_slab_is_freed_at_once():
-    """On a GPU there may be no room for two."""
+    """A GPU may have no room for two."""
     _, engine = engines(make_model(), record=plain)
     engine.submit(make_requests(2, 4))
     engine.step()
@@ -267,7 +267,7 @@ def test_graphs_draw_what_lanes_draw_on_a_gpu(family):
     whole = finish(lanes)
     graphs.submit(requests)
     assert_same(finish(graphs), whole)
-    # Recorded anew: other memory, and another number of slots.
+    # Recorded anew: other addresses, and another number of slots.
     graphs.submit(requests)
     done = {(c.group, c.index): c for _ in range(9) for c in graphs.step()}
     pending = graphs.pending()
@@ -297,8 +297,8 @@ def test_logprobs_of_graphs_on_a_gpu_in_bfloat16(family):
 
 
 @cuda
-def test_engines_record_and_replay_beside_each_other_on_a_gpu():
-    """Two threads, as two generators of one process have, and a probe's engine in between."""
+def test_engines_of_one_process_record_and_replay_on_a_gpu():
+    """Two threads, as for two generators of one process, and a probe's engine in between."""
     requests = make_requests(6, 4, seed=5, tokens=(20, 60))
     model, first = on_gpu("llama", torch.float32)
     lanes = SlotEngine(model, 16, 130, [EOS])

@@ -27,8 +27,8 @@ from tramontane.types import Request, SamplingParams
 
 
 @pytest.fixture(autouse=True, params=["prefixes shared", "prefixes copied"])
-def many_slots(request, monkeypatch):
-    """Both ways to lay out keys and values, which the number of slots decides between."""
+def layout(request, monkeypatch):
+    """Both layouts of keys and values; the number of slots decides between them in use."""
     monkeypatch.setattr(cache, "_SHARING_SLOTS", 1 if request.param == "prefixes shared" else 1000)
 
 
@@ -77,7 +77,7 @@ def test_sampled_logprobs_with_refills_and_mixed_lengths(family, temperature):
         assert c.finish_reason == ("stop" if stopped else "length")
         assert EOS not in c.token_ids[:-1]
         assert stopped or len(c.token_ids) == r.sampling.max_tokens
-    # The run must have had what it claims to test: both ends, lanes outgrown, slots refilled.
+    # The test requires both finish reasons, outgrown lanes and refilled slots.
     assert {c.finish_reason for c in done.values()} == {"stop", "length"}
     assert max(len(c.prompt_ids) + len(c.token_ids) for c in done.values()) > 96
     assert engine.stats.live_slot_steps < engine.stats.slot_steps
@@ -88,7 +88,7 @@ def test_bfloat16_logprobs(family):
     """Within 0.05 on average and 0.6 at most of a float32 forward of the same rounded weights
     (these models' logits reach ±20), and no further than transformers' own bfloat16 forward."""
     model = make_model(family, dtype=torch.bfloat16)
-    own = twin(model)
+    rounded = twin(model)
     exact = twin(model).float()
     requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(20, 60))
     engine = SlotEngine(model, slots=16, max_len=100)
@@ -96,7 +96,7 @@ def test_bfloat16_logprobs(family):
     ours, theirs = [], []
     for c in finish(engine).values():
         truth = chosen(reference_logprobs(exact, c.prompt_ids, c.token_ids), c.token_ids)
-        plain = chosen(reference_logprobs(own, c.prompt_ids, c.token_ids), c.token_ids)
+        plain = chosen(reference_logprobs(rounded, c.prompt_ids, c.token_ids), c.token_ids)
         ours.append((torch.tensor(c.logprobs) - truth).abs())
         theirs.append((plain - truth).abs())
     error, yardstick = torch.cat(ours), torch.cat(theirs)
@@ -108,11 +108,11 @@ def test_bfloat16_logprobs(family):
 def test_request_does_not_depend_on_its_neighbours():
     model = make_model("qwen3")
     crowd = make_requests(17, 3, seed=7, temperature=0.9)
-    chosen_ones = [crowd[0], crowd[25], crowd[50]]
+    selected = [crowd[0], crowd[25], crowd[50]]
     engine = SlotEngine(model, slots=20, max_len=80, eos_ids=[EOS])
     engine.submit(crowd)
     together = finish(engine)
-    for request in chosen_ones:
+    for request in selected:
         engine = SlotEngine(model, slots=1, max_len=80, eos_ids=[EOS])
         engine.submit([request])
         alone = finish(engine)[request.group, request.index]
@@ -122,11 +122,13 @@ def test_request_does_not_depend_on_its_neighbours():
 def test_interrupted_requests_continue_to_the_same_tokens():
     model = make_model("mistral")
     requests = make_requests(6, 4, seed=11, tokens=(10, 60))
-    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS])
+    engine.version = 3
     engine.submit(requests)
     whole = finish(engine)
 
-    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+    engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS])
+    engine.version = 3
     engine.submit(requests)
     done = {}
     while engine.unfinished:
@@ -136,7 +138,8 @@ def test_interrupted_requests_continue_to_the_same_tokens():
         assert [(r.group, r.index) for r in pending] == [
             (r.group, r.index) for r in requests if (r.group, r.index) not in done
         ]
-        engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS], version=3)
+        engine = SlotEngine(model, slots=9, max_len=100, eos_ids=[EOS])
+        engine.version = 3
         engine.submit(pending)
     assert done.keys() == whole.keys()
     for key, c in done.items():
@@ -148,8 +151,8 @@ def test_interrupted_requests_continue_to_the_same_tokens():
 
 
 def test_group_prompt_is_prefilled_once():
-    """All but a prompt's last token goes through prefill, once a group, though the second group's
-    members are admitted over many steps."""
+    """A prompt without its last token is prefilled once a group, though the second group's members
+    are admitted over many steps."""
     model = make_model()
     requests = make_requests(2, 16, seed=2, lengths=(20, 30), tokens=(3, 12))
     engine = SlotEngine(model, slots=20, max_len=50)
@@ -170,7 +173,7 @@ def test_slots_are_refilled_at_once():
     engine.submit(requests)
     while engine.unfinished > engine.slots:
         engine.step()
-        # What a step frees, the next one fills: no slot idles while anything waits.
+        # The next step fills the slots that a step frees: no slot idles while requests wait.
         assert engine.stats.live_slot_steps == engine.stats.slot_steps
 
 
@@ -186,7 +189,7 @@ def test_slots_are_refilled_at_once():
         ({"sampling": SamplingParams(5, top_p=0)}, "top_p"),
     ],
 )
-def test_impossible_requests_are_refused_whole(change, message):
+def test_one_impossible_request_refuses_the_whole_call(change, message):
     engine = SlotEngine(make_model(), slots=2, max_len=60)
     good = Request(0, 0, [5, 6], 0, SamplingParams(20))
     with pytest.raises(InputError, match=message):
@@ -194,7 +197,7 @@ def test_impossible_requests_are_refused_whole(change, message):
     assert engine.unfinished == 0
 
 
-def test_context_of_the_model_is_a_limit_too():
+def test_the_context_of_the_model_is_a_limit():
     engine = SlotEngine(make_model(), slots=2, max_len=1000)
     with pytest.raises(InputError, match="the model's context of 256"):
         engine.submit([Request(0, 0, [5] * 200, 0, SamplingParams(57))])

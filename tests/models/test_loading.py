@@ -1,4 +1,4 @@
-"""Packed forwards against transformers' own sdpa forward, and what loading refuses."""
+"""Packed forwards against transformers' own sdpa forward, and checkpoints that loading refuses."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    # Wide weights: attention is far from uniform, so that a wrong mask or position shows.
+    # Widely distributed weights: attention is far from uniform, and a wrong mask or position shows.
     "initializer_range": 0.3,
 }
 FAMILIES = {
@@ -67,7 +67,7 @@ def sequences(lengths):
 
 
 def loss_of(logits):
-    """Weighs every logit differently, so that no two errors cancel."""
+    """A loss that weighs every logit differently, so that no two errors cancel."""
     weights = torch.sin(torch.arange(logits.numel(), dtype=logits.dtype)).view_as(logits)
     return (torch.log_softmax(logits, -1) * weights).sum()
 
@@ -94,8 +94,8 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
     """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
     monkeypatch.setattr(packing, "SHORT", short)
     monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks a prompt
-    first, second, *own = sequences((9, 2, 14, 13, 3, 1, 40, 6))
-    families = [(first, own[:4]), (second, own[4:])]
+    first, second, *completions = sequences((9, 2, 14, 13, 3, 1, 40, 6))
+    families = [(first, completions[:4]), (second, completions[4:])]
     rows, continues, wanted = [], [], []
     for prompt, completions in families:
         rows.append(prompt)
@@ -126,35 +126,35 @@ def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, mon
 
 @st.composite
 def rows_of_families(draw):
-    """Lengths, and which sequence each continues: prompts with completions, in order."""
+    """Lengths, and the sequence that each continues: prompts with completions, in order."""
     lengths, continues = [], []
     for _ in range(draw(st.integers(1, 3))):
         parent = len(lengths)
-        own = draw(st.lists(st.integers(1, 9), max_size=4))
-        lengths += [draw(st.integers(1, 9)), *own]
-        continues += [None, *[parent] * len(own)]
+        members = draw(st.lists(st.integers(1, 9), max_size=4))
+        lengths += [draw(st.integers(1, 9)), *members]
+        continues += [None, *[parent] * len(members)]
     return lengths, continues
 
 
 @given(rows_of_families(), st.sampled_from([None, 1, 3]))
-def test_ragged_rows_see_what_blocks_see(family, window):
-    """As flash attention takes them: queries and keys by their ends, causal from the last key."""
+def test_a_varlen_layout_shows_the_same_keys_as_blocks(family, window):
+    """As flash attention reads it: queries and keys by their ends, causal from the last key."""
     lengths, continues = family
     generator = torch.Generator().manual_seed(sum(lengths))
     q, k, v = (torch.randn(1, h, sum(lengths), 8, generator=generator) for h in (4, 2, 2))
     row = packing.Packing(lengths, continues)
     want, _ = packed_attention(nn.Identity(), q, k, v, None, packing=row, sliding_window=window)
-    ragged, got = row.ragged, []
-    keys = torch.arange(sum(lengths)) if ragged.keys is None else ragged.keys
-    spans = [list(pairwise(ends.tolist())) for ends in (ragged.query_ends, ragged.key_ends)]
+    varlen, got = row.varlen, []
+    keys = torch.arange(sum(lengths)) if varlen.keys is None else varlen.keys
+    spans = [list(pairwise(ends.tolist())) for ends in (varlen.query_ends, varlen.key_ends)]
     for (q0, q1), (k0, k1) in zip(*spans, strict=True):
-        assert q1 - q0 <= ragged.longest_query
-        assert k1 - k0 <= ragged.longest_key
+        assert q1 - q0 <= varlen.longest_query
+        assert k1 - k0 <= varlen.longest_key
         behind = torch.arange(q0 - q1, 0)[:, None] - torch.arange(k0 - k1, 0)
         seen = (behind >= 0) & (behind < (window or k1))
-        own = keys[k0:k1]
+        visible = keys[k0:k1]
         part = F.scaled_dot_product_attention(
-            q[0, :, q0:q1], k[0, :, own], v[0, :, own], seen, enable_gqa=True
+            q[0, :, q0:q1], k[0, :, visible], v[0, :, visible], seen, enable_gqa=True
         )
         got.append(part.transpose(0, 1))
     torch.testing.assert_close(torch.cat(got)[None], want, atol=1e-5, rtol=1e-5)
@@ -206,12 +206,12 @@ def test_pack_lays_rows_one_after_the_other():
     assert packed.lengths == (3, 1, 2)
 
 
-# What loading refuses
+# Checkpoints that loading refuses
 
 
 @pytest.fixture
 def broken(tmp_path):
-    """A whole checkpoint with its tokenizer, to be damaged by the test."""
+    """An intact checkpoint with its tokenizer, for the test to damage."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
     train_tokenizer(["1 + 1 = 2"], 512).save_pretrained(tmp_path)
@@ -237,7 +237,7 @@ def test_truncated_weights(broken, kept):
         load_model(str(broken))
 
 
-def test_a_missing_tensor_is_not_made_up(broken):
+def test_a_missing_tensor_is_refused(broken):
     file = broken / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]

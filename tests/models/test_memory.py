@@ -1,4 +1,4 @@
-"""What malloc holds free goes back to the system."""
+"""Free memory that malloc holds returns to the system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 HOLES = """
 import re
-from tramontane.models.memory import give_back
+from tramontane.models.memory import release_free_memory
 
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
@@ -20,14 +20,14 @@ blocks = [bytes(16_000) for _ in range(20_000)]
 kept = blocks[::50]
 del blocks
 full = resident()
-give_back()
+release_free_memory()
 print(full - before, resident() - before)
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc")
-def test_memory_between_what_is_kept_is_given_back():
-    """300 MiB of blocks, of which every fiftieth stays: malloc holds what lies between them."""
+def test_free_memory_between_used_blocks_is_released():
+    """300 MiB of blocks, of which every fiftieth stays: malloc holds the memory between them."""
     done = subprocess.run(
         [sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, timeout=120
     )

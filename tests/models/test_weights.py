@@ -1,4 +1,4 @@
-"""Weights arrive as the trainer has them, in the generators' dtype, and nobody holds them twice."""
+"""Weights arrive as the trainer has them, in the generators' dtype, and no worker copies all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _config(request: Any, folder: Path, kind: str, ranks: int, dtype: str) -> Co
 
 
 class Sharded(Trainer):
-    """A trainer that has moved, each weight by another amount."""
+    """A trainer whose `move` changes each weight by a different amount."""
 
     def move(self, update: int) -> None:
         with torch.no_grad():
@@ -55,8 +55,8 @@ class Sharded(Trainer):
 
 @pytest.fixture
 def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
-    """A placement, its trainer, and a generator."""
-    held: list[Any] = []
+    """Makes a placement with a trainer and a generator, and closes them after the test."""
+    opened: list[Any] = []
 
     def make(config: Config) -> tuple[Any, Handle, Handle]:
         placement = place(config, unheard)
@@ -64,21 +64,21 @@ def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
             partial(Sharded.load, "tiny", config.trainer, config.pipeline, 1.0, 5, 0)
         )
         generator = placement.generator(0, partial(Generator.load, "tiny", config.generator, 4, 64))
-        held.extend([trainer, generator, placement])
+        opened.extend([trainer, generator, placement])
         for handle in (trainer, generator):
             handle.started.result()
         return placement, trainer, generator
 
     yield make
-    for one in held:
-        one.close()
+    for worker in opened:
+        worker.close()
 
 
 @pytest.mark.parametrize(("kind", "ranks", "dtype"), KINDS)
 def test_a_generator_has_what_the_trainer_has_bit_for_bit(
     request: Any, workers: Any, tmp_path: Path, kind: str, ranks: int, dtype: str
 ) -> None:
-    """However many ranks hold it; the trainer's next changes are not seen until published."""
+    """For any number of ranks; the trainer's next changes are not seen until published."""
     config = _config(request, tmp_path, kind, ranks, dtype)
     placement, trainer, generator = workers(config)
     sizes = config.pipeline
@@ -92,16 +92,14 @@ def test_a_generator_has_what_the_trainer_has_bit_for_bit(
         del weights
         trainer.submit("move", 7).result()
         arrived = generator.submit("weights").result()
-        for name, own in whole.model.state_dict().items():
-            assert not torch.equal(own, start[name])
-            assert torch.equal(arrived[name], own.to(getattr(torch, dtype))), name
+        for name, expected in whole.model.state_dict().items():
+            assert not torch.equal(expected, start[name])
+            assert torch.equal(arrived[name], expected.to(getattr(torch, dtype))), name
         whole.move(7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_stored_comes_back_with_its_names_and_shapes(
-    ray_cluster: Any, dtype: torch.dtype
-) -> None:
+def test_stored_weights_keep_names_and_shapes(ray_cluster: Any, dtype: torch.dtype) -> None:
     from tramontane.placement.actors import StoredWeights
 
     shared = torch.randn(5, 7)
@@ -127,7 +125,7 @@ HEAVY = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10}
 
 
 def _heavy() -> LlamaForCausalLM:
-    """170 MB, of which no tensor is larger than 4 MB."""
+    """A model of 170 MB whose largest tensor has 4 MB."""
     config = LlamaConfig(
         vocab_size=load_model("tiny").config.vocab_size,
         num_attention_heads=8,
@@ -138,7 +136,7 @@ def _heavy() -> LlamaForCausalLM:
 
 
 class Measured:
-    """A worker, and what one of its calls took in memory of its own."""
+    """A worker, and the memory that one of its calls took."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.worker = make()
@@ -160,7 +158,7 @@ def _heavy_generator() -> Measured:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="measured in /proc")
 @pytest.mark.parametrize(("kind", "ranks"), [("thread", 1), ("ray", 2)])
-def test_no_worker_holds_more_than_a_bucket_beside_its_model(
+def test_no_worker_holds_more_than_a_bucket_besides_its_model(
     request: Any, tmp_path: Path, kind: str, ranks: int
 ) -> None:
     config = _config(request, tmp_path, kind, ranks, "float32")
@@ -177,15 +175,15 @@ def test_no_worker_holds_more_than_a_bucket_beside_its_model(
         assert taken < BUCKET_BYTES
         # Gathering a tensor from all ranks takes temporaries.
         assert sent < BUCKET_BYTES * (1.0 if ranks == 1 else 1.5)
-    for one in (trainer, generator, placement):
-        one.close()
+    for worker in (trainer, generator, placement):
+        worker.close()
 
 
 def _unique(tensors: Bucket) -> list[torch.Tensor]:
     return list({t.data_ptr(): t for t in tensors.values()}.values())
 
 
-def test_what_is_not_installed_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_transport_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     from tramontane.errors import InputError
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "nixl" else 1)

@@ -75,7 +75,6 @@ class SlotEngine:
         max_len: longest prompt plus completion, in tokens.
         eos_ids: tokens that end a completion.
         prefill_tokens: maximum tokens in one prefill forward (a longer sequence has one to itself).
-        version: the version of the model's current weights.
         record: makes steps of fixed shapes quicker to repeat; keys and values then lie in a slab
             instead of in lanes. Unused if the model's forward reads values of tensors.
 
@@ -91,7 +90,6 @@ class SlotEngine:
         eos_ids: Collection[int] = (),
         *,
         prefill_tokens: int = 4096,
-        version: int = 0,
         record: StepRecorder | None = None,
     ) -> None:
         self.model = model.eval()
@@ -108,7 +106,7 @@ class SlotEngine:
             self._decoder = RecordedDecoder(model, layout, self._is_eos, record)
         else:
             self._decoder = LaneDecoder(model, layout, self._is_eos)
-        self.version = version
+        self.version = 0
         self._serial = 0
         self._allocate()
 
@@ -125,7 +123,7 @@ class SlotEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights, recorded with every token that is sampled."""
+        """Version of the weights, from 0 on; recorded with every token that is sampled."""
         return self._version
 
     @version.setter

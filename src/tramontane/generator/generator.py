@@ -201,9 +201,9 @@ class Generator:
             len(prompts),
             longest,
             prefill_tokens=self.config.prefill_tokens,
-            version=self.version,
             record=self._step_recorder(),
         )
+        engine.version = self.version
         sampling = SamplingParams(tokens, temperature)
         engine.submit([Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)])
         completions: list[Completion] = []

@@ -1,1 +1,1 @@
-"""Any Hugging Face causal LM: loading, packed attention, packing, and weights on their way."""
+"""Hugging Face causal LMs: loading, packed attention, packed rows, and weights in transit."""

@@ -1,4 +1,4 @@
-"""Loading Hugging Face causal language models as both generator and trainer use them."""
+"""Loading of Hugging Face causal LMs, the same for generator and trainer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from transformers.utils.logging import disable_progress_bar
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
 
-# Its bars would run through the display of a run.
+# Progress bars would break the display of a run.
 disable_progress_bar()
 
-# In bfloat16 on a CPU, torch keeps the kernels of the last 1,024 shapes, each thread its own, which
-# took 1.3 GiB in a trainer. oneDNN itself keeps kernels for all threads together, and asking it
-# takes microseconds. With 512 of them a trainer is up to 7 % quicker at 1.8 M, but takes 0.3 GiB
-# more and goes on growing for an hour. Read when the first kernel is made.
+# In bfloat16 on a CPU, each thread of torch caches the kernels of the last 1,024 shapes, which took
+# 1.3 GiB in a trainer. oneDNN has a cache shared by all threads, with lookups of microseconds. With
+# 512 kernels there, a trainer is up to 7 % quicker at 1.8 M, but takes 0.3 GiB more and keeps
+# growing for an hour. Both variables are read when the first kernel is made.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
@@ -37,7 +37,7 @@ _LOADING = threading.Lock()
 
 
 def resolve(model: str) -> str:
-    """`tiny` is the base model inside this package; anything else is left as it is."""
+    """The folder of the base model inside this package for `tiny`; other names unchanged."""
     if model == "tiny":
         return str(resources.files("tramontane") / "tiny_base")
     return model
@@ -47,8 +47,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint folder or Hugging Face name.
 
     Raises:
-        InputError: nothing there, or a tokenizer without an EOS token (a completion could never
-            end by itself).
+        InputError: no tokenizer there, or a tokenizer without an EOS token (a completion could
+            never end by itself).
     """
     tokenizer = _from_pretrained(AutoTokenizer, model)
     if tokenizer.eos_token_id is None:
@@ -65,7 +65,7 @@ def load_model(
     """Load a causal LM whose attention takes packed rows.
 
     Raises:
-        InputError: nothing there, or damaged weights.
+        InputError: no checkpoint there, or damaged weights.
     """
     loaded, info = _from_pretrained(
         AutoModelForCausalLM,
@@ -75,14 +75,14 @@ def load_model(
         output_loading_info=True,
     )
     if missing := sorted(info["missing_keys"]):
-        # transformers would go on with random numbers in their place.
+        # transformers would continue with random numbers in their place.
         raise InputError(
             f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             + "; fetch or save it again"
         )
-    # Weights may lie unaligned in a mapped file, where matrix products round differently (seen in
-    # the seventh digit): copied, equal weights give equal bits wherever they were loaded from.
+    # Weights may lie unaligned in a mapped file, and matrix products then round differently (seen
+    # in the seventh digit). Copied, equal weights give equal bits from any file.
     for parameter in loaded.parameters():
         parameter.data = parameter.data.clone()
     return loaded.to(device)
@@ -94,10 +94,10 @@ def load_config(model: str) -> Any:
 
 
 def check_device(device: str, key: str = "device") -> None:
-    """See that torch has the device; `key` names it in the error.
+    """Check that torch sees the device; `key` is the configuration key that the error names.
 
     Raises:
-        InputError: it has none such.
+        InputError: torch sees no device of that kind.
     """
     has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not has.get(torch.device(device).type, True):
@@ -108,7 +108,7 @@ def check_device(device: str, key: str = "device") -> None:
 
 
 def context_length(model_config: Any) -> int | None:
-    """Positions that the model was made for, or None where its config does not say."""
+    """Positions that the model was made for, or None if its config does not say."""
     return getattr(model_config, "max_position_embeddings", None)
 
 
@@ -123,8 +123,8 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
         with _LOADING:
             return auto.from_pretrained(path, **options)
     except Exception as error:
-        # transformers raises many kinds here (OSError, ValueError, SafetensorError, …); all of
-        # them mean that what the user named cannot be loaded.
+        # transformers raises OSError, ValueError, SafetensorError and others here; all of them mean
+        # that the user's model cannot be loaded.
         raise InputError(
             f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
             f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."

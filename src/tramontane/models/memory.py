@@ -1,13 +1,13 @@
-"""This process' memory."""
+"""Memory of this process."""
 
 import ctypes
 
 
-def give_back() -> None:
-    """Return to the system what this process' malloc holds free, where that is glibc's.
+def release_free_memory() -> None:
+    """Return the free memory that malloc holds to the system; nothing happens without glibc.
 
-    Tensors of ever new sizes leave holes in its heaps, and the heaps go on growing by them: half an
-    hour of workers in threads held more free than in use.
+    Tensors of varying sizes leave holes in malloc's heaps, and the heaps keep growing: after half
+    an hour, workers in threads held more free memory than memory in use.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):

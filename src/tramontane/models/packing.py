@@ -1,6 +1,6 @@
 """*Packed* rows: several sequences of different lengths lie one after the other in a single row,
 so that linear layers, which are nearly all of the cost, see no padding. Only attention is padded,
-in blocks, which are laid out here and computed in `attention.py`.
+in blocks; this file lays the blocks out, and `attention.py` computes them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-# On a CPU, attention of this many tokens is computed by plain matrix products.
+# On a CPU, attention of up to this number of tokens is computed by plain matrix products.
 SHORT = 512
-# One more block of attention costs about as much as this many scores of a head.
+# An additional block of attention costs about as much as this number of scores of a head.
 SPLIT_COST = 4096
-# Blocks of attention on a CPU are rounded up to a multiple of this many tokens: a softmax takes
-# half the time over such rows, and there are fewer shapes, each of which wants its own kernel.
-LANES = 32
+# Blocks of attention on a CPU are rounded up to a multiple of this number of tokens: a softmax
+# takes half the time over such rows, and fewer shapes require fewer kernels.
+BLOCK_MULTIPLE = 32
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Packed:
 
     Args:
         input_ids: [1, N].
-        position_ids: [1, N], starting at 0 in every sequence that continues none.
+        position_ids: [1, N], starting at 0 in every sequence that continues no other.
         lengths: of the sequences, summing to N.
-        continues: for each sequence, which other one its tokens come after; None: they are its
-            first.
+        continues: for each sequence, the index of the sequence that its tokens come after, or None
+            if it starts at position 0.
     """
 
     input_ids: torch.Tensor
@@ -57,8 +57,9 @@ def pack(
 ) -> Packed:
     """Lay token sequences one after the other.
 
-    A sequence may continue an earlier one (which itself continues none): it sees that one's tokens
-    as if they stood before its own, so that what several sequences begin with is computed once.
+    A sequence may continue an earlier sequence (which itself continues none): it sees the earlier
+    tokens as if they stood before its own. So a beginning shared by several sequences is computed
+    once.
     """
     continues = (None,) * len(sequences) if continues is None else tuple(continues)
     lengths = tuple(len(s) for s in sequences)
@@ -69,8 +70,20 @@ def pack(
 
 
 class Packing:
-    """The blocks of a row, made once a forward: neighbours that continue the same sequence and are
-    of like length. `sizes` are the blocks' tokens, summing to N."""
+    """The blocks of a row, made once a forward: neighbours of similar length that continue the same
+    sequence.
+
+    Args:
+        lengths: of the sequences, summing to N.
+        continues: as in `Packed`.
+        device: of the row.
+
+    Attributes:
+        blocks: in the order of the row.
+        sizes: tokens of each block, summing to N.
+        short: (index, block) of the blocks for plain matrix products.
+        long: (index, block) of the others.
+    """
 
     def __init__(
         self,
@@ -81,36 +94,37 @@ class Packing:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
         self.blocks: list[Block] = []
         self.sizes: list[int] = []
-        # A sequence that others continue has a block to itself: which one.
-        block_of: dict[int, int] = {}
+        # A sequence that others continue has a block to itself.
+        block_of: dict[int, int] = {}  # first sequence of a block → the block's index
         for run in _runs(lengths, continues):
             context = continues[run[0]]
-            own = [lengths[i] for i in run]
+            run_lengths = [lengths[i] for i in run]
             block_of[run[0]] = len(self.blocks)
             self.blocks.append(
-                Block(own, torch.device(device))
+                Block(run_lengths, self.device)
                 if context is None
-                else Block(own, torch.device(device), block_of[context], lengths[context])
+                else Block(run_lengths, self.device, block_of[context], lengths[context])
             )
-            self.sizes.append(sum(own))
+            self.sizes.append(sum(run_lengths))
         self.short = [(i, block) for i, block in enumerate(self.blocks) if block.short]
         self.long = [(i, block) for i, block in enumerate(self.blocks) if not block.short]
 
     @cached_property
-    def ragged(self) -> Ragged:
-        return Ragged(self.lengths, self.continues, self.device)
+    def varlen(self) -> VarlenLayout:
+        """The same row for kernels that take sequences of different lengths."""
+        return VarlenLayout(self.lengths, self.continues, self.device)
 
 
-class Ragged:
-    """The same row for kernels that take sequences of any lengths, without padding.
+class VarlenLayout:
+    """A packed row for kernels that take sequences of different lengths, without padding.
 
     Attributes:
-        keys: [K] int64: which tokens of the row are keys, sequence after sequence: those that it
-            continues, then its own. None: every token once, in order.
-        query_ends: [sequences + 1] int32: 0, and where each sequence's queries end in the row.
-        key_ends: [sequences + 1] int32: likewise in `keys`.
-        longest_query: tokens.
-        longest_key: tokens.
+        keys: [K] int64, the tokens of the row that are keys, sequence after sequence: of the
+            sequence that it continues, then its own. None: every token once, in order.
+        query_ends: [sequences + 1] int32: 0, then the end of each sequence's queries in the row.
+        key_ends: [sequences + 1] int32: 0, then the end of each sequence's keys in `keys`.
+        longest_query: maximum number of queries of a sequence.
+        longest_key: maximum number of keys of a sequence.
     """
 
     def __init__(
@@ -131,14 +145,14 @@ class Ragged:
 
 
 def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
-    """Neighbours that form a block."""
+    """Indices of neighbours that form a block, block by block."""
     shared = set(continues) - {None}
     run: list[int] = []
     longest = 0
     for index, (n, context) in enumerate(zip(lengths, continues, strict=True)):
         before = 0 if context is None else lengths[context]
         grown = max(longest, n)
-        # What it costs more, in attention scores, to pad this one together with the run.
+        # Additional attention scores if this sequence is padded together with the run.
         width = before + grown
         extra = len(run) * (grown * width - longest * (before + longest)) + (
             grown * width - n * (before + n)
@@ -154,15 +168,15 @@ def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[l
 
 
 class Block:
-    """A padded [B, L] rectangle of sequences; all may continue one other sequence, whose keys they
-    then see before their own. Padding sits behind a row's last token, where causal attention never
-    looks; L is the longest, rounded up.
+    """A padded [B, L] rectangle of sequences, which may all continue one other sequence and then
+    see its keys before their own. Padding sits behind a row's last token, where causal attention
+    never looks; L is the longest length, rounded up.
 
     Args:
         lengths: of the B sequences.
-        device: where the tokens are.
-        context: the block of the sequence that they continue.
-        before: that sequence's length.
+        device: of the row.
+        context: index of the block of the sequence that they continue.
+        before: length of the sequence that they continue.
     """
 
     def __init__(
@@ -178,23 +192,23 @@ class Block:
         self.keys = before + self.longest
         self.short = device.type == "cpu" and self.keys <= SHORT
         if self.short:
-            self.longest = -(-self.longest // LANES) * LANES
-            self.keys = -(-(before + self.longest) // LANES) * LANES
-        self._places: dict[tuple[int, bool], Places] = {}
+            self.longest = -(-self.longest // BLOCK_MULTIPLE) * BLOCK_MULTIPLE
+            self.keys = -(-(before + self.longest) // BLOCK_MULTIPLE) * BLOCK_MULTIPLE
+        self._places: dict[tuple[int, bool], PaddingIndex] = {}
         self._biases: dict[tuple[int | None, torch.dtype], torch.Tensor] = {}
 
-    def query_places(self, heads: int) -> Places:
-        """Of the block's n tokens in [B, heads, L]."""
+    def query_places(self, heads: int) -> PaddingIndex:
+        """Places of the block's n tokens in [B, heads, L]."""
         return self._cached(heads, False)
 
-    def key_places(self, heads: int) -> Places:
-        """Of the context's and then the block's tokens in [B, heads, keys]."""
+    def key_places(self, heads: int) -> PaddingIndex:
+        """Places of the context's and then the block's tokens in [B, heads, keys]."""
         return self._cached(heads, True)
 
-    def _cached(self, heads: int, keys: bool) -> Places:
+    def _cached(self, heads: int, keys: bool) -> PaddingIndex:
         if (heads, keys) not in self._places:
             before, width = (self.before, self.keys) if keys else (0, self.longest)
-            places = Places(self.lengths, before, width, heads, self.device)
+            places = PaddingIndex(self.lengths, before, width, heads, self.device)
             self._places[heads, keys] = places
         return self._places[heads, keys]
 
@@ -205,7 +219,7 @@ class Block:
         return (distance >= 0) & (distance < (window or self.keys))
 
     def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """[L, keys]: 0 where `mask` is True, else −∞; made once for all layers."""
+        """[L, keys]: 0 where `mask` is True, −∞ elsewhere; made once for all layers."""
         if (window, dtype) not in self._biases:
             zeros = torch.zeros(self.longest, self.keys, dtype=dtype, device=self.device)
             bias = zeros.masked_fill_(~self.mask(window), float("-inf"))
@@ -213,10 +227,18 @@ class Block:
         return self._biases[window, dtype]
 
 
-class Places:
-    """Where the rows of tokens [before + n, heads, d] are in a rectangle [B, heads, width, d], each
-    of whose rows starts with the same `before` tokens. Tokens move by index alone: padding repeats
-    a sequence's last token."""
+class PaddingIndex:
+    """Maps tokens [before + n, heads, d] to places in a rectangle [B, heads, width, d] whose rows
+    all start with the same `before` tokens. Tokens move by index alone: padding repeats a
+    sequence's last token.
+
+    Args:
+        lengths: of the B sequences, summing to n.
+        before: number of shared tokens before each sequence.
+        width: of the rectangle.
+        heads: of the tokens.
+        device: of the tokens.
+    """
 
     def __init__(
         self, lengths: Sequence[int], before: int, width: int, heads: int, device: torch.device
@@ -229,29 +251,31 @@ class Places:
 
     @cached_property
     def _sources(self) -> torch.Tensor:
-        """Of each place, the token's row and head."""
+        """[B · heads · width] int64: the row in flat [(before + n) · heads, d] at each place."""
         _, heads, width = self.shape
         column = torch.arange(width)
-        own = self._starts + torch.minimum(column - self.before, self._lengths - 1)
-        token = torch.where(column < self.before, column, own)
+        unshared = self._starts + torch.minimum(column - self.before, self._lengths - 1)
+        token = torch.where(column < self.before, column, unshared)
         head = torch.arange(heads)[:, None]
         return (token[:, None] * heads + head).flatten().to(self._device)
 
     @cached_property
-    def _own(self) -> torch.Tensor:
-        """Of each of the n tokens and heads, its place."""
+    def _token_places(self) -> torch.Tensor:
+        """[n · heads] int64: place of each of the n tokens, head by head."""
         batch, heads, width = self.shape
         place = torch.arange(batch * heads * width).view(self.shape).transpose(1, 2)
         return place[self._inside].flatten().to(self._device)
 
     @cached_property
-    def _outside(self) -> torch.Tensor:
+    def _padding_places(self) -> torch.Tensor:
+        """Places that hold none of the n tokens: shared tokens and padding."""
         batch, heads, width = self.shape
         place = torch.arange(batch * heads * width).view(self.shape).transpose(1, 2)
         return place[~self._inside].flatten().to(self._device)
 
     @property
     def _inside(self) -> torch.Tensor:
+        """[B, width] bool: True at the n tokens."""
         column = torch.arange(self.shape[2]) - self.before
         return (column >= 0) & (column < self._lengths)
 
@@ -261,13 +285,13 @@ class Places:
 
     def clear(self, x: torch.Tensor) -> torch.Tensor:
         """Zero all but the n tokens, in place."""
-        x.view(-1, x.shape[-1]).index_fill_(0, self._outside, 0.0)
+        x.view(-1, x.shape[-1]).index_fill_(0, self._padding_places, 0.0)
         return x
 
     def unpad(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, heads, width, d] → [n, heads, d], into `out` where that is given."""
+        """[B, heads, width, d] → [n, heads, d], into `out` if given."""
         rows, d = x.reshape(-1, x.shape[-1]), x.shape[-1]
         if out is not None:
-            torch.index_select(rows, 0, self._own, out=out.view(-1, d))
+            torch.index_select(rows, 0, self._token_places, out=out.view(-1, d))
             return out
-        return rows.index_select(0, self._own).view(-1, self.shape[1], d)
+        return rows.index_select(0, self._token_places).view(-1, self.shape[1], d)

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to the generators, bucket by bucket."""
+"""Weights in transit from the trainer to the generators, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ Bucket = dict[str, torch.Tensor]  # tied weights are one tensor under several na
 
 
 class Weights(Protocol):
-    """One version of a whole model: the trainer adds buckets, every generator goes through them.
+    """One version of a whole model: the trainer adds buckets, every generator iterates over them.
 
-    What happens to a bucket in between is the placement's affair. Tied weights come in one bucket.
-    `borrowed`: the tensors are the trainer's own, so it must not step before all have taken them.
+    The placement decides how a bucket travels. Tied weights come in one bucket.
+
+    Attributes:
+        borrowed: the tensors are the trainer's parameters, so the trainer must not step before all
+            generators have copied them.
     """
 
     borrowed: bool
 
     def add(self, bucket: Bucket) -> None:
-        """Keep a bucket, until the trainer's next step at least."""
+        """Keep a bucket, at least until the trainer's next step."""
 
     def shapes(self) -> dict[str, torch.Size]:
-        """Of everything that was added."""
+        """Shape of every weight added."""
 
     def buckets(self) -> Iterator[Bucket]:
-        """Everything that was added, to be read only; a bucket is held for its turn only."""
+        """All buckets added, read-only; each bucket is valid until the next one is requested."""
 
 
 class LocalWeights:
-    """The trainer's own tensors, where generators share its process: the only copy made is the one
-    into the generator's model. Good until the trainer's next step."""
+    """The trainer's parameters, for generators in its process: the only copy made is the one into
+    the generator's model. Valid until the trainer's next step."""
 
     borrowed = True
 
@@ -51,7 +54,7 @@ class LocalWeights:
 
 
 class CopiedWeights(LocalWeights):
-    """Copies on the CPU in a given dtype: good for ever, and fit to be sent to another process."""
+    """Copies on the CPU in a given dtype, which stay valid and can be sent to another process."""
 
     borrowed = False
 

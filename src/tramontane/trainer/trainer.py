@@ -198,7 +198,7 @@ class Trainer:
         """Write everything that `load_state` needs, and give free memory back to the system; every
         rank must call it."""
         state.save(folder, self.model, self.optimizer, self.version)
-        memory.give_back()
+        memory.release_free_memory()
 
     def load_state(self, folder: Path) -> None:
         """Continue from `save_state`, which may have had another number of ranks.
