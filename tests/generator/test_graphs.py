@@ -282,7 +282,7 @@ def test_graphs_draw_what_lanes_draw_on_a_gpu(family):
 @cuda
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_of_graphs_on_a_gpu_in_bfloat16(family):
-    """As far from a float32 forward of the same tokens as transformers' own bfloat16 one."""
+    """Log-probs are as close to a float32 forward as those of transformers' bfloat16 forward."""
     model, graphs = on_gpu(family, torch.bfloat16)
     requests = make_requests(6, 4, seed=5, lengths=(5, 40), tokens=(20, 60))
     graphs.submit(requests)

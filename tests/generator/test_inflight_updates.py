@@ -159,7 +159,7 @@ def test_update_to_the_same_weights_changes_nothing():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_weights_are_replaced(tied):
-    """By `state_dict` (tied weights twice) or by parameters (once), in another dtype."""
+    """Given as `state_dict` (tied weights twice) or as parameters (once), in another dtype."""
     old, new = make_model(tied=tied, seed=0), make_model(tied=tied, seed=1).double()
     for state in (new.state_dict(), dict(new.named_parameters())):
         generator = make_generator(old)

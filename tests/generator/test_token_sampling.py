@@ -130,8 +130,8 @@ def test_invert_draws_no_token_without_mass():
     masses[:, ::64] = masses[:, 1::64] = masses[:, 63::64] = masses[:, 990:] = 0
     edges = masses.double().cumsum(1)
     for column in range(63, 960, 64):
-        at = (edges[:, column] / edges[:, -1]).clamp_max(1 - 2**-53)
-        for u in (at, (at - 2**-53).clamp_min(0), (at + 2**-53).clamp_max(1 - 2**-53)):
+        edge = (edges[:, column] / edges[:, -1]).clamp_max(1 - 2**-53)
+        for u in (edge, (edge - 2**-53).clamp_min(0), (edge + 2**-53).clamp_max(1 - 2**-53)):
             drawn = invert(masses, u)
             assert (masses.gather(1, drawn[:, None]) > 0).all()
 

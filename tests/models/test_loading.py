@@ -138,7 +138,7 @@ def rows_of_families(draw):
 
 @given(rows_of_families(), st.sampled_from([None, 1, 3]))
 def test_a_varlen_layout_shows_the_same_keys_as_blocks(family, window):
-    """As flash attention reads it: queries and keys by their ends, causal from the last key."""
+    """Queries and keys are found by their ends, causal from the last key, as in flash attention."""
     lengths, continues = family
     generator = torch.Generator().manual_seed(sum(lengths))
     q, k, v = (torch.randn(1, h, sum(lengths), 8, generator=generator) for h in (4, 2, 2))
@@ -173,8 +173,8 @@ def test_a_gpu_computes_what_the_cpu_does(window):
         out, _ = packed_attention(nn.Identity(), *inputs, None, packing=row, sliding_window=window)
         out.float().square().sum().backward()
         results.append([t.float().cpu() for t in (out, *(x.grad for x in inputs))])
-    for one, two in zip(*results, strict=True):
-        torch.testing.assert_close(two, one, atol=0.05, rtol=0.05)
+    for exact_result, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, exact_result, atol=0.05, rtol=0.05)
 
 
 def test_a_rectangle_needs_no_packing(checkpoint):

@@ -46,7 +46,7 @@ def slot_attention(
         module: the attention layer.
         query: [B, Hq, 1, d].
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
-        value: [B, Hkv, 1, dv], likewise.
+        value: [B, Hkv, 1, dv], already written to the same cache.
         attention_mask: unused: the step decides which positions are visible.
         scaling: of the scores, by default 1/√d.
         decode: the step; None in any forward other than a decode step.

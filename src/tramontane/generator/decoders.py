@@ -181,5 +181,5 @@ class RecordedDecoder(Decoder):
         return flags._replace(finished=flags.finished & (limit > 0))
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> None:
-        """As `Decoder`; a slot of a slab has room for the longest sequence and is never full."""
+        """Empty the slots; a slot of a slab has room for the longest sequence and is never full."""
         self.state.clear(torch.tensor(finished, dtype=torch.int64, device=self.layout.device))
