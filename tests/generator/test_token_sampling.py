@@ -154,6 +154,15 @@ def test_invert_stays_inside_a_block_whose_sum_was_rounded_up(vocab):
     assert invert(masses, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [641]
 
 
+def test_invert_stays_inside_a_block_whose_lower_edge_was_rounded_up():
+    """0.75 · 2^-28 and 2^24 sum to 2^24 + 2^-28 in float64, so the second block seems to begin at
+    2^-28. A target in between belongs to it, and is not drawn as its first token, of mass 0."""
+    masses = torch.zeros(1, 600)
+    masses[0, 5], masses[0, 70] = 0.75 * 2**-28, 2.0**24
+    uniform = torch.tensor([0.8 * 2**-52], dtype=torch.float64)
+    assert invert(masses, uniform).tolist() == [70]
+
+
 def test_rare_tokens_of_a_large_vocabulary_keep_their_probabilities():
     """Ten tokens of 2^-40 after one of 1, in blocks of their own: float32 sums would lose them."""
     rare = torch.arange(100, 1100, 100)
