@@ -173,6 +173,15 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_probabilities():
     assert invert(masses.expand(10, -1), uniform).tolist() == rare.tolist()
 
 
+def test_rare_tokens_after_a_likely_one_of_their_block_keep_their_probabilities():
+    """62 tokens of 2^-24 after one of 1: a running float32 sum would stay at 1."""
+    masses = torch.zeros(1, 1200)
+    masses[0, 64], masses[0, 65:127], masses[0, 1000] = 1.0, 2.0**-24, 2.0**20
+    ranks = torch.arange(1, 30).double()
+    uniform = (1 + (ranks - 0.5) * 2.0**-24) / (2.0**20 + 1 + 62 * 2.0**-24)
+    assert invert(masses.expand(29, -1), uniform).tolist() == list(range(65, 94))
+
+
 def test_top_p_and_top_k_in_a_large_vocabulary():
     """The same draws with shapes that depend on values and with fixed ones."""
     generator = torch.Generator().manual_seed(3)
