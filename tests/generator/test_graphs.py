@@ -83,7 +83,7 @@ def assert_same(got, expected):
 @pytest.mark.parametrize("kinds", ["plain", "mixed"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replays_draw_what_lanes_draw(family, kinds):
-    requests = make_requests(9, 5, seed=3, tokens=(1, 90))
+    requests = make_requests(6, 5, seed=3, tokens=(1, 70))
     if kinds == "mixed":
         requests = mixed(requests)
     lanes, replays = engines(make_model(family))
