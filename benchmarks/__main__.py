@@ -1,9 +1,9 @@
-"""Runs the benchmarks one after another, and says at the end which promises were kept.
+"""Run the benchmarks one after another, and print at the end which promises were kept.
 
     python -m benchmarks [NAME ...]
 
-Each is a script of its own, with options of its own; here all run with their defaults. Exits with
-1 where a script fails or a promise is broken.
+Each benchmark is a script with options of its own; here all run with their defaults. The exit code
+is 1 if a script fails or a promise is broken.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-# The quick ones first: a broken promise is then soon known.
+# The quick ones first, so that a broken promise is known soon.
 NAMES = ("weight_update", "collation", "overlap", "scaling", "vs_trl", "generation")
 
 
 def run(name: str) -> list[tuple[str, str, bool]]:
-    """One script's promises: what, the figure, and whether it was kept."""
+    """Run one script; returns its promises as (promise, figure, True if kept)."""
     print(f"\n--- benchmarks/{name}.py", flush=True)
     report = HERE / f"{name}.json"
     report.unlink(missing_ok=True)
@@ -33,7 +33,7 @@ def run(name: str) -> list[tuple[str, str, bool]]:
 def main() -> None:
     names = sys.argv[1:] or NAMES
     if unknown := [name for name in names if name not in NAMES]:
-        sys.exit(f"no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
+        sys.exit(f"no benchmark {unknown[0]!r}; choose from {', '.join(NAMES)}")
     found = {name: run(name) for name in names}
     print("\n--- promises")
     for name, promises in found.items():

@@ -1,4 +1,4 @@
-"""What benchmarks share: models of known sizes, spreads, and promises kept or broken."""
+"""Shared by the benchmarks: models of known sizes, spreads, and promises kept or broken."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB = 83
 
 
 class Promise(NamedTuple):
-    """What a benchmark holds the project to: `found` is the figure, `kept` the verdict."""
+    """A figure that the project promises: `found` was measured, `kept` is the verdict."""
 
     promise: str
     found: str
@@ -60,14 +60,14 @@ def spread(values: Sequence[float], digits: int = 0) -> dict[str, float]:
 
 
 class Memory:
-    """Within a `with`: how far this process's own memory rose above what it had, in bytes.
+    """Context manager that measures how far this process's own memory rises, in bytes (`rise`).
 
-    Pages that are mapped and shared with other processes do not count. Linux only.
+    Mapped pages that are shared with other processes do not count. Linux only.
     """
 
     def __enter__(self) -> Memory:
         self.rise, self._before, self._done = 0, _own_memory(), threading.Event()
-        self._watch = threading.Thread(target=self._look)
+        self._watch = threading.Thread(target=self._sample)
         self._watch.start()
         return self
 
@@ -75,7 +75,7 @@ class Memory:
         self._done.set()
         self._watch.join()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._done.wait(0.001):
             self.rise = max(self.rise, _own_memory() - self._before)
 
@@ -86,7 +86,7 @@ def _own_memory() -> int:
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Where a benchmark ran."""
+    """Description of the machine that a benchmark ran on."""
     cpu = platform.processor()
     if (info := Path("/proc/cpuinfo")).is_file():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
@@ -96,8 +96,8 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def finish(script: str | Path, report: dict[str, Any], promises: Sequence[Promise] = ()) -> None:
-    """Write the report beside the script, print what became of its promises, and exit: with 1
-    where one is broken."""
+    """Write the report next to the script, print each promise with its figure, and exit; the exit
+    code is 1 if a promise is broken."""
     report = report | {"promises": [p._asdict() for p in promises]}
     path = Path(script).with_suffix(".json")
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

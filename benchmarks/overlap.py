@@ -3,14 +3,16 @@
     python benchmarks/overlap.py [--lengths fixed 2x 5x] [--async-ratios 1 2 4 8] [--repeats 1]
                                  [--updates 14] [--n-batch 32]
 
-The whole pipeline is run (`workload.py`: a 1.8M Llama whose completions are 62 tokens on average,
-and at most 1, 2 or 5 times as many; a trainer in bfloat16), by n_async / n_batch, with the bound on
-staleness where it holds nothing back (`loose`) and where it does (`1`), and synchronously (`0`).
-`idle` is the share of time in which the generator did nothing; `held` that in which it had nothing
-to do, since the bound (at a run's end: the end) let no group be handed out; `waits` the difference,
-which is what it waits for others. `dropped` counts groups that were generated and thrown away.
-The first three updates, in which the pipeline fills, are left out. Prints a table, and writes
-overlap.json beside this file.
+The whole pipeline is run (`workload.py`: a 1.8M Llama whose completions have 62 tokens on average,
+and at most 1, 2 or 5 times that; a trainer in bfloat16) at several ratios n_async / n_batch. Each
+ratio is run with a staleness bound of 1, and with one of twice the ratio, which holds nothing back.
+A synchronous run (bound 0) is the baseline.
+
+`idle` is the share of time in which the generator did nothing. `held` is the part in which it had
+nothing to do, because the bound, or the end of the run, let no group be handed out. `waits` is the
+difference: time spent waiting for others. `dropped` counts groups that were generated and thrown
+away. The first three updates, in which the pipeline fills, are left out. The script prints a table
+and writes overlap.json next to this file.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ COLUMNS = ("generator_idle", "generator_held", "waits", "trainer_idle", "verifie
 def measure(
     folder: Path, name: str, model: Path, ratio: int, bound: int, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One setting, `repeats` times."""
+    """Run one setting `repeats` times."""
     sizes = {
         "updates": args.updates,
         "n_async": ratio * args.n_batch,

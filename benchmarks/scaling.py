@@ -2,18 +2,18 @@
 
     python benchmarks/scaling.py [--repeats 2] [--updates 50]
 
-Calibration, for few slots and for many (`calibration.py`): the engine and the trainer alone, in CPU
-time: a decode step, of groups that come and go and of ones that begin together, and an update; and
-two runs of the pipeline on Ray, one synchronous, whose records say how much longer both take there
-and beside each other (texts, verdicts, records and the controller have no cores of their own), and
-what they wait for. A run that goes far ahead of its trainer tells, by the trainer's idle time, what
-giving out weights takes (an upper bound, where batches come late after all). The others are the
-check: synchronous and asynchronous, with another n_async, n_batch, group size, bound on staleness
-and spread of lengths than the calibration's.
+The calibration is made for few slots and for many (`calibration.py`). The engine and the trainer
+alone are measured in CPU time: a decode step, for groups that come and go and for groups that begin
+together, and an update. Two runs of the pipeline on Ray, one of them synchronous, show how much
+longer both take there and next to each other (texts, verdicts, records and the controller have no
+cores of their own), and what they wait for. A run that goes far ahead of its trainer shows, by the
+trainer's idle time, what publishing weights takes; this is an upper bound if batches come late after
+all. The check uses other settings than the calibration: synchronous and asynchronous runs with
+another n_async, n_batch, group size, staleness bound and spread of lengths.
 
-All runs take turns, `--repeats` times, since the machine has better and worse minutes; medians
-count. Models and lengths are those of `workload.py`. Prints a table, and writes scaling.json beside
-this file.
+All runs take turns, `--repeats` times, since the speed of the machine varies; medians count. Models
+and lengths come from `workload.py`. The script prints a table and writes scaling.json next to this
+file.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tramontane.models.loading import load_tokenizer
 from tramontane.planning.costs import Costs, geometric
 from tramontane.planning.simulate import Outcome, simulate
 
-# Sequences in flight to measure the engine with: below 48 slots, it lays out keys and values
-# otherwise.
+# Sequences in flight with which the engine is measured; below 48 slots the layout of keys and
+# values is another.
 FEW, MANY = (8, 16, 24, 40), (8, 24, 56, 96, 160)
-# Updates left out: one whose bound on staleness is 8 takes some more than 8 to be filled.
+# First updates left out: with a staleness bound of 8 the pipeline needs some more than 8 to fill.
 SKIP = 12
-# Processes: threads of one slow each other down, the more the fewer sequences there are.
+# Processes, since threads of one process slow each other down, most with few sequences.
 PLACEMENT = {"kind": "ray"}
 
 Sizes = dict[str, int]
 BESIDE = {"n_batch": 48, "group_size": GROUP, "max_staleness": 3}
 IN_TURN = BESIDE | {"max_staleness": 0}
-# Far ahead of the trainer, though a generator that shares its cores may still be the slower one.
+# Far ahead of the trainer, although a generator that shares its cores may still be slower.
 SATURATED = {"n_async": 112, "n_batch": 24, "group_size": 4, "max_staleness": 10}
 CALIBRATION: dict[str, tuple[Lengths, Sizes]] = {
     "saturated": (TWICE, SATURATED),
@@ -70,7 +70,7 @@ CHECKS: dict[str, tuple[Lengths, Sizes]] = {
 
 
 def runs(folder: Path, models: dict[str, Path], args: argparse.Namespace) -> dict[str, list[Any]]:
-    """All runs in turn, `args.repeats` times: the figures of each by its name."""
+    """Make all runs in turn, `args.repeats` times; returns the figures of each by name."""
     seen: dict[str, list[Any]] = {}
     for turn in range(args.repeats):
         for name, (lengths, sizes) in (CALIBRATION | CHECKS).items():
@@ -102,30 +102,30 @@ def predict(config: Config, costs: Costs, lengths: Lengths, prompt: int) -> Outc
     return simulate(config, costs, drawn, prompt, SKIP)
 
 
-def check(lengths: Lengths, sizes: Sizes, seen: list[Any], told: Outcome) -> dict[str, Any]:
-    """A setting's runs and what was told of it; prints a line."""
+def check(lengths: Lengths, sizes: Sizes, seen: list[Any], predicted: Outcome) -> dict[str, Any]:
+    """Compare a setting's runs with its prediction, and print a line."""
     each = middle(seen)
     seconds = spread([s["seconds_per_update"] for s in seen], 3)
-    error = told.seconds_per_update / each["seconds_per_update"] - 1
-    rate_error = told.tokens_per_second / each["tokens_per_second"] - 1
+    error = predicted.seconds_per_update / each["seconds_per_update"] - 1
+    rate_error = predicted.tokens_per_second / each["tokens_per_second"] - 1
     span = f"{seconds['median']:.2f} ({seconds['lowest']:.2f}–{seconds['highest']:.2f})"
     idle = f"{each['generator_idle']:.0%}/{each['trainer_idle']:.0%}"
-    told_idle = f"{told.generator_idle:.0%}/{told.trainer_idle:.0%}"
+    predicted_idle = f"{predicted.generator_idle:.0%}/{predicted.trainer_idle:.0%}"
     print(
         f"{lengths.name:>7} {sizes['n_async']:>7} {sizes['n_batch']:>7} {sizes['group_size']:>3} "
-        f"{sizes['max_staleness']:>3} {span:>22} {told.seconds_per_update:>6.2f} {error:>+6.0%} "
-        f"{each['tokens_per_second']:>9,.0f} {told.tokens_per_second:>6,.0f} {rate_error:>+6.0%} "
-        f"{idle:>10} {told_idle:>10} {each['staleness_mean']:>6.2f} {told.staleness_mean:>6.2f}"
+        f"{sizes['max_staleness']:>3} {span:>22} {predicted.seconds_per_update:>6.2f} {error:>+6.0%} "
+        f"{each['tokens_per_second']:>9,.0f} {predicted.tokens_per_second:>6,.0f} {rate_error:>+6.0%} "
+        f"{idle:>10} {predicted_idle:>10} {each['staleness_mean']:>6.2f} {predicted.staleness_mean:>6.2f}"
     )
     return {
         "lengths": lengths.name,
         **sizes,
         "seconds_per_update": seconds,
-        "predicted": round(told.seconds_per_update, 3),
+        "predicted": round(predicted.seconds_per_update, 3),
         "error": round(error, 3),
         "tokens_per_second_error": round(rate_error, 3),
         "measured": rounded(each),
-        "simulated": rounded(vars(told)),
+        "simulated": rounded(vars(predicted)),
     }
 
 
@@ -171,9 +171,9 @@ def main() -> None:
     rows = []
     for name, (lengths, sizes) in CHECKS.items():
         slots = "few" if sizes["n_async"] <= FEW[-1] else "many"
-        own = costs[slots][lengths.name, not sizes["max_staleness"]]
-        told = predict(configs[name], own, lengths, prompt)
-        rows.append(check(lengths, sizes, seen[name], told))
+        setting_costs = costs[slots][lengths.name, not sizes["max_staleness"]]
+        predicted = predict(configs[name], setting_costs, lengths, prompt)
+        rows.append(check(lengths, sizes, seen[name], predicted))
     worst = max(max(abs(r["error"]), abs(r["tokens_per_second_error"])) for r in rows)
     finish(
         __file__,

@@ -1,10 +1,10 @@
-"""TRL's side of `vs_trl.py`, run by TRL's interpreter: GRPOTrainer, some updates at a time.
+"""TRL's side of `vs_trl.py`, run by TRL's interpreter: GRPOTrainer, a few updates at a time.
 
     python trl_side.py SETTINGS
 
-SETTINGS is a JSON file. After `warm_up` updates that nobody counts, it writes `ready`, and then,
-for each line that it reads, does `updates` updates and writes a line of JSON: their seconds and the
-lengths of their completions.
+SETTINGS is a JSON file. After `warm_up` updates that are not counted the script writes `ready`. For
+each line that it then reads, it does `updates` updates and writes a line of JSON with their seconds
+and the lengths of their completions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from vs_trl_reward import reward
 
-# Only our own lines may reach whoever reads them.
+# The parent process reads stdout, so only the lines of `say` may go there.
 OUT, sys.stdout = sys.stdout, sys.stderr
 
 
@@ -31,7 +31,7 @@ def say(line: str) -> None:
 
 
 class Turns(TrainerCallback):
-    """Waits for its turn before an update, and tells what its updates took."""
+    """Waits for its turn before an update, and reports the time of its updates."""
 
     def __init__(self, warm_up: int, updates: int) -> None:
         self.updates, self.done = updates, -warm_up

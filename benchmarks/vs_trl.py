@@ -4,20 +4,21 @@
                                 [--trl-python PATH] [--device cpu|cuda]
                                 [--trl JSON] [--ours JSON]
 
-Both train the same Llama on the same prompts in groups of 16, with the same reward, at most 128 new
-tokens and the same learning rate: 512 completions an update at 1.8 M parameters, 128 at 25 M. The
-vocabulary has 83 tokens, a character each. The model is taught its form of answer first, for it to
-earn rewards; its completions then end by themselves, with a mean of some 80 tokens.
+Both sides train the same Llama on the same prompts in groups of 16, with the same reward, at most
+128 new tokens and the same learning rate. An update has 512 completions at 1.8 M parameters and 128
+at 25 M. The vocabulary has 83 tokens, mostly single characters. The model is first taught the format
+of an answer, so that it earns rewards; its completions then end by themselves, after some 80 tokens
+on average.
 
-TRL has both cores (two threads) and the settings that came out fastest for it (`TRL`); ours is one
-process of one thread for each worker, on Ray. Both compile their training. They take turns in one
-run, each waiting while the other is at work. TRL runs in a virtual environment of its own, which is
-made on first use. Imports, loading and the first update of each are not counted, and our runs are
-stopped after what is counted, since a run that comes to its end by itself needs no more completions
-for its last updates. Of ours, trained tokens count only as far as as many were generated meanwhile.
+TRL has both cores (two threads) and the settings that were fastest for it (`TRL`). Our side has one
+process with one thread for each worker, on Ray. Both compile their training. The sides take turns in
+one run; each waits while the other works. TRL runs in a virtual environment of its own, which is
+made on first use. Imports, loading and the first updates of each side are not counted. Our runs are
+stopped after the counted updates, since a run that ends by itself needs no further completions for
+its last updates. Our trained tokens count only up to the number generated in the same time.
 
-Prints a table and writes vs_trl.json beside this file. Fails where ours is not 3 times as fast; the
-aim is 6.
+The script prints a table and writes vs_trl.json next to this file. It fails if our side is not 3
+times as fast; the aim is 6.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default is for less memory
+os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default saves memory
 
 import json
 import random
@@ -52,26 +53,26 @@ from tramontane.config import Config, parse
 from tramontane.data.prompts import render_prompt
 
 HERE = Path(__file__).parent
-# What TRL's process does not inherit: it has torch's own settings.
+# Not inherited by TRL's process, which keeps torch's own settings.
 KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 TRL_VERSION = "1.16.0"
 GROUP, MAX_TOKENS, THREADS = 16, 128, 2
-COMPLETIONS = {"1.8M": 512, "25M": 128}  # an update
-TAUGHT = {"1.8M": 100, "25M": 40}  # steps
-LEARNING_RATE = 1e-6  # so small that lengths stay alike
+COMPLETIONS = {"1.8M": 512, "25M": 128}  # per update
+TAUGHT = {"1.8M": 100, "25M": 40}  # steps of supervised training at first
+LEARNING_RATE = 1e-6  # so small that lengths do not change
 SEED = 0
 PROMISED, AIM = 3, 6
-# Updates before time counts, on either side: blocks are compiled, and kernels are made for shapes
-# that come again. TRL's process lives through all rounds, a run of ours through one.
+# Updates of either side that are not counted: blocks are compiled, and kernels are built for
+# recurring shapes. TRL's process lasts for all rounds, a run of ours for one.
 WARM_UP = 3
 
-# What was fastest for TRL; see docs/performance.md for what was tried.
+# The fastest settings for TRL; docs/performance.md lists what was tried.
 FASTEST = {"dtype": "bfloat16", "autocast": False, "continuous": False, "compile": True}
 TRL: dict[str, dict[str, Any]] = {
     "1.8M": FASTEST | {"microbatch": 512},
     "25M": FASTEST | {"microbatch": 128},
 }
-# And for us: processes came out a quarter faster than threads.
+# The fastest for us: processes are a quarter faster than threads.
 OURS: dict[str, dict[str, dict[str, Any]]] = {
     "1.8M": {
         "pipeline": {"n_async": 1024, "max_staleness": 2},
@@ -89,18 +90,18 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Turn(NamedTuple):
-    """What one side did in one turn."""
+    """Figures of one side's turn."""
 
     tokens_per_second: float
     mean_tokens: float  # of a completion
     seconds: float
 
 
-# --- what both are given
+# --- the input of both sides
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """83 tokens: padding, EOS, unknown, what the form of an answer needs, and characters."""
+    """A tokenizer of 83 tokens: padding, EOS, unknown, the tags of an answer, and characters."""
     tags = ["<think>", "</think>", "\\boxed{"]
     letters = [chr(ord("a") + i) for i in range(26)]
     characters = [*letters, *map(str.upper, letters), *"0123456789", *" \n+-*/=.,:;?}", "'", '"']
@@ -128,8 +129,8 @@ def problems(count: int) -> list[dict[str, str]]:
 
 
 def traces(tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
-    """Prompts with the answers that the model is taught, cut at the longest: thoughts of 100
-    characters in the mean, each as likely to be the last as any other."""
+    """Token ids of prompts with the answers that the model is taught, cut at MAX_TOKENS. The
+    lengths of the thoughts are exponential, with a mean of 100 characters."""
     rng = random.Random(SEED + 1)
     words = ("take", "the", "tens", "and", "then", "ones", "so", "that", "sum", "more", "or", "it")
     found = []
@@ -143,7 +144,7 @@ def traces(tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
 
 
 def teach(model: Any, rows: list[list[int]]) -> None:
-    """A few steps of ordinary training on `rows`."""
+    """Train on `rows` (token ids) with the ordinary next-token loss."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for start in range(0, len(rows), GROUP):
         chosen = rows[start : start + GROUP]
@@ -161,7 +162,7 @@ def teach(model: Any, rows: list[list[int]]) -> None:
 
 
 def prepare(size: str, folder: Path) -> None:
-    """Write the checkpoint, and the prompts as each side wants them."""
+    """Write the checkpoint, and the prompts in each side's format."""
     tokenizer = make_tokenizer()
     model = make_llama(size, context=256, seed=SEED)
     teach(model, traces(tokenizer, TAUGHT[size] * GROUP))
@@ -177,7 +178,7 @@ def prepare(size: str, folder: Path) -> None:
 
 
 class TrlSide:
-    """TRL in a process of its own, which works only in its turn."""
+    """TRL in a separate process, which works only in its turn."""
 
     def __init__(
         self, python: Path, size: str, folder: Path, updates: int, device: str, timeout: float
@@ -212,7 +213,7 @@ class TrlSide:
             )
 
     def __enter__(self) -> TrlSide:
-        self._read()  # it is ready
+        self._read()  # the line `ready`
         return self
 
     def __exit__(
@@ -228,12 +229,12 @@ class TrlSide:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        told = json.loads(self._read())
-        lengths, seconds = told["lengths"], told["seconds"]
+        answer = json.loads(self._read())
+        lengths, seconds = answer["lengths"], answer["seconds"]
         return Turn(sum(lengths) / seconds, mean(lengths), seconds)
 
     def _read(self) -> str:
-        """The next line that it writes."""
+        """The next line of the process."""
         assert self.process.stdout is not None
         timer = Timer(self.timeout, self.process.kill)
         timer.start()
@@ -242,14 +243,14 @@ class TrlSide:
         if not line:
             tail = self.errors.read_text(errors="replace")[-3000:]
             raise SystemExit(
-                f"{tail}\nTRL's side ended, or was silent for {self.timeout:g} s (--timeout): its "
-                f"last words are above"
+                f"{tail}\nTRL's side ended, or was silent for {self.timeout:g} s (--timeout): the "
+                f"end of its stderr is above"
             )
         return line
 
 
 def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
-    """A run of our own; its first updates, `WARM_UP`, are not counted."""
+    """Run our side; the first WARM_UP updates are not counted."""
     run = folder / f"run-{number}"
     raw: dict[str, dict[str, Any]] = {
         "placement": {},
@@ -265,7 +266,7 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
         },
         "generator": {"dtype": "bfloat16", "device": device},
         "trainer": {"dtype": "bfloat16", "device": device, "learning_rate": LEARNING_RATE},
-        # The one reward, as TRL has it.
+        # The same single reward as TRL's.
         "verifier": {
             "reward": dict.fromkeys(("format", "correctness", "length", "language"), 0)
             | {"custom": [{"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}]}
@@ -299,13 +300,13 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
 
 
 def trl_python(folder: Path) -> Path:
-    """The interpreter of TRL's virtual environment, which is made where there is none."""
+    """The interpreter of TRL's virtual environment, which is made if there is none."""
     python, ready = folder / "bin" / "python", folder / ".ready"
     if not ready.is_file():
         print(f"making {folder} with TRL {TRL_VERSION}, once", flush=True)
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip", "install", "--quiet", "-c", HERE.parent / "constraints.txt"]
-        # torch first, so that nothing else chooses its build.
+        # torch first, so that no other package chooses its build.
         for package in ("torch", f"trl=={TRL_VERSION}"):
             subprocess.run([*pip, package], check=True)
         ready.touch()
@@ -352,13 +353,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=list(COMPLETIONS), default=list(COMPLETIONS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=8, help="of ours in a turn")
-    parser.add_argument("--trl-updates", type=int, default=2, help="of TRL's in a turn")
-    parser.add_argument("--trl-python", type=Path, help="an interpreter that has TRL")
+    parser.add_argument("--updates", type=int, default=8, help="our updates in a turn")
+    parser.add_argument("--trl-updates", type=int, default=2, help="TRL's updates in a turn")
+    parser.add_argument("--trl-python", type=Path, help="an interpreter with TRL installed")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--trl", type=json.loads, default={}, help="settings of TRL's, as JSON")
-    parser.add_argument("--ours", type=json.loads, default={}, help="sections of ours, as JSON")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds of one turn of TRL's")
+    parser.add_argument("--trl", type=json.loads, default={}, help="settings for TRL, as JSON")
+    parser.add_argument(
+        "--ours", type=json.loads, default={}, help="sections of our config, as JSON"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="limit of one turn of TRL, in seconds"
+    )
     args = parser.parse_args()
     for size in args.models:
         TRL[size] |= args.trl

@@ -9,7 +9,7 @@ _FORM = re.compile(r"<think>([^<]*)</think>[^<]*\\boxed\{[^{}]*\}[^<]*")
 
 
 def reward(text: str) -> float:
-    """The share of vowels among a trace's characters; 0 for a response out of form."""
+    """Share of vowels among the characters of the thoughts; 0 for a malformed response."""
     match = _FORM.fullmatch(text)
     if match is None or not match[1]:
         return 0.0
@@ -17,5 +17,5 @@ def reward(text: str) -> float:
 
 
 def custom(problem: Any, text: str, n_tokens: int) -> float:
-    """As `verifier.reward.custom` wants it."""
+    """`reward` with the signature that `verifier.reward.custom` requires."""
     return reward(text)

@@ -1,4 +1,4 @@
-"""What each piece of the pipeline's work takes, in seconds, and how long completions are."""
+"""Costs of each part of the pipeline's work in seconds, and distributions of lengths."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ class Costs:
     """Seconds of each worker's work.
 
     Args:
-        decode: a decode step of one generator, for sequences live and tokens cached of all of them
-            together: float arrays [steps] both, and the result.
-        prefill: prompt tokens of one admission.
-        train: an update, for the lengths of the completions that fall to one rank, and the tokens
-            of their prompts, each counted once for its group.
-        publish: the trainer, for giving out its weights.
-        receive: each generator's pause for new weights.
-        verify: one completion, on one verifier.
-        latency: from a group's last token until its verdicts count, beside `verify`: calls, queues.
-        record: writing an update down, beside the next one.
-        call: each poll of a generator that decodes, beside its steps: messages.
-        poll: from one poll of a generator to the next while the trainer works, in which it stands
-            still: calls, which wait for a core.
-        generator_beside_trainer, trainer_beside_generator: how much longer each takes while the
-            other works; 1 where they share nothing.
+        decode: seconds of decode steps of one generator: from live sequences and from tokens
+            cached by all of them together, float arrays [steps], to a float array [steps].
+        prefill: seconds of one admission, from its prompt tokens.
+        train: seconds of an update, from the lengths of one rank's completions and the tokens of
+            their prompts, each prompt counted once for its group.
+        publish: time that the trainer takes to publish its weights.
+        receive: pause of each generator for new weights.
+        verify: time of one completion on one verifier.
+        latency: time from a group's last token until its verdicts count, without `verify`: calls
+            and queues.
+        record: time to record an update, which overlaps with the next update.
+        call: time of each poll of a generator without its decode steps: messages.
+        poll: time between two polls of a generator while the trainer works; the generator stands
+            still, since calls wait for a core.
+        generator_beside_trainer, trainer_beside_generator: factor by which each slows down while
+            the other works; 1 if they share nothing.
     """
 
     decode: Callable[[Array, Array], Array]
@@ -52,21 +53,26 @@ class Costs:
 
 @dataclass(frozen=True)
 class DecodeCurve:
-    """A measured decode step: at some numbers of live sequences, seconds with nothing cached and
-    for each cached token; in between, lines."""
+    """A measured decode step, interpolated linearly.
+
+    Args:
+        live: numbers of live sequences at which steps were measured, ascending.
+        seconds: seconds of a step with nothing cached, at each of them.
+        per_cached: seconds for each cached token, at each of them.
+    """
 
     live: Sequence[float]
     seconds: Sequence[float]
     per_cached: Sequence[float]
 
     def __call__(self, live: Array, cached: Array) -> Array:
-        each = np.interp(live, self.live, self.per_cached)
-        return np.interp(live, self.live, self.seconds) + each * cached
+        per_token = np.interp(live, self.live, self.per_cached)
+        return np.interp(live, self.live, self.seconds) + per_token * cached
 
 
 @dataclass(frozen=True)
 class TrainCurve:
-    """A measured update: seconds for each token, and for each pair of a completion's tokens."""
+    """A measured update: seconds per token (`each`) and per pair of tokens of a completion."""
 
     each: float
     pair: float = 0.0
@@ -76,13 +82,13 @@ class TrainCurve:
         return self.each * (sum(completions) + prompts) + self.pair * pairs
 
     def times(self, factor: float) -> TrainCurve:
-        """The same, so many times as long."""
+        """The curve with all times multiplied by `factor`."""
         return TrainCurve(self.each * factor, self.pair * factor)
 
 
 @dataclass(frozen=True)
 class Line:
-    """`fixed` seconds and `each` for every token."""
+    """`fixed` seconds plus `each` seconds per token."""
 
     fixed: float
     each: float
@@ -92,17 +98,17 @@ class Line:
 
 
 def constant(tokens: int) -> Lengths:
-    """Every completion has as many tokens."""
+    """Every completion has `tokens` tokens."""
     return lambda rng: tokens
 
 
 def empirical(tokens: Sequence[int]) -> Lengths:
-    """Completions as they were seen."""
+    """Lengths are drawn from observed ones."""
     return lambda rng: rng.choice(tokens)
 
 
 def geometric(stop: float, longest: int) -> Lengths:
-    """Every token is the last with probability `stop`; cut at `longest` tokens."""
+    """Each token is the last with probability `stop`; cut at `longest` tokens."""
 
     def draw(rng: random.Random) -> int:
         # 1 − random() lies in (0, 1], so its logarithm exists.
@@ -112,9 +118,9 @@ def geometric(stop: float, longest: int) -> Lengths:
 
 
 def lognormal(mean: float, longest: int, sigma: float) -> Lengths:
-    """exp(N(μ, sigma²)) tokens, cut at `longest`, with μ such that the mean is `mean` after that.
+    """exp(N(μ, sigma²)) tokens, cut at `longest`, with μ such that the mean after it is `mean`.
 
-    `mean` lies above 1 and below `longest`.
+    `mean` must be above 1 and below `longest`.
     """
     grid = np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
     low, high = -sigma * 10, math.log(longest) + sigma * 10

@@ -1,4 +1,4 @@
-"""What a model's work takes on GPUs, from assumptions that are all stated and can be replaced."""
+"""Costs of a model's work on GPUs, from assumptions that are all stated and can be replaced."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PlanConfig(Section):
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds and sizes on GPUs of one kind."""
+    """Times in seconds and sizes in bytes on GPUs of one kind."""
 
     config: PlanConfig
 
@@ -126,22 +126,22 @@ class Machine:
 
     @property
     def kv_bytes(self) -> float:
-        """Keys and values of a token in bf16. Where they are not given: 8 heads of 128, in
-        layers of a model 128 times as wide as deep."""
+        """Bytes of a token's keys and values in bf16. The default assumes 8 heads of 128 in each
+        layer of a model that is 128 times as wide as deep."""
         layers = (self.config.parameters / (12 * 128**2)) ** (1 / 3)
         return self.config.kv_bytes or 2 * 2 * 8 * 128 * max(1, round(layers))
 
     @property
     def cached(self) -> float:
-        """Tokens cached of a live sequence, over time; a long one is met for longer. Taken from
-        the lognormal's second moment, and from lengths all at the longest at most."""
+        """Mean tokens cached by a live sequence over time. Long sequences are live for longer, so
+        this comes from the second moment of the lognormal, with the longest length as a bound."""
         c = self.config
         mean_left = min(c.length_max, c.length_mean * math.exp(c.sigma**2)) / 2
         return c.prompt_tokens + mean_left
 
     @property
     def train_group(self) -> int:
-        """GPUs that hold the trainer's state: a power of 2."""
+        """Smallest number of GPUs that holds the trainer's state: a power of 2."""
         c = self.config
         return _power(c.parameters * c.state_bytes / (self.gpu.memory * c.state_share))
 
@@ -156,17 +156,20 @@ class Machine:
         return c.train_flops * c.parameters * tokens / (self.gpu.flops * c.train_mfu * gpus)
 
     def speed(self, group: int) -> float:
-        """How much faster than one GPU `group` are for one generator."""
+        """Speed of a generator on `group` GPUs relative to one GPU."""
         return float((2 * self.config.doubling) ** math.log2(group))
 
     @property
     def shared(self) -> float:
-        """Bytes of the trainer's state in each GPU, where it is spread over all."""
+        """Bytes of the trainer's state in each GPU if it is spread over all GPUs."""
         return self.config.parameters * self.config.state_bytes / self.config.gpus
 
     def generator_groups(self, beside: float = 0.0) -> list[int]:
-        """The sizes that a generator may have, in GPUs: powers of 2 that hold a group's sequences,
-        within a node; or beyond, up to the smallest that holds them beside the trainer's state."""
+        """Sizes that a generator may have, in GPUs: powers of 2 that hold the sequences of a group.
+
+        They are within a node, unless no such size holds the sequences next to the trainer's state;
+        then they go up to the smallest size that does. `beside` is as in `slots`.
+        """
         c, size = self.config, 1
         found: list[int] = []
         last = False
@@ -178,14 +181,15 @@ class Machine:
         return found
 
     def slots(self, group: int, beside: float = 0.0) -> int:
-        """Sequences that a generator on `group` GPUs holds, with `beside` bytes of something else
-        in each GPU; 0 where not even its weights fit."""
+        """Sequences that a generator on `group` GPUs holds if `beside` bytes of each GPU are taken;
+        0 if not even its weights fit."""
         c = self.config
         room = group * (self.gpu.memory * c.serve_share - beside) - 2 * c.parameters
         return max(0, int(room / (self.kv_bytes * self.cached)))
 
     def decode(self, group: int, live: Array, cached: Array) -> Array:
-        """Seconds of decode steps: weights and caches are read, or the products take longer."""
+        """Seconds of decode steps, float array [steps]: the longer of reading weights and caches,
+        and multiplying. `live` and `cached` are as in `costs.Costs.decode`."""
         c = self.config
         together = self.speed(group)
         read = 2 * c.parameters + cached * self.kv_bytes
@@ -198,7 +202,7 @@ class Machine:
         return 2 * c.parameters * tokens / (self.gpu.flops * c.prefill_mfu * self.speed(group))
 
     def generate_cost(self, group: int, live: float) -> float:
-        """GPU-seconds to generate one completion (η_g m_g), `live` at once on `group` GPUs."""
+        """GPU-seconds to generate one completion (η_g m_g), `live` at a time on `group` GPUs."""
         c = self.config
         step = float(self.decode(group, np.array(live), np.array(live * self.cached)))
         prompt = self.prefill_seconds(c.prompt_tokens, group) / c.group_size
@@ -210,5 +214,5 @@ class Machine:
 
 
 def _power(least: float) -> int:
-    """The smallest power of 2 that is at least `least`."""
+    """Smallest power of 2 that is at least `least`."""
     return int(2 ** max(0, math.ceil(math.log2(least))))

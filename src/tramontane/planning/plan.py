@@ -1,5 +1,5 @@
-"""How to split GPUs between generators and trainers: LlamaRL's theory (arXiv 2505.24034; PAPERS
-section 2), then whole GPUs, then the simulation."""
+"""Split of GPUs between generators and trainers: by LlamaRL's theory (arXiv 2505.24034), then in
+whole GPUs, then by the simulation."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tramontane.planning.costs import Costs, lognormal
 from tramontane.planning.machine import Machine, PlanConfig
 from tramontane.planning.simulate import Outcome, simulate
 
-UPDATES, SKIPPED = 10, 4
-POLLS = 20  # of a mean completion, in the simulation
+UPDATES, SKIPPED = 10, 4  # simulated updates, and the first ones that are left out
+POLLS = 20  # polls in which a completion of mean length is generated, in the simulation
 
 
 def best_share(train: float, generate: float) -> float:
-    """The trainer's share θ* of the GPUs, at which neither waits for the other.
+    """The trainer's share θ* of the GPUs at which neither side waits for the other.
 
     Args:
         train: GPU-seconds of a sample in training (η_t m_t).
-        generate: the same in generation (η_g m_g).
+        generate: GPU-seconds of a sample in generation (η_g m_g).
     """
     return train / (train + generate)
 
@@ -32,20 +32,30 @@ def best_share(train: float, generate: float) -> float:
 def asynchronous_step(
     batch: int, gpus: int, train: float, generate: float, share: float | None = None
 ) -> float:
-    """Seconds of an update with the GPUs shared out: the longer of both works."""
+    """Seconds of an update with separate GPUs: the longer of training and generation.
+
+    `share` is the trainer's share of the GPUs, by default the best one.
+    """
     share = best_share(train, generate) if share is None else share
     return max(batch * train / (share * gpus), batch * generate / ((1 - share) * gpus))
 
 
 def synchronous_step(batch: int, gpus: int, train: float, generate: float) -> float:
-    """Seconds of an update where all GPUs generate, and then all train."""
+    """Seconds of an update in which all GPUs generate and then all train."""
     return batch / gpus * (train + generate)
 
 
 @dataclass(frozen=True)
 class Split:
-    """`generators` of `generator_gpus` GPUs and `slots` sequences each, and `trainer_gpus` for the
-    trainer; `seconds` an update by the formulas."""
+    """A split into whole GPUs.
+
+    Args:
+        generators: number of generators, of `generator_gpus` GPUs and `slots` sequences each.
+        generator_gpus, trainer_gpus: GPUs of one generator, and of the trainer.
+        slots: sequences that one generator holds.
+        n_async, max_staleness: as in the config's section `pipeline`.
+        seconds: time of an update by the formulas.
+    """
 
     generators: int
     generator_gpus: int
@@ -58,10 +68,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was found: GPU-seconds of a completion in training, in generation, and in generation on
-    GPUs that hold the trainer's state too (`together`: synchronous, all GPUs for both); by the
-    formulas the trainer's share and the seconds of an update; the best split of whole GPUs, and
-    both simulated."""
+    """The best split of the GPUs, and for comparison all GPUs used for both works in turn
+    (`together`: synchronous).
+
+    Args:
+        machine: the assumptions.
+        train, generate: GPU-seconds of a completion in training and in generation.
+        generate_together: the same in generation on GPUs that also hold the trainer's state.
+        share: the trainer's share θ* by the formula.
+        seconds, seconds_together: time of an update by the formulas.
+        split, together: in whole GPUs.
+        simulated, simulated_together: outcomes of the simulation for both.
+    """
 
     machine: Machine
     train: float
@@ -77,19 +95,19 @@ class Plan:
 
     @property
     def assumptions(self) -> dict[str, str]:
-        """Everything that the plan rests on, by the names under which it can be replaced."""
+        """All assumptions of the plan, by the names under which they can be replaced."""
         config, gpu = self.machine.config, self.machine.gpu
-        given = config.model_dump() | {
+        values = config.model_dump() | {
             "kv_bytes": round(self.machine.kv_bytes),
             "max_staleness": self.split.max_staleness,
         }
         sheet = f"({gpu.memory / 1e9:g} GB, {gpu.bandwidth / 1e12:g} TB/s, "
         sheet += f"{gpu.flops / 1e12:g} TFLOP/s in bf16)"
-        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in given.items()}
+        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items()}
         return texts | {"gpu": f"{config.gpu} {sheet}"}
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """For people: what, apart, together."""
+        """Rows of a table: (name, value with separate GPUs, value together)."""
         sides = (self.split, self.simulated), (self.together, self.simulated_together)
         generates = self.generate, self.generate_together
         share, gpus = self.share, self.machine.config.gpus
@@ -118,10 +136,10 @@ class Plan:
 
 
 def plan(config: PlanConfig) -> Plan:
-    """Split `config.gpus` GPUs.
+    """Find the best split of `config.gpus` GPUs.
 
     Raises:
-        InputError: too few of them for the model.
+        InputError: too few GPUs for the model.
     """
     machine = Machine(config)
     train = machine.train_cost
@@ -133,10 +151,10 @@ def plan(config: PlanConfig) -> Plan:
         raise InputError(
             f"{config.model_size} does not fit {gpus} {config.gpu} GPUs: the trainer's state "
             f"takes {machine.train_group} of them, and no generator of {config.group_size} "
-            f"sequences fits what is left; give more GPUs, or ones with more memory"
+            f"sequences fits the rest; give more GPUs, or GPUs with more memory"
         )
     together = _together(machine, *shared)
-    # The formulas know nothing of lengths' tails, weights' transfers and whole groups.
+    # The formulas ignore the tails of lengths, transfers of weights and whole groups.
     outcomes = [(_simulate(machine, split), split) for split in splits[:2]]
     simulated, split = min(outcomes, key=lambda pair: pair[0].seconds_per_update)
     return Plan(
@@ -155,7 +173,8 @@ def plan(config: PlanConfig) -> Plan:
 
 
 def _cheapest(machine: Machine, in_flight: int, beside: float) -> tuple[int, float, int] | None:
-    """The generator's GPUs, GPU-seconds and slots at which a completion costs least."""
+    """The size of generator at which a completion costs least: (GPUs, GPU-seconds of a completion,
+    slots); None if no size fits."""
     config = machine.config
     options = []
     for group in machine.generator_groups(beside):
@@ -169,9 +188,9 @@ def _cheapest(machine: Machine, in_flight: int, beside: float) -> tuple[int, flo
 
 
 def _splits(machine: Machine) -> Iterator[Split]:
-    """Every way to share out whole GPUs."""
+    """All splits into whole GPUs."""
     config, size = machine.config, machine.train_group
-    # Sharded, the state fits any number of GPUs from there on.
+    # The state is sharded, so it also fits any larger number of GPUs.
     for trainer in range(size, config.gpus, min(size, config.node)):
         for group in machine.generator_groups():
             slots, generators = machine.slots(group), (config.gpus - trainer) // group
@@ -191,8 +210,8 @@ def _splits(machine: Machine) -> Iterator[Split]:
 
 
 def _staleness(machine: Machine, group: int, live: int, seconds: float) -> int:
-    """The bound at which no update waits for the longest completion: as many as it takes, and one
-    for the batch that is queued."""
+    """The bound at which no update waits for the longest completion: the updates that happen while
+    it is generated, and one more for the queued batch."""
     config = machine.config
     step = float(machine.decode(group, np.array(live), np.array(live * machine.cached)))
     return math.ceil(config.length_max * step / seconds) + 1
@@ -203,7 +222,7 @@ def _together(machine: Machine, group: int, cost: float, slots: int) -> Split:
     generators = config.gpus // group
     n_async = min(config.n_batch, generators * slots)
     n_async -= n_async % config.group_size
-    # A batch of few groups leaves some without work.
+    # With few groups in a batch, some generators would have no work.
     generators = min(generators, n_async // config.group_size)
     seconds = synchronous_step(config.n_batch, config.gpus, machine.train_cost, cost)
     return Split(generators, group, config.gpus, slots, n_async, 0, seconds)

@@ -1,10 +1,10 @@
-"""The pipeline without its workers: a simulation by events, from what their work costs.
+"""Simulation of the pipeline by events, from the costs of its workers.
 
-The controller's book is the real one (`ledger`, and through it the staleness bound): here are only
-clocks. What is simulated as `pipeline` and `generator.pool` do it: groups handed out whole to the
-generator with least; generators that poll, each poll asked for `AHEAD` of time; weights taken
-between two polls; a group graded by one verifier; a queue of one batch, and the batch that waits
-to enter it; weights' way and records beside the next update.
+The ledger is the real one, and with it the staleness bound; the workers are only clocks. The
+simulation follows `controller.pipeline` and `controller.generators`: a group goes whole to the
+generator with the fewest requests; generators poll, with `AHEAD` polls asked for in advance;
+weights are taken between two polls; one verifier grades a group; one batch is queued and one waits
+to enter the queue; sending weights and writing records overlap with the next update.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ from tramontane.types import Batch, Completion, Problem, Request, Verdict
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated run after its first updates, in which the pipeline fills.
+    """Figures of a simulated run, without the first updates, in which the pipeline fills.
 
-    Shares are of the time, for workers of one kind together: `held`, in which the staleness bound
-    (or the run's end) left a generator nothing to do, is part of `generator_idle`. `utilisation`
-    is live sequences over `n_async`, in the generators' decode steps; `staleness` that of trained
-    tokens, in versions; `filtered_tokens` those of groups that were dropped, over all generated.
+    Args:
+        seconds_per_update, tokens_per_second: speed; tokens are trained completion tokens.
+        generator_idle, trainer_idle, verifier_idle: share of the time, over all workers of a kind.
+        held: part of `generator_idle` in which the staleness bound, or the end of the run, left a
+            generator without work.
+        utilisation: live sequences over `n_async`, averaged over decode steps.
+        staleness_mean, staleness_max: of trained tokens, in versions.
+        filtered_tokens: tokens of filtered groups over all generated tokens.
     """
 
     seconds_per_update: float
@@ -52,11 +56,11 @@ class Simulation:
     """One run of `config.pipeline.updates` updates.
 
     Args:
-        config: `pipeline` sizes, workers, `steps_per_call` and the seed are used here.
+        config: its `pipeline` sizes, numbers of workers, `steps_per_call` and seed are used.
         costs: seconds of each worker's work.
-        lengths: tokens of each completion, at most `l_max`; a request's depend on its seed alone.
-        prompt_tokens: of every problem.
-        filtered: the share of groups without diversity.
+        lengths: draws the tokens of each completion, at most `l_max`, from its request's seed.
+        prompt_tokens: tokens of every prompt.
+        filtered: share of groups without diversity.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class Simulation:
         prompt_tokens: int = 1,
         filtered: float = 0.0,
     ) -> None:
-        # The share that is filtered is given, so the rule that decides it must be a known one.
+        # `filtered` groups get equal rewards, so diversity must be judged by rewards.
         pipeline = config.pipeline.model_copy(update={"diversity": "rewards"})
         self.config = config.model_copy(update={"pipeline": pipeline})
         self.costs, self.lengths, self.filtered = costs, lengths, filtered
@@ -75,12 +79,14 @@ class Simulation:
         self.ledger = Ledger(self.config, _Endless(), lambda problem: prompt)
         self.prompt_tokens = prompt_tokens
         self.now = 0.0
-        self.versions: dict[tuple[int, int], list[list[int]]] = {}  # of a completion: runs
+        self.versions: dict[
+            tuple[int, int], list[list[int]]
+        ] = {}  # by (group, index): runs of tokens, [version, tokens] each
         self.ended: list[tuple[float, dict[str, float]]] = []  # time and totals of each update
-        self.ages: list[dict[int, int]] = []  # trained tokens by age, of each update
+        self.ages: list[dict[int, int]] = []  # trained tokens by age, for each update
         self.generators = [_Generator(self) for _ in range(config.generator.workers)]
-        self.verifiers = [0.0] * config.verifier.workers  # when each is free
-        self.formed: deque[Batch] = deque()  # one queued, one that waits for the queue
+        self.verifiers = [0.0] * config.verifier.workers  # time at which each is free
+        self.formed: deque[Batch] = deque()  # the queued batch, and one that waits for the queue
         self.training = _Training(self)
         self._slots = config.pipeline.n_async / config.generator.workers
         self.verifying = 0.0
@@ -89,7 +95,7 @@ class Simulation:
         self._count = 0
 
     def run(self, skip: int = 3, until: int | None = None) -> Outcome:
-        """Simulate all updates, or `until` so many are done; the first `skip` are left out."""
+        """Simulate all updates, or the first `until`; figures leave out the first `skip`."""
         self._settle()
         while len(self.ended) < (until or self.config.pipeline.updates):
             self.now, _, act = heapq.heappop(self._events)
@@ -97,8 +103,8 @@ class Simulation:
             self._settle()
         return self._outcome(skip)
 
-    def at(self, seconds: float, act: Callable[[], None]) -> None:
-        """Have something happen so many seconds from now."""
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """Schedule an event `seconds` from now."""
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, act))
 
@@ -112,14 +118,14 @@ class Simulation:
                 min(self.generators, key=lambda g: g.requests).submit(group.requests)
 
     def take(self, completion: Completion) -> None:
-        """A completion ended; a whole group goes to the verifier that is free first."""
+        """Take a completion that ended; a whole group goes to the verifier that is free first."""
         if group := self.ledger.take(completion):
             seconds = self.costs.verify * len(group.completions)
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
             self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
             self.verifying += seconds
             known = self.verifiers[first] - self.now + self.costs.latency
-            self.at(known, lambda: self._grade(group))
+            self.after(known, lambda: self._grade(group))
 
     def _grade(self, group: OpenGroup) -> None:
         alike = random.Random(group.id).random() < self.filtered
@@ -132,7 +138,7 @@ class Simulation:
         return [n for _, n in self.versions.pop((completion.group, completion.index))]
 
     def _settle(self) -> None:
-        """What the loops do when something changed."""
+        """Do what the loops of the pipeline do after a change."""
         self.hand_out()
         for generator in self.generators:
             generator.go()
@@ -146,7 +152,7 @@ class Simulation:
         self.training.go()
 
     def trained(self, batch: Batch) -> None:
-        """An update is over, all records written."""
+        """Count an update whose records are written."""
         ages: dict[int, int] = {}
         for completion in batch.completions:
             for version, n in self.versions.pop((completion.group, completion.index)):
@@ -193,7 +199,7 @@ class Simulation:
 
 @dataclass
 class _Flight:
-    """One request in a generator."""
+    """One request in a generator; `left` is the number of tokens still to be generated."""
 
     request: Request
     left: int
@@ -201,19 +207,19 @@ class _Flight:
 
 
 class _Generator:
-    """Polls, one after another, as `generator.pool` asks for them."""
+    """A generator: does one poll after another, as `controller.generators` asks for them."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.requests = 0  # unfinished, as the controller knows
+        self.requests = 0  # unfinished requests, as known to the controller
         self.version = 0
         self.steps = self.live_steps = 0
         self.at_work = False
         self._unsent: list[Request] = []
-        self._mail: deque[list[Request]] = deque()  # polls asked for and not begun
+        self._mail: deque[list[Request]] = deque()  # polls that were asked for and have not begun
         self._flights: list[_Flight] = []
         self._left = self._cached = np.zeros(0)
-        self._offered: Callable[[], None] | None = None  # new weights: whom to tell
+        self._offered: Callable[[], None] | None = None  # called when new weights are taken
         self._worked, self._began = 0.0, 0.0
         self._held, self._held_since = 0.0, 0.0
 
@@ -231,11 +237,11 @@ class _Generator:
         self._unsent += requests
 
     def offer(self, taken: Callable[[], None]) -> None:
-        """New weights, to be taken between two polls."""
+        """Offer new weights, to be taken between two polls."""
         self._offered = taken
 
     def go(self) -> None:
-        """Ask for polls, and begin the next thing where nothing is under way."""
+        """Ask for polls, and begin the next work if the generator is free."""
         if self.requests:
             while len(self._mail) + self.at_work < AHEAD:
                 self._mail.append(self._unsent)
@@ -248,7 +254,7 @@ class _Generator:
             self._poll(self._mail.popleft())
 
     def _work(self, seconds: float, then: Callable[[], None], idle: float = 0.0) -> None:
-        """Work so many seconds, after `idle` ones that are no work."""
+        """Stand still for `idle` seconds, then work for `seconds`, then call `then`."""
         self.at_work, self._began = True, self.simulation.now + idle
 
         def end() -> None:
@@ -256,7 +262,7 @@ class _Generator:
             self.at_work = False
             then()
 
-        self.simulation.at(idle + seconds, end)
+        self.simulation.after(idle + seconds, end)
 
     def _receive(self) -> None:
         taken, self._offered = self._offered, None
@@ -317,25 +323,25 @@ class _Generator:
 
 
 class _Training:
-    """The trainer: a batch, then its weights given out. Their way and the records go on beside the
-    next batch, whose weights wait for them."""
+    """The trainer: trains on a batch, then publishes its weights. Sending them and writing records
+    overlap with the next batch, whose weights wait until both are done."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.batch: Batch | None = None
         self.at_work = False
-        self._left = 0.0  # seconds of work that the update still takes, alone
+        self._left = 0.0  # seconds of work left of the update, at full speed
         self._pace, self._since = 1.0, 0.0
         self._worked = 0.0
         self._turn = 0
-        self._following = False  # the update before, on its way to generators and records
-        self._due = False  # whether weights wait for that
+        self._following = False  # the previous update is being sent or recorded
+        self._due = False  # True if weights wait until that is done
 
     def worked(self) -> float:
         return self._worked
 
     def go(self) -> None:
-        """Begin the next batch; or see that the one under way ends when it should."""
+        """Begin the next batch, or adapt the end of the current one to the trainer's speed."""
         simulation = self.simulation
         if self.batch is None and simulation.formed:
             self.batch = simulation.formed.popleft()
@@ -355,7 +361,7 @@ class _Training:
         self._pace = pace
         self._turn += 1
         turn = self._turn
-        simulation.at(self._left / pace, lambda: self._end(turn))
+        simulation.after(self._left / pace, lambda: self._end(turn))
 
     def _pass(self) -> None:
         passed = self.simulation.now - self._since
@@ -364,7 +370,7 @@ class _Training:
         self._since = self.simulation.now
 
     def _end(self, turn: int) -> None:
-        if turn == self._turn:  # its pace did not change meanwhile
+        if turn == self._turn:  # the pace did not change meanwhile
             self._pass()
             self.at_work = False
             self._due = True
@@ -373,7 +379,7 @@ class _Training:
 
     def _publish(self) -> None:
         self._due, self._following = False, True
-        self.simulation.at(self.simulation.costs.publish, self._send)
+        self.simulation.after(self.simulation.costs.publish, self._send)
 
     def _send(self) -> None:
         simulation, batch = self.simulation, self.batch
@@ -388,7 +394,7 @@ class _Training:
             if not waiting:
                 simulation.ledger.trained(batch)
                 simulation.ledger.generator_version = batch.version + 1
-                simulation.at(simulation.costs.record, lambda: self._recorded(batch))
+                simulation.after(simulation.costs.record, lambda: self._recorded(batch))
 
         for generator in simulation.generators:
             generator.offer(taken)
@@ -401,7 +407,7 @@ class _Training:
 
 
 class _Endless:
-    """Problems without end, all alike."""
+    """An endless source of identical problems."""
 
     def next(self, stage: int, version: int) -> Problem:
         return Problem("", "math", "")
@@ -431,5 +437,5 @@ def simulate(
     until: int | None = None,
     filtered: float = 0.0,
 ) -> Outcome:
-    """Run a `Simulation`; see there."""
+    """Simulate one run. The parameters are those of `Simulation` and of its `run`, hence seven."""
     return Simulation(config, costs, lengths, prompt_tokens, filtered).run(skip, until)
