@@ -1,4 +1,4 @@
-"""What the pipeline's pieces cost on this machine, for `scaling.py`."""
+"""Measured costs of the pipeline's workers on this machine, for `scaling.py`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from tramontane.trainer import Trainer
 from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
 GROUP = 8
-COMPLETIONS = 48  # of a trained batch
+COMPLETIONS = 48  # in a trained batch
 REPEATS = 2  # of each flow and drain
 SEEDS = itertools.count(1)
-BINS = 8  # points of a curve of drains, at most
+BINS = 8  # maximum points of a curve of drains
 
 
 class Alone(NamedTuple):
-    """What the engine and the trainer cost by themselves, in CPU time.
+    """Costs of the engine and of the trainer when each works alone, in CPU seconds.
 
-    `mixed` and `alike` are decode steps by the name of the lengths, what is cached with these
-    included: of sequences that come and go, and of ones that began together, which cost less where
-    many of spread lengths are live. `prefill`: the seconds of a prompt's token. `train`: an update.
+    Args:
+        mixed: decode steps of sequences that come and go, by the name of their lengths; reading
+            the cache is included.
+        alike: decode steps of sequences that began together, which cost less if many sequences of
+            spread lengths are live.
+        prefill: seconds of a token of a prompt.
+        train: an update.
     """
 
     mixed: dict[str, DecodeCurve]
@@ -45,7 +49,7 @@ class Alone(NamedTuple):
 
 
 def measure(models: dict[str, Path], config: Config, prompt: int, counts: tuple[int, ...]) -> Alone:
-    """Of an engine that has room for the largest of `counts`, by so many sequences at a time."""
+    """Measure an engine at each number of sequences in flight in `counts`, and the trainer."""
     mixed, alike, prefills = {}, {}, []
     for lengths in (FIXED, TWICE, FIVEFOLD):
         model, longest = str(models[lengths.name]), prompt + lengths.longest
@@ -75,8 +79,14 @@ def curve(points: np.ndarray, most: int) -> DecodeCurve:
 
 
 def binned(polls: np.ndarray) -> np.ndarray:
-    """Polls of steps, sequences live in the mean and seconds, as points of about as many steps
-    each: float array [points, 2] of sequences live and seconds of a step."""
+    """Merge polls into points of about equal numbers of decode steps.
+
+    Args:
+        polls: float array [polls, 3] of steps, mean live sequences, and seconds.
+
+    Returns:
+        Float array [points, 2] of live sequences and seconds of a step.
+    """
     polls = polls[np.argsort(polls[:, 1])]
     steps = np.cumsum(polls[:, 0])
     points = []
@@ -95,7 +105,7 @@ def flow(
     """Groups through a generator by polls, as many at once as `n_async` has room for, to the end.
 
     Returns:
-        Sequences live in the mean, and the CPU seconds of a decode step: all that polls take, less
+        Mean number of live sequences, and CPU seconds of a decode step: the time of all polls less
         prefill (`prefill` seconds a token of a prompt).
     """
     groups = make_groups(lengths, prompt, max(16, 4 * n_async // GROUP))
@@ -134,7 +144,7 @@ def drain(
 
 
 def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Request]]:
-    """Requests with seeds that none had before."""
+    """Requests with seeds that were never used before."""
     sampling = SamplingParams(lengths.longest)
     return [
         [Request(g, i, [5 + g % 100] * prompt, next(SEEDS), sampling) for i in range(GROUP)]
@@ -216,15 +226,15 @@ def calibrate(
     then begins together), and what they came from.
 
     Args:
-        alone: of the workers by themselves.
-        publish: seconds for giving out weights.
+        alone: costs of the workers by themselves.
+        publish: seconds to publish weights.
         in_turn: figures of a synchronous run, of lengths `TWICE`: what each poll takes beside its
             steps, how much longer an update does in the pipeline, and how long a batch is on its
             way.
         beside: of an asynchronous one: how much longer work takes while the other works, and how
             long a generator then stands still between two polls.
-        configs: of these two runs.
-        predict: simulates them.
+        configs: configs of these two runs.
+        predict: simulates a run.
     """
     sizes = configs[0].pipeline
     update = in_turn["seconds_per_update"]
@@ -236,32 +246,43 @@ def calibrate(
         receive=in_turn["pause_ms"] / 1000,
         verify=update * (1 - in_turn["verifier_idle"]) / sizes.n_batch,
     )
-    told = predict(configs[0], costs)
+    predicted = predict(configs[0], costs)
     generating = (1 - in_turn["generator_idle"]) * update
-    generating -= (1 - told.generator_idle) * told.seconds_per_update
-    training = _longer(in_turn, told)[1]
+    generating -= (1 - predicted.generator_idle) * predicted.seconds_per_update
+    training = _longer(in_turn, predicted)[1]
     costs = replace(
         costs,
-        call=max(0.0, generating / _polls(told, configs[0])),
+        call=max(0.0, generating / _polls(predicted, configs[0])),
         train=alone.train.times(training),
     )
-    told = predict(configs[0], costs)
+    predicted = predict(configs[0], costs)
     costs = replace(
         costs,
         decode=alone.mixed[TWICE.name],
-        latency=max(0.0, update - told.seconds_per_update),
+        latency=max(0.0, update - predicted.seconds_per_update),
     )
     slower = (1.0, 1.0)
     for _ in range(5):
         costs = replace(
             costs, generator_beside_trainer=slower[0], trainer_beside_generator=slower[1]
         )
-        told = predict(configs[1], costs)
-        more = _longer(beside, told)
+        predicted = predict(configs[1], costs)
+        more = _longer(beside, predicted)
         slower = (slower[0] * more[0], slower[1] * more[1])
-        idle = (beside["generator_idle"] - told.generator_idle) * beside["seconds_per_update"]
-        costs = replace(costs, poll=max(0.0, costs.poll + idle / _polls(told, configs[1])))
-    figures = {
+        idle = (beside["generator_idle"] - predicted.generator_idle) * beside["seconds_per_update"]
+        costs = replace(costs, poll=max(0.0, costs.poll + idle / _polls(predicted, configs[1])))
+    by_lengths = {
+        (name, together): replace(costs, decode=steps)
+        for together, curves in ((False, alone.mixed), (True, alone.alike))
+        for name, steps in curves.items()
+    }
+    return by_lengths, _figures(alone, costs, training)
+
+
+def _figures(alone: Alone, costs: Costs, training: float) -> dict[str, Any]:
+    """The calibration as printed: `training` is how much longer an update takes in the pipeline."""
+    slower = costs.generator_beside_trainer, costs.trainer_beside_generator
+    return {
         "decode_ms_a_step": points(alone.mixed),
         "decode_ms_a_step_alike": points(alone.alike),
         "prefill_us_per_token": round(1e6 * alone.prefill, 1),
@@ -269,18 +290,12 @@ def calibrate(
         "train_ns_per_pair": round(1e9 * alone.train.pair, 1),
         "training_in_the_pipeline": round(training, 3),
         "call_ms": round(1000 * costs.call, 2),
-        "beside_each_other": [round(b, 3) for b in slower],
+        "beside_each_other": [round(factor, 3) for factor in slower],
         "verify_ms": round(1000 * costs.verify, 3),
         "latency_ms": round(1000 * costs.latency, 1),
         "poll_ms": round(1000 * costs.poll, 2),
         "pause_ms": round(1000 * costs.receive, 2),
     }
-    by_lengths = {
-        (name, together): replace(costs, decode=steps)
-        for together, curves in ((False, alone.mixed), (True, alone.alike))
-        for name, steps in curves.items()
-    }
-    return by_lengths, figures
 
 
 def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
@@ -293,19 +308,19 @@ def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
     }
 
 
-def _polls(told: Outcome, config: Config) -> float:
+def _polls(predicted: Outcome, config: Config) -> float:
     """A generator's polls for an update."""
-    live = told.utilisation * config.pipeline.n_async
-    steps = told.tokens_per_second * told.seconds_per_update / live
+    live = predicted.utilisation * config.pipeline.n_async
+    steps = predicted.tokens_per_second * predicted.seconds_per_update / live
     return steps / config.generator.steps_per_call
 
 
-def _longer(seen: dict[str, Any], told: Outcome) -> tuple[float, float]:
-    """How much longer than told the generator and the trainer worked for an update."""
+def _longer(seen: dict[str, Any], predicted: Outcome) -> tuple[float, float]:
+    """Seconds that the generator and the trainer worked for an update, over the predicted ones."""
     generating, training = (
         (1 - seen[key])
         * seen["seconds_per_update"]
-        / ((1 - getattr(told, key)) * told.seconds_per_update)
+        / ((1 - getattr(predicted, key)) * predicted.seconds_per_update)
         for key in ("generator_idle", "trainer_idle")
     )
     return generating, training

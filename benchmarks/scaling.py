@@ -7,9 +7,9 @@ alone are measured in CPU time: a decode step, for groups that come and go and f
 together, and an update. Two runs of the pipeline on Ray, one of them synchronous, show how much
 longer both take there and next to each other (texts, verdicts, records and the controller have no
 cores of their own), and what they wait for. A run that goes far ahead of its trainer shows, by the
-trainer's idle time, what publishing weights takes; this is an upper bound if batches come late after
-all. The check uses other settings than the calibration: synchronous and asynchronous runs with
-another n_async, n_batch, group size, staleness bound and spread of lengths.
+trainer's idle time, what publishing weights takes; this is an upper bound if batches come late
+after all. The check uses other settings than the calibration: synchronous and asynchronous runs
+with another n_async, n_batch, group size, staleness bound and spread of lengths.
 
 All runs take turns, `--repeats` times, since the speed of the machine varies; medians count. Models
 and lengths come from `workload.py`. The script prints a table and writes scaling.json next to this
@@ -102,30 +102,32 @@ def predict(config: Config, costs: Costs, lengths: Lengths, prompt: int) -> Outc
     return simulate(config, costs, drawn, prompt, SKIP)
 
 
-def check(lengths: Lengths, sizes: Sizes, seen: list[Any], predicted: Outcome) -> dict[str, Any]:
+def check(lengths: Lengths, sizes: Sizes, seen: list[Any], forecast: Outcome) -> dict[str, Any]:
     """Compare a setting's runs with its prediction, and print a line."""
     each = middle(seen)
     seconds = spread([s["seconds_per_update"] for s in seen], 3)
-    error = predicted.seconds_per_update / each["seconds_per_update"] - 1
-    rate_error = predicted.tokens_per_second / each["tokens_per_second"] - 1
+    error = forecast.seconds_per_update / each["seconds_per_update"] - 1
+    rate_error = forecast.tokens_per_second / each["tokens_per_second"] - 1
     span = f"{seconds['median']:.2f} ({seconds['lowest']:.2f}–{seconds['highest']:.2f})"
     idle = f"{each['generator_idle']:.0%}/{each['trainer_idle']:.0%}"
-    predicted_idle = f"{predicted.generator_idle:.0%}/{predicted.trainer_idle:.0%}"
+    forecast_idle = f"{forecast.generator_idle:.0%}/{forecast.trainer_idle:.0%}"
     print(
         f"{lengths.name:>7} {sizes['n_async']:>7} {sizes['n_batch']:>7} {sizes['group_size']:>3} "
-        f"{sizes['max_staleness']:>3} {span:>22} {predicted.seconds_per_update:>6.2f} {error:>+6.0%} "
-        f"{each['tokens_per_second']:>9,.0f} {predicted.tokens_per_second:>6,.0f} {rate_error:>+6.0%} "
-        f"{idle:>10} {predicted_idle:>10} {each['staleness_mean']:>6.2f} {predicted.staleness_mean:>6.2f}"
+        f"{sizes['max_staleness']:>3} {span:>22} {forecast.seconds_per_update:>6.2f} "
+        f"{error:>+6.0%} {each['tokens_per_second']:>9,.0f} "
+        f"{forecast.tokens_per_second:>6,.0f} {rate_error:>+6.0%} "
+        f"{idle:>10} {forecast_idle:>10} {each['staleness_mean']:>6.2f} "
+        f"{forecast.staleness_mean:>6.2f}"
     )
     return {
         "lengths": lengths.name,
         **sizes,
         "seconds_per_update": seconds,
-        "predicted": round(predicted.seconds_per_update, 3),
+        "predicted": round(forecast.seconds_per_update, 3),
         "error": round(error, 3),
         "tokens_per_second_error": round(rate_error, 3),
         "measured": rounded(each),
-        "simulated": rounded(vars(predicted)),
+        "simulated": rounded(vars(forecast)),
     }
 
 

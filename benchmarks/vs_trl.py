@@ -6,13 +6,13 @@
 
 Both sides train the same Llama on the same prompts in groups of 16, with the same reward, at most
 128 new tokens and the same learning rate. An update has 512 completions at 1.8 M parameters and 128
-at 25 M. The vocabulary has 83 tokens, mostly single characters. The model is first taught the format
-of an answer, so that it earns rewards; its completions then end by themselves, after some 80 tokens
-on average.
+at 25 M. The vocabulary has 83 tokens, mostly single characters. The model is first taught the
+format of an answer, so that it earns rewards; its completions then end by themselves, after some 80
+tokens on average.
 
 TRL has both cores (two threads) and the settings that were fastest for it (`TRL`). Our side has one
-process with one thread for each worker, on Ray. Both compile their training. The sides take turns in
-one run; each waits while the other works. TRL runs in a virtual environment of its own, which is
+process with one thread for each worker, on Ray. Both compile their training. The sides take turns
+in one run; each waits while the other works. TRL runs in a virtual environment of its own, which is
 made on first use. Imports, loading and the first updates of each side are not counted. Our runs are
 stopped after the counted updates, since a run that ends by itself needs no further completions for
 its last updates. Our trained tokens count only up to the number generated in the same time.
@@ -359,11 +359,9 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--trl", type=json.loads, default={}, help="settings for TRL, as JSON")
     parser.add_argument(
-        "--ours", type=json.loads, default={}, help="sections of our config, as JSON"
+        "--ours", type=json.loads, default={}, help="our config's sections, as JSON"
     )
-    parser.add_argument(
-        "--timeout", type=float, default=600, help="limit of one turn of TRL, in seconds"
-    )
+    parser.add_argument("--timeout", type=float, default=600, help="seconds of TRL's turn, at most")
     args = parser.parse_args()
     for size in args.models:
         TRL[size] |= args.trl
