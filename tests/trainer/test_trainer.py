@@ -76,6 +76,21 @@ def test_loss_and_gradient_are_the_formula_whatever_the_microbatches(budget, che
     assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
+def test_a_gradient_above_the_limit_is_scaled_down_to_it():
+    plain, clipped = trainer(max_grad_norm=1e9), trainer(max_grad_norm=1e9)
+    before = plain.weights()
+    for t in (plain, clipped):
+        sgd(t)
+    norm = plain.step(batch())["grad_norm"]
+    clipped.config = clipped.config.model_copy(update={"max_grad_norm": norm / 4})
+    assert clipped.step(batch())["grad_norm"] == pytest.approx(norm)  # reported unclipped
+    after, after_clipped = plain.weights(), clipped.weights()
+    for name, w in before.items():
+        torch.testing.assert_close(
+            w - after_clipped[name], (w - after[name]) / 4, atol=1e-6, rtol=1e-3
+        )
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_blocks_compute_the_same():
     plain, compiled = trainer(), trainer(compile=True)

@@ -1,7 +1,7 @@
-"""What a completion counts for: its advantage, and the weight of each of its tokens in the loss.
+"""Advantages and loss weights of completions (Magistral, arXiv 2506.10910, section 2.1).
 
-Magistral (arXiv 2506.10910), section 2.1. Everything here is per sequence, over a whole minibatch:
-every rank computes the same numbers, so that no normaliser depends on how the work is split.
+All values are per sequence, over a whole minibatch. Every rank computes the same numbers, so no
+normaliser depends on the distribution of work.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ def group_advantages(
     """Ã = r − mean of its group, then normalised to mean 0 and standard deviation 1.
 
     `minibatch` takes mean and standard deviation of Ã over the sequences of the minibatch, `group`
-    over those of each group. The standard deviation is the population's (ddof 0); where it is
-    zero, so are the advantages.
+    over the sequences of each group. The standard deviation is the population's (ddof 0); where it
+    is zero, so are the advantages.
 
     Args:
         rewards: [S] float64.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; a sequence that carries no judgement gets 0 and enters no mean.
-        normalization: over what Ã is normalised.
+        scored: [S] bool; a sequence that is not scored gets 0 and enters no mean.
+        normalization: the sequences over which Ã is normalised.
 
     Returns:
         [S] float64.
     """
-    own = groups if normalization == "group" else torch.zeros_like(groups)
+    pools = groups if normalization == "group" else torch.zeros_like(groups)
     centred = torch.where(scored, rewards - _mean(rewards, groups, scored), 0.0)
     if normalization == "none":
         return centred
-    centred = torch.where(scored, centred - _mean(centred, own, scored), 0.0)
-    std = _mean(centred.square(), own, scored).sqrt()
+    centred = torch.where(scored, centred - _mean(centred, pools, scored), 0.0)
+    std = _mean(centred.square(), pools, scored).sqrt()
     return torch.where(std > SAME, centred / std.clamp(min=SAME), 0.0)
 
 
@@ -51,16 +51,18 @@ def loss_weights(
     normalization: Literal["group_tokens", "minibatch_tokens", "sequence", "constant"],
     l_max: int,
 ) -> torch.Tensor:
-    """The weight of every token of each sequence, so that the loss is Σ weight · token loss.
+    """Loss weight of each token of a sequence: the loss is Σ weight · token loss.
 
-    `group_tokens` (the paper): a group's token losses over its Σ|o_i|, then the mean over groups.
-    `minibatch_tokens`: over all tokens of the minibatch. `sequence`: the mean over each sequence,
-    then over sequences. `constant`: a group's over G · l_max, then the mean over groups.
+    - `group_tokens` (the paper): a group's summed token losses divided by its tokens Σ|o_i|, then
+      the mean over groups.
+    - `minibatch_tokens`: the mean over all tokens of the minibatch.
+    - `sequence`: the mean over each sequence's tokens, then the mean over sequences.
+    - `constant`: a group's summed token losses divided by G · l_max, then the mean over groups.
 
     Args:
         lengths: [S] int64, generated tokens of each sequence.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; the others weigh 0 and count in no normaliser.
+        scored: [S] bool; sequences that are not scored weigh 0 and count in no normaliser.
         normalization: as above.
         l_max: the longest completion allowed, in tokens.
 
@@ -70,13 +72,13 @@ def loss_weights(
     tokens = torch.where(scored, lengths, 0).double()
     count = scored.double()
     if normalization == "minibatch_tokens":
-        each = tokens.sum().expand_as(tokens)
+        divisor = tokens.sum().expand_as(tokens)
     elif normalization == "sequence":
-        each = tokens * count.sum()
+        divisor = tokens * count.sum()
     else:
         per_group = tokens if normalization == "group_tokens" else count * l_max
-        each = _sum(per_group, groups)[groups] * len(groups[scored].unique())
-    return torch.where(scored, 1.0 / each, 0.0)
+        divisor = _sum(per_group, groups)[groups] * len(groups[scored].unique())
+    return torch.where(scored, 1.0 / divisor, 0.0)
 
 
 def _sum(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -84,6 +86,6 @@ def _sum(values: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(values: torch.Tensor, groups: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
-    """[S]: for each sequence, the mean over the scored ones of its group."""
+    """Mean over the scored sequences of each sequence's group: [S]."""
     total = _sum(torch.where(scored, values, 0.0), groups)
     return (total / _sum(scored.double(), groups).clamp(min=1))[groups]

@@ -17,18 +17,18 @@ class Averages:
         self._maxima: dict[str, torch.Tensor] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """Take in sums with their weights."""
+        """Add sums with their weights."""
         for name, pair in metrics.items():
-            both = torch.stack([x.detach().double() for x in pair])
-            self._sums[name] = self._sums[name] + both if name in self._sums else both
+            added = torch.stack([x.detach().double() for x in pair])
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def maximum(self, name: str, value: torch.Tensor) -> None:
-        """Take in a value, of which the largest counts; `name` must be added with weights too."""
+        """Add a value to a maximum; `name` must also be given to `add`."""
         value = value.detach().double()
         self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
     def result(self) -> dict[str, float]:
-        """Over all ranks: `name`, and for maxima `name_max`; what has no weight is left out."""
+        """Means over all ranks by `name`, maxima by `name_max`, without those of weight 0."""
         names, tops = sorted(self._sums), sorted(self._maxima)
         sums = total(torch.stack([self._sums[n] for n in names])).tolist()
         result = {n: s / w for n, (s, w) in zip(names, sums, strict=True) if w}

@@ -1,4 +1,11 @@
-"""Which completions are computed together, and by which rank (arXiv 2506.10910, section 3.3)."""
+"""Distributes completions over ranks and microbatches (arXiv 2506.10910, section 3.3).
+
+Example: sequences of 3, 7, 2, 5, 4 and 3 tokens under a budget of 10 tokens per microbatch. Taken
+longest first, 7 opens the first microbatch; 5 does not fit beside it and opens the second; 4 goes
+to the second (5 + 4 = 9); 3 to the first (7 + 3 = 10); the other 3 and the 2 open the third.
+
+    [7, 3]  [5, 4]  [3, 2]        used 10 + 9 + 5 of 30 tokens: padding fraction 0.2
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,14 @@ from tramontane.types import TrainSequence
 
 
 def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """The paper's greedy collation: microbatches of at most `budget` tokens each.
+    """Greedy collation, the paper's: microbatches of at most `budget` tokens each.
 
-    Longest first, each sequence goes to the first microbatch with room, or opens a new one. One
-    longer than the whole budget gets a microbatch of its own.
+    Longest first, each sequence goes to the first microbatch with room, or opens a new one. A
+    sequence longer than the whole budget gets a microbatch of its own.
 
     Args:
-        lengths: of the sequences, in tokens.
-        budget: tokens a microbatch, padding included.
+        lengths: tokens of each sequence.
+        budget: tokens per microbatch.
 
     Returns:
         For each microbatch, the indices of its sequences, longest first.
@@ -38,22 +45,22 @@ def collate(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def collate_shared(
     sequences: Sequence[TrainSequence], budget: int
 ) -> tuple[list[list[int]], list[int]]:
-    """`collate` where completions of one prompt share its tokens, as `pack_rows` lays them out.
+    """Collate completions that share their prompt's tokens, as `pack_row` lays them out.
 
-    A prompt's completions stay together as far as the budget allows: they are collated into
-    bundles, which with the prompt fit it, and then the bundles are.
+    Completions of one prompt stay together as far as the budget allows: they are collated into
+    bundles that fit the budget together with the prompt, and then the bundles are collated.
 
     Args:
-        sequences: in any order.
-        budget: tokens a microbatch, each prompt counted once in it.
+        sequences: completions with their prompts, in any order.
+        budget: tokens per microbatch, where each bundle counts its prompt once.
 
     Returns:
-        For each microbatch, the indices of its completions, a bundle's in a row, longest first;
+        For each microbatch, the indices of its completions, bundle after bundle, longest first;
         and its tokens.
     """
     siblings: dict[tuple[int, ...], list[int]] = {}
-    for index, s in enumerate(sequences):
-        siblings.setdefault(tuple(s.prompt_ids), []).append(index)
+    for index, sequence in enumerate(sequences):
+        siblings.setdefault(tuple(sequence.prompt_ids), []).append(index)
     bundles, sizes = [], []
     for prompt, members in siblings.items():
         lengths = [len(sequences[i].token_ids) for i in members]
@@ -66,20 +73,20 @@ def collate_shared(
 
 
 def padding_fraction(tokens: Sequence[int], budget: int) -> float:
-    """The unfilled share of the token budgets of microbatches with so many `tokens`, as the paper
-    counts padding.
+    """Unfilled share of the microbatches' token budgets, the paper's measure of padding.
 
-    In a packed row it costs nothing; see `docs/training.md` for what does.
+    `tokens` are the tokens used in each microbatch. In a packed row unfilled places cost nothing;
+    `docs/training.md` lists the padding that does.
     """
     capacity = sum(max(budget, used) for used in tokens)
     return 1 - sum(tokens) / capacity if capacity else 0.0
 
 
 def shares(count: int, ranks: int, seed: int) -> list[list[int]]:
-    """Deal `count` sequences to `ranks` by a permutation that `seed` fixes beforehand.
+    """Deal `count` sequences to `ranks` by a random permutation that `seed` fixes.
 
-    Completions of different lengths so reach every rank alike. `ranks` divides `count`: the
-    trainer's construction makes sure of it. Each share is in ascending order.
+    So every rank gets completions of all lengths, and as many as the others if `ranks` divides
+    `count`, else at most one less. Each share is in ascending order.
     """
     order = list(range(count))
     random.Random(seed).shuffle(order)

@@ -1,5 +1,5 @@
-"""`trainer.compile`: torch.compile for a model's blocks, which fuses what lies between the matrix
-products (norms, rotary embeddings, activations)."""
+"""`trainer.compile`: torch.compile for a model's blocks. It fuses the operations between matrix
+products: norms, rotary embeddings, activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tramontane.models.attention import PACKED, packed_attention
 
 
 def check(device: str) -> None:
-    """See that there is what compiling takes.
+    """Check that a C++ compiler is there, if compiling needs one.
 
     Raises:
         InputError: a CPU without a C++ compiler.
@@ -28,10 +28,10 @@ def check(device: str) -> None:
 
 
 def compile_blocks(model: PreTrainedModel) -> None:
-    """Have each block compiled when it is first run, for rows of any length.
+    """Compile each block when it first runs, for rows of any length.
 
-    Attention is left as it is: its rectangles differ from row to row, and each would be a graph of
-    its own.
+    Attention is not compiled: its block shapes differ from row to row, and each shape would need a
+    graph of its own.
     """
     AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
     blocks = set(model._no_split_modules or ())

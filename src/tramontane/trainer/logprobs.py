@@ -18,14 +18,14 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / T) at the targets, and the entropy of the whole distribution.
 
-    No float32 copy of all logits ever exists. Where a gradient is wanted, one tensor of their
-    shape and dtype is kept for it: the probabilities.
+    No float32 copy of all logits ever exists. For the gradient, one tensor of the logits' shape
+    and dtype is kept: the probabilities.
 
     Args:
         logits: [N, V], float32 or lower.
         targets: [N] int64.
-        temperature: T, the one that the tokens were sampled with.
-        entropy_grad: let gradients pass through the entropy too.
+        temperature: T, with which the tokens were sampled.
+        entropy_grad: let gradients flow through the entropy too.
 
     Returns:
         Log-probs [N] and entropies [N], in nats, float32 (float64 for float64 logits).
@@ -56,7 +56,7 @@ class _TokenLogprobs(torch.autograd.Function):
             p = z.exp()
             if probabilities is not None:
                 probabilities[chunk] = p
-            # p = 0 where log p is −∞ or far below: such a token adds nothing.
+            # A token of log p = −∞ adds 0 · log p = 0 to the entropy, not NaN.
             entropy[chunk] = -torch.linalg.vecdot(p, z.clamp_(min=-1e4))
         if probabilities is not None:
             ctx.save_for_backward(probabilities, targets, logprobs, entropy)

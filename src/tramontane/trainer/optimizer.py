@@ -17,9 +17,9 @@ def build_optimizer(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    """AdamW; weight decay only on matrices, as is usual.
+    """AdamW with weight decay on matrices only, as is usual.
 
-    Its moments exist from the start, so that a state saved before the first step has them too.
+    Its moments are allocated at once, so that a state saved before the first step has them too.
     """
     parameters = list(parameters)
     groups = [

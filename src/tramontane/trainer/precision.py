@@ -1,7 +1,7 @@
 """bfloat16 computation over float32 weights.
 
-The whole forward runs in bfloat16, as in the generator: nothing is cast on the way, which autocast
-does at every matrix product. Gradients of microbatches add up in float32.
+The whole forward runs in bfloat16, as in the generator, without autocast's casts at every matrix
+product. Gradients of microbatches are summed in float32.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from tramontane.trainer import sharding
 
 
 def to_bfloat16(model: PreTrainedModel) -> None:
-    """Cast the weights in place, and not the buffers: rotary frequencies stay float32."""
+    """Cast the weights in place; buffers (rotary frequencies) stay float32."""
     for parameter in model.parameters():
         parameter.data = parameter.data.bfloat16()
 
 
 def working_model(master: PreTrainedModel, dtype: str) -> PreTrainedModel:
-    """What computes for `master`: itself in float32, and where FSDP casts; else a bfloat16 copy,
-    whose gradients go to the master's, and which `refresh` brings up to date."""
+    """Return the model that computes for `master`.
+
+    In float32, and under FSDP (which casts itself), it is `master`. Otherwise it is a bfloat16
+    copy, whose gradients are added to the master's and which `refresh` updates.
+    """
     if dtype == "float32" or sharding.ranks() > 1:
         return master
     working = copy.deepcopy(master)
     to_bfloat16(working)
-    for own, rough in zip(master.parameters(), working.parameters(), strict=True):
-        rough.register_post_accumulate_grad_hook(partial(_hand_over, own))
+    for exact, rough in zip(master.parameters(), working.parameters(), strict=True):
+        rough.register_post_accumulate_grad_hook(partial(_move_gradient, exact))
     return working
 
 
-def _hand_over(own: torch.nn.Parameter, rough: torch.Tensor) -> None:
+def _move_gradient(exact: torch.nn.Parameter, rough: torch.Tensor) -> None:
     assert rough.grad is not None
-    exact = rough.grad.float()
-    own.grad = exact if own.grad is None else own.grad.add_(exact)
+    gradient = rough.grad.float()
+    exact.grad = gradient if exact.grad is None else exact.grad.add_(gradient)
     rough.grad = None
 
 
 @torch.no_grad()
 def refresh(working: PreTrainedModel, master: PreTrainedModel) -> None:
-    """Copy the master's weights, which have changed."""
+    """Copy the master's weights after an update."""
     if working is not master:
         torch._foreach_copy_(list(working.parameters()), list(master.parameters()))

@@ -1,6 +1,6 @@
-"""Several ranks: FSDP2 over whatever process group there is, and sums across it.
+"""Several ranks: FSDP2 over the process group, and sums across it.
 
-With one rank (no process group, or one of a single process) everything here is the identity.
+With one rank (no process group, or a group of one process) every function is the identity.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ def rank() -> int:
 
 
 def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
-    """Shard parameters, gradients and optimizer state over all ranks, block by block; `dtype` is
-    what they are gathered in and computed with.
+    """Shard parameters, gradients and optimizer state over all ranks, block by block.
 
-    What lies outside the blocks (embeddings and head, tied or not) forms one group, so that a
-    tied tensor is gathered and reduced once.
+    Parameters are gathered and computed with in `dtype`. Those outside the blocks (embeddings and
+    head, tied or not) form one group, so that a tied tensor is gathered and reduced once.
     """
     if ranks() == 1:
         return
@@ -40,12 +39,12 @@ def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a sharded one; every rank must ask at once."""
+    """Gather a sharded tensor; every rank must call this at the same point."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def total(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-    """`tensor` summed over ranks (or another reduction), in place."""
+    """Sum `tensor` over ranks (or apply another reduction), in place."""
     if ranks() > 1:
         dist.all_reduce(tensor, op)
     return tensor

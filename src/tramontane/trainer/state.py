@@ -30,16 +30,16 @@ def save(
     try:
         with _quiet():
             dcp.save(_state(model, optimizer, version), checkpoint_id=folder, no_dist=ranks() == 1)
-    except CheckpointException as error:  # no Exception, so that callers would not see it
+    except CheckpointException as error:  # a BaseException, which callers do not expect
         raise OSError(_reasons(error)) from error
     (folder / f"checksums_{rank()}").write_bytes(_checksums(folder, rank()))
 
 
 def load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
-    """Read into model and optimizer, in place, what `save` wrote; returns the version.
+    """Load a state into model and optimizer, in place, and return the version.
 
     Raises:
-        InputError: nothing there, damaged, or the state of another model.
+        InputError: no state there, or damaged, or of another model.
     """
     written = sorted(folder.glob("checksums_*"))
     if not written:
@@ -56,7 +56,7 @@ def load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer)
         with _quiet():
             dcp.load(state, checkpoint_id=folder, no_dist=ranks() == 1)
     except CheckpointException as error:
-        # The files are whole, so what they hold does not fit what is being filled.
+        # The files are intact, so their tensors do not fit this model's.
         raise InputError(
             f"{folder}: the trainer state belongs to another model ({_reasons(error)}); resume "
             f"with the model that the run started with"
@@ -69,8 +69,8 @@ def _state(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
     """The live tensors by name, so that loading fills them in place, whatever the sharding."""
-    # Asking FSDP for the state first puts the sharded parameters in place, by which the optimizer
-    # knows its moments.
+    # FSDP puts the sharded parameters in place when it is asked for the state; the optimizer finds
+    # its moments by them.
     weights = model.state_dict()
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
@@ -86,7 +86,7 @@ def _reasons(error: CheckpointException) -> str:
 
 
 def _checksums(folder: Path, number: int) -> bytes:
-    """One line a file that rank `number` wrote; torch itself does not notice a flipped bit."""
+    """One line per file that rank `number` wrote; torch itself does not detect a flipped bit."""
     files = sorted(folder.glob(f"__{number}_*.distcp"))
     if number == 0:
         files += folder.glob(".metadata")
@@ -95,7 +95,7 @@ def _checksums(folder: Path, number: int) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a process group, torch warns on every call that there is none."""
+    """Silence the warning that torch gives on every call without a process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,6 +1,6 @@
 """Objectives by file name: `objective.name: magistral` is `objectives/magistral.py`.
 
-An objective is a module with the three functions of `Objective`. Adding one is adding a file; see
+An objective is a module with the three functions of `Objective`. A new file adds an objective; see
 `docs/objectives.md`.
 """
 
@@ -16,25 +16,26 @@ import torch
 from tramontane.config import ObjectiveConfig
 from tramontane.errors import InputError
 
-# What an objective may ask for beyond log-probs, advantages and weights.
+# Inputs that an objective may request beyond log-probs, advantages and weights.
 PROVIDED = frozenset({"entropy", "reference", "proximal", "sequence_logprobs", "top1"})
 
-# By name, a sum and its weight: the metric is Σ sums / Σ weights over microbatches and ranks.
+# A sum and its weight by name. The metric is Σ sums / Σ weights over microbatches and ranks.
 Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The S completions of one minibatch, on every rank the same: what advantages come from.
+    """The S completions of one minibatch, the same on every rank: the input of `advantages`.
 
     Args:
         rewards: [S] float64.
-        groups: [S] int64, the group of each, from 0.
-        scored: [S] bool; False where the verdict is `unscorable`.
+        groups: [S] int64, the group of each sequence, from 0.
+        scored: [S] bool; False if the verdict is `unscorable`.
         lengths: [S] int64, generated tokens.
-        proximal: [S] float64, log π_old(o) summed over tokens, if asked for; π_old are the
-            trainer's weights at the start of the update.
-        reference: [S] float64, log π_ref(o) likewise; π_ref are the weights the run started from.
+        proximal: [S] float64, log π_old(o) summed over tokens, if requested; π_old is the policy at
+            the start of the update.
+        reference: [S] float64, log π_ref(o) summed over tokens, if requested; π_ref is the policy
+            at the start of the run.
     """
 
     rewards: torch.Tensor
@@ -51,16 +52,16 @@ class Tokens:
 
     Args:
         logprobs: [N] log π_θ, with gradient.
-        behavior: [N] log μ: what the generator recorded.
-        advantages: [N] each token's sequence's advantage.
+        behavior: [N] log μ, as the generator recorded it.
+        advantages: [N] the advantage of each token's sequence.
         weights: [N] each token's weight in the loss, which is a sum; 0: not learnt from.
-        sequence: [N] int64, which sequence of the microbatch, from 0.
-        rewards: [N] each token's sequence's reward.
-        entropy: [N] of the distribution; with gradient if asked for.
-        proximal: [N] log π_old, if asked for.
-        reference: [N] log π_ref, if asked for.
-        top1: [N] 1 for a token that is the most likely one of its distribution, else 0; if asked
-            for.
+        sequence: [N] int64, each token's sequence in the microbatch, from 0.
+        rewards: [N] the reward of each token's sequence.
+        entropy: [N] entropy of each token's distribution, with gradient if requested.
+        proximal: [N] log π_old, if requested.
+        reference: [N] log π_ref, if requested.
+        top1: [N] 1 for a token that is the most likely one of its distribution, else 0; if
+            requested.
     """
 
     logprobs: torch.Tensor
@@ -74,15 +75,24 @@ class Tokens:
     reference: torch.Tensor | None = None
     top1: torch.Tensor | None = None
 
+    def learnt(self) -> Tokens:
+        """The tokens that are learnt from, those of weight above 0.
+
+        A ratio of an excluded token may overflow, and 0 · inf would be NaN in loss and gradient.
+        """
+        mask = self.weights > 0
+        fields = {name: x[mask] for name, x in vars(self).items() if x is not None}
+        return Tokens(**fields)
+
 
 class Objective(Protocol):
-    """What a module in this folder defines."""
+    """The interface of a module in this folder."""
 
     def needs(self, config: ObjectiveConfig) -> set[str]:
-        """Which of `PROVIDED` the other two functions use under this configuration."""
+        """The names in `PROVIDED` that the other two functions use under this configuration."""
 
     def advantages(self, sequences: Sequences, config: ObjectiveConfig) -> torch.Tensor:
-        """[S]: what each completion counts for."""
+        """The advantage of each completion: [S]."""
 
     def loss(self, tokens: Tokens, config: ObjectiveConfig) -> tuple[torch.Tensor, Metrics]:
         """The microbatch's share of the loss (a scalar to be summed), and metrics, whose names
@@ -90,10 +100,11 @@ class Objective(Protocol):
 
 
 def load_objective(config: ObjectiveConfig) -> Objective:
-    """The objective that `config.name` names.
+    """Import the objective `config.name`.
 
     Raises:
-        InputError: no such file in this folder, or it asks for what the trainer does not provide.
+        InputError: no such file in this folder, or it needs an input that the trainer does not
+            provide.
     """
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
     if config.name not in names:

@@ -1,4 +1,4 @@
-"""Magistral's objective (arXiv 2506.10910, section 2.1), with what the paper ablates as options.
+"""Magistral's objective (arXiv 2506.10910, section 2.1), with the paper's ablations as options.
 
 GRPO's clipped surrogate without KL penalty, normalised by the tokens of the group, with
 advantages normalised in the minibatch and a wider upper clip bound.
@@ -16,16 +16,16 @@ from tramontane.trainer.objectives import Metrics, Sequences, Tokens
 
 
 def needs(config: ObjectiveConfig) -> set[str]:
-    wanted = {
+    terms = {
         "entropy": config.entropy_coef != 0,
         "reference": config.kl_coef != 0,
         "proximal": config.importance_correction != "off",
     }
-    return {name for name, needed in wanted.items() if needed}
+    return {name for name, present in terms.items() if present}
 
 
 def advantages(sequences: Sequences, config: ObjectiveConfig) -> torch.Tensor:
-    """Ã = r − group mean, normalised as `config.advantage_normalization` says: [S]."""
+    """Ã = r − group mean, normalised by `config.advantage_normalization`: [S]."""
     return group_advantages(
         sequences.rewards, sequences.groups, sequences.scored, config.advantage_normalization
     )
@@ -34,15 +34,13 @@ def advantages(sequences: Sequences, config: ObjectiveConfig) -> torch.Tensor:
 def loss(tokens: Tokens, config: ObjectiveConfig) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · c · min(ρ Â, clip(ρ, 1 − ε_low, 1 + ε_high) Â), ρ = π_θ / π_old.
 
-    π_old is the generator's μ and c = 1, or with an importance correction π_old is the trainer's
-    own at the start of the update and c = min(π_old / μ, cap), for `clipped` also ≥ 1/cap.
-    `kl_coef` adds GRPO's k3 estimate of KL(π_θ ‖ π_ref), `entropy_coef` subtracts the entropy.
+    Without an importance correction π_old is the generator's μ and c = 1. With one, π_old is the
+    trainer's policy at the start of the update and c = min(π_old / μ, cap), for `clipped` also
+    ≥ 1/cap. `kl_coef` adds GRPO's k3 estimate of KL(π_θ ‖ π_ref), `entropy_coef` subtracts the
+    entropy.
     """
-    old, correction = tokens.behavior, torch.ones_like(tokens.behavior)
-    if tokens.proximal is not None:
-        old = tokens.proximal
-        low = 1 / config.importance_cap if config.importance_correction == "clipped" else 0.0
-        correction = (old - tokens.behavior).exp().clamp(low, config.importance_cap)
+    tokens = tokens.learnt()
+    old, correction = _old_policy(tokens, config)
     ratio = (tokens.logprobs - old).exp()
     clipped = ratio.clamp(1 - config.eps_low, 1 + config.eps_high)
     surrogate = torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
@@ -50,27 +48,8 @@ def loss(tokens: Tokens, config: ObjectiveConfig) -> tuple[torch.Tensor, Metrics
     if config.entropy_coef:
         token_loss = token_loss - config.entropy_coef * tokens.entropy
     if tokens.reference is not None:
-        kl = k3(tokens.logprobs, tokens.reference)
-        token_loss = token_loss + config.kl_coef * kl
-    with torch.no_grad():
-        used = (tokens.weights > 0).float()
-        count = used.sum()
-        means = {
-            "clip_fraction_low": ((ratio < 1 - config.eps_low) & (tokens.advantages < 0)).float(),
-            "clip_fraction_high": ((ratio > 1 + config.eps_high) & (tokens.advantages > 0)).float(),
-            "ratio": ratio,
-            "entropy": tokens.entropy,
-            "kl_behavior": k3(tokens.behavior, tokens.logprobs),
-        }
-        if tokens.proximal is not None:
-            means["importance_weight"] = correction
-            outside = (old - tokens.behavior).abs() > math.log(config.importance_cap)
-            above = old - tokens.behavior > 0
-            capped = outside if config.importance_correction == "clipped" else outside & above
-            means["importance_capped"] = capped.float()
-        if tokens.reference is not None:
-            means["kl_reference"] = kl
-        metrics = {name: ((value * used).sum(), count) for name, value in means.items()}
+        token_loss = token_loss + config.kl_coef * k3(tokens.logprobs, tokens.reference)
+    metrics = _metrics(tokens, ratio.detach(), correction, config)
     return (tokens.weights * token_loss).sum(), metrics
 
 
@@ -81,3 +60,35 @@ def k3(logprobs: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """
     log_ratio = logprobs - other
     return log_ratio + torch.expm1(-log_ratio)
+
+
+def _old_policy(tokens: Tokens, config: ObjectiveConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π_old [N], and the importance weight c [N] that corrects for sampling from μ."""
+    if tokens.proximal is None:
+        return tokens.behavior, torch.ones_like(tokens.behavior)
+    low = 1 / config.importance_cap if config.importance_correction == "clipped" else 0.0
+    weight = (tokens.proximal - tokens.behavior).exp()
+    return tokens.proximal, weight.clamp(low, config.importance_cap)
+
+
+@torch.no_grad()
+def _metrics(
+    tokens: Tokens, ratio: torch.Tensor, correction: torch.Tensor, config: ObjectiveConfig
+) -> Metrics:
+    """Means over the tokens that are learnt from."""
+    values = {
+        "clip_fraction_low": (ratio < 1 - config.eps_low) & (tokens.advantages < 0),
+        "clip_fraction_high": (ratio > 1 + config.eps_high) & (tokens.advantages > 0),
+        "ratio": ratio,
+        "entropy": tokens.entropy,
+        "kl_behavior": k3(tokens.behavior, tokens.logprobs),
+    }
+    if tokens.proximal is not None:
+        drift, limit = tokens.proximal - tokens.behavior, math.log(config.importance_cap)
+        both_sides = config.importance_correction == "clipped"
+        values["importance_weight"] = correction
+        values["importance_capped"] = (drift.abs() if both_sides else drift) > limit
+    if tokens.reference is not None:
+        values["kl_reference"] = k3(tokens.logprobs, tokens.reference)
+    count = torch.tensor(float(len(ratio)), device=ratio.device)
+    return {name: (value.float().sum(), count) for name, value in values.items()}
