@@ -1,8 +1,9 @@
-"""Where workers run. A worker is a plain object; its handle here is all that the pipeline sees.
+"""Places where workers run: threads, processes, Ray actors.
 
-A handle runs the calls made on it one after another, in the order made, and lets the caller await
-each: so `receive` takes effect between two polls, wherever the worker lives. Nothing here imports
-torch: verifier processes import this package, and have little memory.
+A worker is a plain object, and the pipeline sees only its handle. A handle runs calls one after
+another, in the order in which they were made, and lets the caller await each. So `receive` takes
+effect between two polls, in every placement. This file imports no torch: verifier processes import
+the package with little memory.
 """
 
 from tramontane.placement.handle import (

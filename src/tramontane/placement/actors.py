@@ -1,8 +1,8 @@
-"""Workers as Ray actors: a process each, on this machine or on a cluster's.
+"""Workers as Ray actors: one process each, on this machine or in a cluster.
 
-Ray starts processes, gives them their share of the machines, and carries calls and weights. That
-an actor died or hangs is found here and said to whoever called it; Ray itself restarts nothing and
-repeats no call, since a worker's state would be lost and a batch trained on twice.
+Ray starts processes, assigns resources, and carries calls and weights. Dead and hung actors are
+detected here and reported to the caller. Ray itself restarts nothing and repeats no call, since a
+worker's state would be lost and a batch trained on twice.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from datetime import timedelta
 from typing import Any
 
 import ray
 import torch
-import torch.distributed as dist
 from ray.exceptions import RayActorError, RayTaskError
 
 from tramontane.config import Config, Resources
@@ -29,19 +27,18 @@ from tramontane.errors import InputError
 from tramontane.models.weights import Bucket, Weights
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
 from tramontane.placement.orphans import die_with_parent
-from tramontane.placement.ranks import COLLECTIVE_SECONDS, collective_backend
+from tramontane.placement.ranks import COLLECTIVE_SECONDS, Membership, collective_backend
 
-Joins = tuple[str, str, int, int, float]  # backend, address, rank, ranks, seconds to wait
 CONNECT_SECONDS = 10.0
-GRACE_SECONDS = 10.0  # for a rank's death to be seen, when its peers complain first
+GRACE_SECONDS = 10.0  # for the report of a rank's death, after its peers have failed
 
 
 class StoredWeights:
-    """Weights in Ray's object store, one object a bucket: shared memory on the trainer's machine,
-    which generators there map and copy from; other machines fetch each bucket once.
+    """Weights in Ray's object store, one object per bucket.
 
-    A machine's store holds one copy, in the generators' dtype; the trainer and a generator hold no
-    more than one bucket beside their models.
+    On the trainer's machine the store is shared memory, which generators map and copy from; other
+    machines fetch each bucket once. A machine's store holds one copy, in the generators' dtype.
+    The trainer and a generator hold no more than one bucket in addition to their models.
     """
 
     borrowed = False
@@ -57,7 +54,7 @@ class StoredWeights:
         for name, tensor in bucket.items():
             tied.setdefault(id(tensor), []).append(name)
         names = list(tied.values())
-        self._stored.append((names, self._put([bucket[own[0]] for own in names])))
+        self._stored.append((names, self._put([bucket[aliases[0]] for aliases in names])))
 
     def shapes(self) -> dict[str, torch.Size]:
         return self._shapes
@@ -66,31 +63,31 @@ class StoredWeights:
         for names, stored in self._stored:
             bucket = {
                 name: tensor
-                for own, found in zip(names, ray.get(stored), strict=True)
-                for tensor in [self._tensor(found, self._shapes[own[0]])]
-                for name in own
+                for aliases, found in zip(names, ray.get(stored), strict=True)
+                for tensor in [self._tensor(found, self._shapes[aliases[0]])]
+                for name in aliases
             }
             yield bucket
             bucket.clear()
 
     def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
-        """As bytes, since numpy has no bfloat16; Ray copies them from where they are."""
-        there = [tensor.to("cpu", self._dtype) for tensor in tensors]
-        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in there])
+        """Store tensors as bytes, since numpy has no bfloat16; Ray copies them without pickling."""
+        on_cpu = [tensor.to("cpu", self._dtype) for tensor in tensors]
+        return ray.put([tensor.flatten().view(torch.uint8).numpy() for tensor in on_cpu])
 
     def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
-        with warnings.catch_warnings():  # what is mapped cannot be written, nor will it be
+        with warnings.catch_warnings():  # mapped memory is read only, and only read
             warnings.filterwarnings("ignore", message="The given .* is not writable")
             return torch.from_numpy(found).view(self._dtype).view(shape)
 
 
 class DirectWeights(StoredWeights):
-    """Weights that generators read out of the trainer's memory by Ray Direct Transport over NIXL,
-    from GPU to GPU where both are on one.
+    """Weights that generators read from the trainer's memory by Ray Direct Transport over NIXL,
+    from GPU to GPU if both are on one.
 
-    The reader needs nobody's help, so a generator may come or go at any time; NCCL and gloo would
-    have all of them and the trainer form a new group then. The trainer holds a copy, in the
-    generators' dtype, of the newest version; a generator one bucket beside its model.
+    The reader needs no other process, so a generator may come or go at any time; with NCCL or gloo
+    all generators and the trainer would have to form a new group. The trainer holds a copy of the
+    newest version, in the generators' dtype; a generator holds one bucket and its model.
     """
 
     def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
@@ -103,20 +100,13 @@ class DirectWeights(StoredWeights):
 
 
 class Actor:
-    """What every actor's process runs: one worker, and a pulse beside it."""
+    """An actor's process: one worker, and a thread that answers heartbeats."""
 
-    def make(self, make: Callable[[], Any], joins: Joins | None) -> None:
-        """Make the worker, which as one rank of several `joins` the others first."""
-        die_with_parent()  # one that is stopped would not notice that its machine's Ray is gone
-        if joins is not None:
-            backend, address, rank, ranks, seconds = joins
-            dist.init_process_group(
-                backend,
-                init_method=address,
-                rank=rank,
-                world_size=ranks,
-                timeout=timedelta(seconds=seconds),
-            )
+    def make(self, make: Callable[[], Any], membership: Membership | None) -> None:
+        """Make the worker; one rank of several joins the others first."""
+        die_with_parent()  # a stopped process would not notice that its machine's Ray has ended
+        if membership is not None:
+            membership.join()
         self._worker = make()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -124,12 +114,12 @@ class Actor:
 
     @ray.method(concurrency_group="pulse")
     def beat(self) -> tuple[str, int]:
-        """Node and process. Answered by a thread of its own, whatever the worker is at."""
+        """Node and process id; answered by a separate thread, also while the worker is busy."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     @ray.method(concurrency_group="pulse")
     def free_address(self) -> str:
-        """Where ranks can meet, on this actor's machine."""
+        """An address on this actor's machine at which ranks can meet."""
         with socket.socket() as free:
             free.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
@@ -141,10 +131,10 @@ def _actor_class() -> Any:
 
 
 class ActorHandle:
-    """One actor. Calls run in order; errors reach the caller as they are.
+    """One actor. Calls run in order; errors reach the caller unchanged.
 
-    A call may take as long as its caller waits, but while it does the process is asked for a
-    heartbeat; one that gives none is taken for lost.
+    A call may take as long as its caller waits. Meanwhile the process is asked for heartbeats, and
+    counts as lost if it does not answer.
     """
 
     def __init__(
@@ -157,12 +147,12 @@ class ActorHandle:
         self.name, self._heartbeat, self._note = name, heartbeat, note
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
         self._actor: Any = _actor_class().options(**options).remote()
-        self._place: tuple[str, int] | None = None  # node and process, while it is known to live
+        self._place: tuple[str, int] | None = None  # node and process, while known to be alive
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
         self.started: Future[None] = Future()
 
-    def start(self, make: Callable[[], Any], joins: Joins | None = None) -> ActorHandle:
-        self.started = self._mailbox.submit(self._start, make, joins)
+    def start(self, make: Callable[[], Any], membership: Membership | None = None) -> ActorHandle:
+        self.started = self._mailbox.submit(self._start, make, membership)
         return self
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -172,24 +162,24 @@ class ActorHandle:
         """Kill the process."""
         self._mailbox.shutdown(wait=False, cancel_futures=True)
         ray.kill(self._actor)
-        # Ray asks the process to die, which one that is stopped cannot hear.
+        # Ray asks the process to exit, and a stopped process cannot react.
         if self._place and self._place[0] == ray.get_runtime_context().get_node_id():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._place[1], signal.SIGKILL)
 
     def free_address(self) -> str:
-        """Where ranks can meet, on this actor's machine."""
+        """An address on this actor's machine at which ranks can meet."""
         return str(self._mailbox.submit(ray.get, self._actor.free_address.remote()).result())
 
-    def _start(self, make: Callable[[], Any], joins: Joins | None) -> None:
+    def _start(self, make: Callable[[], Any], membership: Membership | None) -> None:
         began = time.monotonic()
         try:
-            # Until there is a machine with room for the process, and its imports are done.
+            # Wait until a machine has room for the process, and its imports are done.
             self._place = ray.get(self._actor.beat.remote())
         except RayActorError as error:
             raise self._died("its start", began, error) from None
         self._note(self.name, process=self._place[1])
-        self._call("its start", self._actor.make, make, joins)
+        self._call("its start", self._actor.make, make, membership)
 
     def _call(self, what: str, method: Any, *args: Any) -> Any:
         began = time.monotonic()
@@ -216,9 +206,9 @@ class ActorHandle:
 
 
 class ActorRanks:
-    """Several ranks of one worker, an actor each, joined by torch.distributed.
+    """Several ranks of one worker, one actor each, joined by torch.distributed.
 
-    Every call goes to all, as collectives want it; rank 0's result is the result.
+    Every call goes to all ranks, as collectives require; rank 0's result is the result.
     """
 
     def __init__(
@@ -248,15 +238,15 @@ class ActorRanks:
     def _start(self, make: Callable[[], Any], backend: str) -> None:
         address, count = self._ranks[0].free_address(), len(self._ranks)
         for number, rank in enumerate(self._ranks):
-            rank.start(make, (backend, address, number, count, self._collective_seconds))
+            rank.start(make, Membership(backend, address, number, count, self._collective_seconds))
         self._result([rank.started for rank in self._ranks])
 
     def _result(self, futures: list[Future[Any]]) -> Any:
-        """Rank 0's result once all have one; a rank that fails fails the call at once, since its
-        peers would wait for it in a collective."""
+        """Return rank 0's result once all ranks have one. A rank that fails ends the call at once,
+        since its peers would wait for it in a collective."""
         _, waiting = wait(futures, return_when=FIRST_EXCEPTION)
         if waiting:
-            # The peers of a rank that died may notice first; the error is to name the dead one.
+            # The peers of a dead rank may fail first; the error should name the dead rank.
             wait(waiting, GRACE_SECONDS, FIRST_EXCEPTION)
         failed = [e for f in futures if f.done() and (e := f.exception())]
         if failed:
@@ -268,13 +258,13 @@ class Cluster:
     """The Ray cluster of a run: joined, or started on this machine and ended with the run.
 
     Raises:
-        InputError: no cluster at `placement.address`, or one without the CPUs and GPUs asked for.
+        InputError: no cluster at `placement.address`, or too few CPUs or GPUs in it.
     """
 
     def __init__(self, config: Config, note: Callable[..., None]) -> None:
         self._config, self._note = config, note
         cpus, gpus = self._needs()
-        # One that the caller started, in a notebook say, is used and left running.
+        # A cluster that the caller started, e.g. in a notebook, is used and left running.
         self._ours = not ray.is_initialized()
         if self._ours:
             _start(config.placement.address, cpus)
@@ -341,17 +331,17 @@ def _start(address: str | None, cpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Nobody looks at a record of every call, which grows to hundreds of megabytes.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray gives its workers the least of a machine that does anything else: 15 on nice's scale.
+    # By default Ray's workers run at nice 15, behind every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    own: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if address is None:
-        # On one's own machine workers may share cores, as threads do.
-        own = {"num_cpus": max(os.cpu_count() or 1, int(cpus)), "include_dashboard": False}
+        # On this machine workers may share cores, as threads do.
+        options = {"num_cpus": max(os.cpu_count() or 1, int(cpus)), "include_dashboard": False}
     try:
         if address and address != "auto":  # Ray itself would try for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
     except OSError as error:
         raise InputError(
             f"placement.address {address!r}: no Ray cluster answers there ({error}); start one "

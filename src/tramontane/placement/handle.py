@@ -1,4 +1,4 @@
-"""What every placement offers the pipeline."""
+"""Handles of workers, and bounded waits for their calls."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tramontane.config import TimeoutsConfig
 
 
 class WorkerLost(RuntimeError):
-    """A worker that nothing more can be expected of; the message names it and what it was at."""
+    """A worker that is gone or hangs; the message names it and the call it was running."""
 
 
 class WorkerDied(WorkerLost):
-    """Its process is gone."""
+    """The worker's process ended."""
 
 
 class WorkerStalled(WorkerLost):
@@ -22,7 +22,7 @@ class WorkerStalled(WorkerLost):
 
 
 class Limit(NamedTuple):
-    """How long a wait may last, and the config keys that say so."""
+    """The longest that a wait may last, and the config keys that set it."""
 
     seconds: float
     key: str
@@ -34,9 +34,9 @@ class Limit(NamedTuple):
 
 
 class Handle(Protocol):
-    """A worker somewhere, called by method name; calls run in order, one at a time.
+    """A worker in any placement, called by method name; calls run in order, one at a time.
 
-    `started` is done when the worker is ready to be called.
+    `started` is done when the worker can be called.
     """
 
     name: str
@@ -46,24 +46,24 @@ class Handle(Protocol):
         """Queue a call of the worker's `method`."""
 
     def close(self) -> None:
-        """Let the worker go; calls under way are abandoned."""
+        """End the worker; running and queued calls are abandoned."""
 
 
 async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
-    """Await one call.
+    """Submit one call and await its result.
 
     Raises:
-        WorkerStalled: it took longer than `limit`.
+        WorkerStalled: the call took longer than `limit`.
     """
     return await answer(handle, method, handle.submit(method, *args), limit=limit)
 
 
 async def answer(handle: Handle, method: str, future: Future[Any], *, limit: Limit) -> Any:
-    """Await a call that was made before.
+    """Await a call that was submitted before.
 
     Raises:
-        WorkerStalled: it takes longer than `limit` from now on.
-        WorkerLost: the handle was closed before the call's turn came.
+        WorkerStalled: the call takes longer than `limit` from now on.
+        WorkerLost: the handle was closed before the call began.
     """
     waiting = asyncio.wrap_future(future)
     try:
@@ -82,7 +82,7 @@ async def started(handle: Handle, limit: Limit) -> None:
     """Wait until a worker can be called.
 
     Raises:
-        WorkerStalled: it took longer than `limit`.
+        WorkerStalled: the start took longer than `limit`.
     """
     try:
         await asyncio.wait_for(asyncio.wrap_future(handle.started), limit.seconds)

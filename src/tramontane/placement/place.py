@@ -1,4 +1,4 @@
-"""Where workers run, by config: one key chooses, and nothing else of the program differs."""
+"""Chooses the placement of workers by `placement.kind`; the rest of the program is the same."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from tramontane.placement.thread import ThreadHandle
 
 
 class Placement(Protocol):
-    """Makes workers, each by its name and a function that makes the plain object."""
+    """Starts workers, each by a function that makes the plain object."""
 
     def generator(self, number: int, make: Callable[[], Any]) -> Handle: ...
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle: ...
 
     def trainer(self, make: Callable[[], Any]) -> Handle:
-        """`trainer.ranks` of them behind one handle."""
+        """Start `trainer.ranks` trainers behind one handle."""
 
     def weights(self) -> Weights:
-        """An empty vessel for the next version of the weights."""
+        """An empty container for the next version of the weights."""
 
     def close(self) -> None: ...
 
 
-class Controller:
-    """Workers in the controller's own process, a thread each; a process for each of several ranks
-    of the trainer."""
+class LocalPlacement:
+    """Workers as threads of the controller's process; several trainer ranks as processes."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -61,10 +60,10 @@ class Controller:
 
 
 def check(config: Config) -> None:
-    """Refuse a placement that cannot be had here.
+    """Check that the packages of the placement are installed.
 
     Raises:
-        InputError: Ray or NIXL is wanted and not installed.
+        InputError: Ray or NIXL is configured and not installed.
     """
     if config.placement.kind != "ray":
         return
@@ -74,20 +73,21 @@ def check(config: Config) -> None:
         )
     if config.placement.weights == "nixl" and importlib.util.find_spec("nixl") is None:
         raise InputError(
-            "placement.weights is nixl, but NIXL is not installed; pip install nixl, or take store"
+            "placement.weights is nixl, but NIXL is not installed; pip install nixl, or use store"
         )
 
 
 def place(config: Config, note: Callable[..., None]) -> Placement:
-    """The placement that `config.placement.kind` names, started; `note` is told, by the worker's
-    name, of each `process` that is started for one.
+    """Start the placement `config.placement.kind`.
+
+    `note(name, process=...)` is called for each process that is started for a worker.
 
     Raises:
-        InputError: as `check`; or no cluster at the address, or one too small.
+        InputError: as `check`; or no cluster at the address, or a cluster that is too small.
     """
     check(config)
     if config.placement.kind == "thread":
-        return Controller(config)
+        return LocalPlacement(config)
     from tramontane.placement.actors import Cluster  # Ray is an extra
 
     return Cluster(config, note)

@@ -1,6 +1,6 @@
-"""Several ranks of one worker, a process each, joined by torch.distributed (gloo on CPU).
+"""Several ranks of one worker, one process each, joined by torch.distributed (gloo on CPU).
 
-Every call goes to all ranks, as collectives want it; rank 0's result is the result.
+Every call goes to all ranks, as collectives require; rank 0's result is the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,13 +32,33 @@ def collective_backend(device: str) -> str:
     return "nccl" if device.startswith("cuda") else "gloo"
 
 
+class Membership(NamedTuple):
+    """One rank's place in a process group. No collective may last longer than `seconds`."""
+
+    backend: str
+    address: str
+    rank: int
+    ranks: int
+    seconds: float
+
+    def join(self) -> None:
+        """Wait for the other ranks and form the group."""
+        dist.init_process_group(
+            self.backend,
+            init_method=self.address,
+            rank=self.rank,
+            world_size=self.ranks,
+            timeout=timedelta(seconds=self.seconds),
+        )
+
+
 class RankFailed(RuntimeError):
-    """A rank's process died or raised; the message holds its traceback or exit code."""
+    """A rank's process ended or raised; the message holds its traceback or exit code."""
 
 
 class ProcessRanks:
-    """`ranks` processes that each hold `make()`; they call each other's collectives, of which none
-    may wait for the others longer than `collective_seconds`."""
+    """`ranks` processes that each hold a worker made by `make()`. No collective among them may last
+    longer than `collective_seconds`."""
 
     def __init__(
         self,
@@ -52,14 +72,14 @@ class ProcessRanks:
         context = mp.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(ranks):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_rank_main,
-                args=(theirs, make, rank, ranks, port, backend, collective_seconds),
+                args=(theirs, make, Membership(backend, address, rank, ranks, collective_seconds)),
                 name=f"{name}-{rank}",
                 daemon=True,
             )
@@ -88,13 +108,13 @@ class ProcessRanks:
         return self._collect()
 
     def _dead(self, rank: int) -> RankFailed:
-        self._processes[rank].join(END_SECONDS)  # its pipe is at its end, so it is ending
+        self._processes[rank].join(END_SECONDS)  # its pipe is closed, so the process is ending
         code = self._processes[rank].exitcode
         return RankFailed(f"{self.name} rank {rank} died (exit code {code})")
 
     def _collect(self) -> Any:
-        """Rank 0's answer, once all have answered; a rank that fails fails the call at once,
-        since its peers would wait for it in a collective."""
+        """Return rank 0's answer once all ranks have answered. A rank that fails ends the call at
+        once, since its peers would wait for it in a collective."""
         waiting = set(range(len(self._pipes)))
         result = None
         while waiting:
@@ -114,33 +134,19 @@ class ProcessRanks:
         return result
 
 
-def _rank_main(
-    pipe: Connection,
-    make: Callable[[], Any],
-    rank: int,
-    ranks: int,
-    port: int,
-    backend: str,
-    collective_seconds: float,
-) -> None:
+def _rank_main(pipe: Connection, make: Callable[[], Any], membership: Membership) -> None:
     die_with_parent()
     torch.set_num_threads(1)
-    # A Ctrl-C in the terminal reaches every process; the controller decides what becomes of it.
+    # A Ctrl-C in the terminal reaches every process; only the controller reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=collective_seconds),
-        )
+        membership.join()
         worker = make()
         pipe.send((True, None))
         while True:
             method, args = pickle.loads(pipe.recv_bytes())
             value = getattr(worker, method)(*args)
-            pipe.send((True, value if rank == 0 else None))
+            pipe.send((True, value if membership.rank == 0 else None))
     except EOFError:
         return
     except InputError as error:

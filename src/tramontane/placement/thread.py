@@ -14,11 +14,11 @@ CLOSE_SECONDS = 30.0
 
 
 class ThreadHandle:
-    """Runs `make()` and then every call in one thread of its own, with one torch thread.
+    """Runs `make()` and then every call in a thread of its own, with one torch thread.
 
     Two such workers train and decode side by side on two cores: torch releases the interpreter
-    lock. The thread is a daemon, so a worker that hangs does not keep the process alive; `close`
-    waits a while for one that is at work, since torch must not be cut off in the middle.
+    lock. The thread is a daemon, so a worker that hangs does not keep the process alive. `close`
+    waits up to `CLOSE_SECONDS` for a running call, since torch must not be cut off in the middle.
     """
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
@@ -54,7 +54,7 @@ class ThreadHandle:
             future, method, args = item
             if self._closing or not future.set_running_or_notify_cancel():
                 continue
-            # Not swallowed: the future carries the error to whoever awaits the call.
+            # The future carries the error to the caller.
             try:
                 future.set_result(getattr(worker, method)(*args))
             except BaseException as error:
