@@ -54,7 +54,7 @@ class Case:
 
 
 def remarks(cases: Sequence[Case]) -> list[str]:
-    """What changed, for a row's detail: `relabelled test 2 ('6' → '10')`, `added 3`."""
+    """The changes, for a row's detail: `relabelled test 2 ('6' → '10')`, `added 3`."""
     relabelled, dropped, added = (
         with_fate(cases, name) for name in ("relabelled", "dropped", "added")
     )

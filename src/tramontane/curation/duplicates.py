@@ -168,7 +168,7 @@ class Deduplicate(Stage):
         return row.note(self.name, "near_conflict", note) if note else row
 
     def _difference(self, old: Seen, new: Seen) -> str:
-        """How the answers of two problems differ; empty if they agree."""
+        """The difference between the answers of two problems; empty if they agree."""
         if not self.judge.same(old.answer, new.answer):
             return f"whose answer is {old.answer!r} and not {new.answer!r}"
         if not old.tests and not new.tests:

@@ -47,14 +47,14 @@ def mutations(problem: Problem, count: int) -> list[str]:
     keeps its length, and its letters come from the given inputs. A number that may count something
     (the following lines, the words of a line) is not changed.
     """
-    given = [case["input"] for case in (problem.tests or {})["cases"]]
-    texts = [text for text in given if len(text) <= MAX_LENGTH]
+    inputs = [case["input"] for case in (problem.tests or {})["cases"]]
+    texts = [text for text in inputs if len(text) <= MAX_LENGTH]
     if not texts:
         return []
     tokens = [match[0] for text in texts for match in _TOKEN.finditer(text)]
     numbers = sorted({int(t) for t in tokens if re.fullmatch(r"-?\d+", t)})
     letters = sorted({c for t in tokens if t[0].isalpha() and t not in _NAMES for c in t})
-    rng, seen = Random(f"inputs of {problem.id}"), set(given)
+    rng, seen = Random(f"inputs of {problem.id}"), set(inputs)
     found: list[str] = []
     for _ in range(_TRIES * count):
         if len(found) == count:
@@ -78,8 +78,8 @@ class Proposal(NamedTuple):
 
 def questions(problem: Problem, count: int) -> list[Prompt]:
     """Prompts that ask a model for `count` inputs, `PER_ANSWER` in each."""
-    given = [case["input"] for case in (problem.tests or {})["cases"]]
-    shown = [text for text in given if len(text) <= SHOWN_LENGTH][:SHOWN]
+    inputs = [case["input"] for case in (problem.tests or {})["cases"]]
+    shown = [text for text in inputs if len(text) <= SHOWN_LENGTH][:SHOWN]
     request = REQUEST.format(
         count=PER_ANSWER,
         problem=problem.problem,

@@ -63,7 +63,7 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
 
 
 def _fault(value: Any) -> str:
-    """What tests in Tramontane's form lack; empty if they are valid."""
+    """The fault of tests in Tramontane's form; empty if they are valid."""
     if not isinstance(value, dict) or value.get("type") not in TEST_TYPES:
         return f"need a type, one of {', '.join(TEST_TYPES)}"
     cases = value.get("cases")

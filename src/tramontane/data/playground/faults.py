@@ -131,7 +131,9 @@ def _planted(
         if kind in earlier:
             if not earlier[kind]:  # nothing to repeat yet
                 if "sound" not in waiting:
-                    raise ValueError("too few sound rows for so many duplicates")
+                    raise ValueError(
+                        "too few sound rows for the duplicates: ask for a smaller share"
+                    )
                 waiting.append(kind)
                 continue
             row = _repeated(rng, kind, earlier[kind])
