@@ -144,11 +144,11 @@ def trained(folder: Path, data: Path, seed: int, settings: Sequence[str]) -> Pat
     """Train in a folder, or continue there; returns the folder."""
     if (folder / "config.yaml").is_file():
         if not (folder / "summary.json").is_file():
-            tramontane.train(resume=folder)
+            tramontane.train(resume=folder, report=False)
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     run = [f"name={folder.name}", f"seed={seed}", f"run_dir={folder}", f"data.train={data}"]
-    tramontane.train(load_config(QUICKSTART, [*TRAINING, *run, *settings]))
+    tramontane.train(load_config(QUICKSTART, [*TRAINING, *run, *settings]), report=False)
     return folder
 
 

@@ -221,6 +221,7 @@ def planted(tmp_path_factory):
     return summary, lines(out / "decisions.jsonl"), lines(out / "kept.jsonl"), out
 
 
+@pytest.mark.slow
 def test_each_fault_is_found(planted):
     summary, decisions, _, out = planted
     found = {d["id"]: d for d in decisions}
@@ -240,6 +241,7 @@ def test_each_fault_is_found(planted):
     assert summary["stages"][1]["dropped"]["no_agreement"] == 4
 
 
+@pytest.mark.slow
 def test_kept_rows_have_the_right_labels(planted):
     kept = {k["id"]: k for k in planted[2]}
     cases = {
@@ -255,6 +257,7 @@ def test_kept_rows_have_the_right_labels(planted):
     assert kept["decimals"]["tests"]["checker"] == "float"
 
 
+@pytest.mark.slow
 def test_problems_in_any_language_are_asked_in_python_and_in_cpp(planted):
     summary, decisions, kept, _ = planted
     ids = [k["id"] for k in kept]
@@ -291,6 +294,7 @@ def test_problems_with_few_tests_get_more(tmp_path):
     assert kept["problem"] == "many_solutions?"
 
 
+@pytest.mark.slow
 def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
     rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(6)]
     (tmp_path / "whole").mkdir()
@@ -327,6 +331,7 @@ def test_rows_of_other_domains_pass(tmp_path):
     assert [k["id"] for k in lines(out / "kept.jsonl")] == ["maths"]
 
 
+@pytest.mark.slow
 def test_real_problems_with_planted_faults(tmp_path):
     """All changed labels are found, and no other label is changed."""
     file = DATA / "mbpp_stdio.jsonl.gz"

@@ -196,6 +196,7 @@ MOMENTS = (
 )
 
 
+@pytest.mark.slow
 def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
     source = write(tmp_path / "raw.jsonl", sums(120))
     _, whole = run(tmp_path, source, name="whole", chunk_rows=10)

@@ -4,6 +4,8 @@ import json
 import time
 from collections import Counter
 
+import pytest
+
 from tests.curation.killing import end, kill_once_written, start
 from tests.curation.server import Server
 from tests.curation.test_curation import lines, results
@@ -11,6 +13,7 @@ from tests.curation.test_translate import translator
 from tramontane.curation.config import CurateConfig
 
 CONCURRENCY = 2
+pytestmark = pytest.mark.slow
 # The process is killed when each of these files first has content.
 MOMENTS = (
     "work/1-review/asked-000000008-answers.jsonl",

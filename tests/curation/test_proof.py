@@ -15,6 +15,7 @@ SIZES = [
     "evaluation.samples=1", "verifier.workers=1",
 ]  # fmt: skip
 SETS = {"raw", "one pass", "two passes"}
+pytestmark = pytest.mark.slow
 
 
 def lines(path):

@@ -96,6 +96,7 @@ def test_a_question_shows_the_problem_and_short_inputs():
     assert shown == [True, True, True, False] and "xxx" not in asked[0].text
 
 
+@pytest.mark.slow
 def test_proposed_inputs_are_labelled_by_the_solutions(tmp_path):
     """Inputs that no program can read are dropped."""
     answers = Counter()
@@ -146,6 +147,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 def test_failures_of_the_model_are_recorded_and_stop_nothing(tmp_path):
     def mind(asked, before):
         text = asked["messages"][0]["content"]
@@ -177,6 +179,7 @@ def test_inputs_from_a_model_need_a_model():
         parse_settings(CurateConfig, raw, [], "test")
 
 
+@pytest.mark.slow
 def test_killed_while_asking_and_while_programs_run(tmp_path):
     def mind(asked, before):
         time.sleep(0.05)
