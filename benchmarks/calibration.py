@@ -153,7 +153,7 @@ def make_groups(lengths: Lengths, prompt: int, count: int) -> list[list[Request]
 
 
 def prefill_time(generator: Generator, prompts: int, length: int) -> float:
-    """Seconds of admitting so many prompts, less the decode step that follows."""
+    """Seconds to admit the prompts, less the decode step that follows."""
     sampling = SamplingParams(8)
     requests = [Request(i, 0, [6 + i] * length, i, sampling) for i in range(prompts)]
     began = time.process_time()
@@ -217,39 +217,38 @@ def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
 def calibrate(
     alone: Alone,
     publish: float,
-    in_turn: dict[str, Any],
-    beside: dict[str, Any],
+    synchronous: dict[str, Any],
+    asynchronous: dict[str, Any],
     configs: tuple[Config, Config],
     predict: Callable[[Config, Costs], Outcome],
 ) -> tuple[dict[tuple[str, bool], Costs], dict[str, Any]]:
     """Costs in the pipeline, by the name of the lengths and whether it is synchronous (each batch
-    then begins together), and what they came from.
+    then begins asynchronous), and what they came from.
 
     Args:
         alone: costs of the workers by themselves.
         publish: seconds to publish weights.
-        in_turn: figures of a synchronous run, of lengths `TWICE`: what each poll takes beside its
-            steps, how much longer an update does in the pipeline, and how long a batch is on its
-            way.
-        beside: of an asynchronous one: how much longer work takes while the other works, and how
-            long a generator then stands still between two polls.
+        synchronous: figures of a synchronous run of lengths `TWICE`. They give the time of a poll
+            on top of its steps, the slowdown of an update in the pipeline, and a batch's latency.
+        asynchronous: figures of an asynchronous run. They give the slowdown of each side while the
+            other works, and the time that a generator then stands still between two polls.
         configs: configs of these two runs.
         predict: simulates a run.
     """
     sizes = configs[0].pipeline
-    update = in_turn["seconds_per_update"]
+    update = synchronous["seconds_per_update"]
     costs = Costs(
         alone.alike[TWICE.name],
         Line(0.0, alone.prefill),
         alone.train,
         publish=publish,
-        receive=in_turn["pause_ms"] / 1000,
-        verify=update * (1 - in_turn["verifier_idle"]) / sizes.n_batch,
+        receive=synchronous["pause_ms"] / 1000,
+        verify=update * (1 - synchronous["verifier_idle"]) / sizes.n_batch,
     )
     predicted = predict(configs[0], costs)
-    generating = (1 - in_turn["generator_idle"]) * update
+    generating = (1 - synchronous["generator_idle"]) * update
     generating -= (1 - predicted.generator_idle) * predicted.seconds_per_update
-    training = _longer(in_turn, predicted)[1]
+    training = _longer(synchronous, predicted)[1]
     costs = replace(
         costs,
         call=max(0.0, generating / _polls(predicted, configs[0])),
@@ -263,13 +262,13 @@ def calibrate(
     )
     slower = (1.0, 1.0)
     for _ in range(5):
-        costs = replace(
-            costs, generator_beside_trainer=slower[0], trainer_beside_generator=slower[1]
-        )
+        costs = replace(costs, generator_slowdown=slower[0], trainer_slowdown=slower[1])
         predicted = predict(configs[1], costs)
-        more = _longer(beside, predicted)
+        more = _longer(asynchronous, predicted)
         slower = (slower[0] * more[0], slower[1] * more[1])
-        idle = (beside["generator_idle"] - predicted.generator_idle) * beside["seconds_per_update"]
+        idle = (asynchronous["generator_idle"] - predicted.generator_idle) * asynchronous[
+            "seconds_per_update"
+        ]
         costs = replace(costs, poll=max(0.0, costs.poll + idle / _polls(predicted, configs[1])))
     by_lengths = {
         (name, together): replace(costs, decode=steps)
@@ -281,7 +280,7 @@ def calibrate(
 
 def _figures(alone: Alone, costs: Costs, training: float) -> dict[str, Any]:
     """The calibration as printed: `training` is how much longer an update takes in the pipeline."""
-    slower = costs.generator_beside_trainer, costs.trainer_beside_generator
+    slower = costs.generator_slowdown, costs.trainer_slowdown
     return {
         "decode_ms_a_step": points(alone.mixed),
         "decode_ms_a_step_alike": points(alone.alike),

@@ -36,4 +36,4 @@ def small_config(run_dir: Path, **sections: Any) -> Config:
 
 
 def unheard(worker: str, **facts: object) -> None:
-    """Notes of workers that nobody reads."""
+    """Ignore facts about workers; a stand-in for `RunFolder.log_worker`."""

@@ -1,4 +1,4 @@
-"""The report on a machine."""
+"""The examination of a machine."""
 
 from typer.testing import CliRunner
 
@@ -7,7 +7,7 @@ from tramontane.cli import app
 from tramontane.verifier.code import sandbox
 
 
-def test_it_reports_all():
+def test_every_part_is_reported():
     names = {finding.name for finding in tramontane.doctor()}
     assert {"torch", "sandbox", *sandbox.RUNGS[:-1], "g++", "ray", "vllm", "reasoning-gym"} <= names
     assert all(finding.mend for finding in tramontane.doctor() if finding.state != "ok")

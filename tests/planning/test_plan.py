@@ -1,4 +1,4 @@
-"""The planner's formulas, its splits, and what it says to nonsense."""
+"""The planner's formulas, its splits, and its errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tramontane.planning.plan import (
 )
 
 
-def test_the_papers_case() -> None:
-    """η_t m_t = 3, η_g m_g = 1: θ* = 0.75, T = 4 B / G (PAPERS.md, section 2)."""
+def test_the_example_of_the_paper() -> None:
+    """η_t m_t = 3, η_g m_g = 1: θ* = 0.75, T = 4 B / G (arXiv 2505.24034)."""
     assert best_share(3, 1) == 0.75
     assert asynchronous_step(100, 10, 3, 1) == pytest.approx(4 * 100 / 10)
 
@@ -35,7 +35,7 @@ def test_the_papers_case() -> None:
 def test_the_best_share_is_the_best_and_never_longer_than_taking_turns(
     train: float, generate: float, share: float, train_more: float, generate_more: float
 ) -> None:
-    """Taking turns, both work on GPUs that hold more, so neither costs less."""
+    """In turn, both works run on GPUs that hold more, so neither costs less."""
     best = asynchronous_step(256, 64, train, generate)
     assert best <= asynchronous_step(256, 64, train, generate, share) * (1 + 1e-9)
     together = synchronous_step(256, 64, train * train_more, generate * generate_more)
@@ -99,7 +99,7 @@ def test_a_plan_is_made_of_whole_gpus_and_beats_taking_turns() -> None:
         ({"trian_mfu": 0.3}, "unknown key; did you mean 'train_mfu'"),
     ],
 )
-def test_nonsense_is_refused(settings: dict, message: str) -> None:
+def test_bad_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
         parse(PlanConfig, {"model_size": "24B", "gpus": 64} | settings, "plan")
 

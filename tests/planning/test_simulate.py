@@ -1,4 +1,4 @@
-"""The simulated pipeline where its time can be worked out by hand, and the bound at any sizes."""
+"""The simulated pipeline: closed forms for its times, and its invariants at any sizes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def costs(step: float = STEP, token: float = TOKEN, **more: float) -> Costs:
 
 def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     """64 decode steps in polls of 8, then 4 groups graded in turn, then 32 × 64 + 4 × 10 tokens
-    trained on, then weights; records go on beside the next one's decode steps."""
+    trained on, then weights; records overlap with the decode steps of the next one."""
     sums = costs(publish=0.2, receive=0.3, verify=0.001, record=0.6, call=0.002)
     sizes = config(max_staleness=0, updates=99)  # far from its end, where work runs out
     found = simulate(sizes, sums, constant(64), prompt_tokens=10, until=12)
@@ -59,8 +59,8 @@ def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     assert (found.staleness_max, found.utilisation) == (0, 1.0)
 
 
-def test_latency_is_waited_for_by_a_synchronous_run_alone() -> None:
-    """A batch on its way occupies nobody: a pipeline that runs ahead has others meanwhile."""
+def test_only_a_synchronous_run_waits_for_latency() -> None:
+    """A batch in transit occupies no worker: a pipeline that runs ahead has other batches."""
     late, paid = costs(latency=0.4), costs()
     synchronous = config(max_staleness=0, updates=99)
     there = simulate(synchronous, paid, constant(64), until=12)
@@ -88,7 +88,7 @@ def test_an_asynchronous_update_takes_the_longer_of_both_works(step: float, toke
         assert found.generator_idle == pytest.approx(found.held, abs=1e-9)
 
 
-def test_generators_share_the_work_and_a_queue_of_weights_does_not_form() -> None:
+def test_generators_share_the_work_and_no_queue_of_weights_forms() -> None:
     one = simulate(config(n_async=64, max_staleness=4, updates=30), costs(token=1e-5), constant(64))
     two = simulate(
         config(2, n_async=64, max_staleness=4, updates=30),
@@ -98,18 +98,18 @@ def test_generators_share_the_work_and_a_queue_of_weights_does_not_form() -> Non
     assert two.seconds_per_update == pytest.approx(one.seconds_per_update / 2, rel=0.05)
 
 
-def test_two_that_slow_each_other_down() -> None:
-    slow = costs(generator_beside_trainer=2.0, trainer_beside_generator=3.0)
+def test_generator_and_trainer_slow_each_other_down() -> None:
+    slow = costs(generator_slowdown=2.0, trainer_slowdown=3.0)
     alone = simulate(config(max_staleness=0), slow, constant(64))
-    # In turn, nobody is beside anybody.
+    # In turn, the two never work at the same time.
     assert alone.seconds_per_update == pytest.approx(64 * STEP + (32 * 64 + 4) * TOKEN)
-    beside = simulate(config(max_staleness=8, updates=60), slow, constant(64), until=20)
+    slowed = simulate(config(max_staleness=8, updates=60), slow, constant(64), until=20)
     free = simulate(config(max_staleness=8, updates=60), costs(), constant(64), until=20)
-    assert free.seconds_per_update < beside.seconds_per_update
-    assert beside.seconds_per_update <= 3.001 * (32 * 64 + 4) * TOKEN
+    assert free.seconds_per_update < slowed.seconds_per_update
+    assert slowed.seconds_per_update <= 3.001 * (32 * 64 + 4) * TOKEN
 
 
-def test_decode_steps_are_paid_by_what_is_live_and_cached() -> None:
+def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
     """Lengths 8 and 24 in one group: 8 steps of both, 16 of one alone, each cached token a µs."""
     seen: list[tuple[float, float]] = []
     curve = DecodeCurve((1, 2), (0.1, 0.3), (1e-6, 1e-6))
@@ -192,13 +192,13 @@ def _seed(group: int, index: int) -> int:
     return seed(0, group, index)
 
 
-def test_what_is_filtered_is_counted() -> None:
+def test_filtered_tokens_are_counted() -> None:
     sizes = {"updates": 60, "max_staleness": 2}
     found = simulate(config(**sizes), costs(token=1e-5), constant(16), filtered=0.25)
     assert found.filtered_tokens == pytest.approx(0.25, abs=0.08)
 
 
-def test_lengths_have_the_mean_and_the_end_that_were_asked_for() -> None:
+def test_lengths_have_the_given_mean_and_maximum() -> None:
     rng = random.Random(0)
     drawn = [lognormal(300, 1000, 0.8)(rng) for _ in range(1)]
     draw = lognormal(300, 1000, 0.8)

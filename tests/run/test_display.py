@@ -101,7 +101,7 @@ def test_plain_shows_a_phase_by_quarters() -> None:
     ]
 
 
-def test_plain_lines_stay_short_and_harmless_whatever_the_completion() -> None:
+def test_plain_lines_stay_short_and_harmless_for_any_completion() -> None:
     display, file = plain()
     display.sample("有多少？" * 60, HOSTILE, "wrong")
     display.sample("How many?", HOSTILE * 10, "right")
@@ -208,7 +208,7 @@ def test_time_left_is_at_the_phases_own_speed(monkeypatch: pytest.MonkeyPatch) -
     assert file.getvalue().splitlines()[1:] == ["update 21/40", "update 22/40, 1:30 left"]
 
 
-def test_numbers_read_well() -> None:
+def test_formats_of_numbers() -> None:
     assert [number(x) for x in (0.1234, -0.004, 12.345, 8876.5)] == [
         "0.123",
         "-0.004",

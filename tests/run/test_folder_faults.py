@@ -1,4 +1,4 @@
-"""Disks that are full and files that were cut: real ones, under real runs."""
+"""Full disks and truncated files, under real runs."""
 
 import json
 import os
@@ -29,13 +29,13 @@ SIZES = {"updates": 3, "n_batch": 16}
 
 
 class Warned(QuietScreen):
-    """Remembers what it was asked to say."""
+    """Remembers its warnings."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
-        self.said.append(text)
+        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def config_of(folder: Path) -> Config:
 
 @pytest.fixture
 def run(finished: Path, tmp_path: Path) -> RunFolder:
-    """As if the run had died right before it wrote its summary."""
+    """A copy of the finished run without its summary, as if it had died just before."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     (folder / "summary.json").unlink()
@@ -71,7 +71,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_every_file_of_a_checkpoint_that_is_cut_changed_or_gone_is_found(run: RunFolder) -> None:
+def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: RunFolder) -> None:
     whole = run.checkpoints / "step_3"
     assert damage(whole) is None
     files = [p.relative_to(whole) for p in whole.rglob("*") if p.is_file()]
@@ -104,13 +104,13 @@ def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
     check_ledger(run.path, config)
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
     assert damage(run.checkpoints / "step_3") is None
-    [said] = screen.said
-    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: {file} has" in said
-    assert said in (run.path / "events.log").read_text()
+    [warning] = screen.warnings
+    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: {file} has" in warning
+    assert warning in (run.path / "events.log").read_text()
     assert (run.checkpoints / "step_3.damaged").is_dir()
 
 
-def test_where_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:
+def test_if_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:
     for number in (1, 2, 3):
         (run.checkpoints / f"step_{number}" / "pipeline.json").unlink()
     folder, config = open_run(run.path)
@@ -188,7 +188,7 @@ def limited(config: Config, folder: Path, size: int) -> subprocess.CompletedProc
         (4_000, {"eval": "playground:"}, "evaluation_before.partial"),
     ],
 )
-def test_what_cannot_be_written_is_named_with_the_remedy(
+def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
     tmp_path: Path, size: int, data: dict[str, Any], file: str
 ) -> None:
     config = small_config(

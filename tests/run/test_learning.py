@@ -1,4 +1,4 @@
-"""That it learns: the whole loop, on the shipped base model, in well under a minute."""
+"""A short run of the whole loop on the shipped base model learns."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The report of a made-up run: its numbers, its plots, and what happens to missing pieces."""
+"""The report of a made-up run: its figures, its plots, and missing parts."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def metrics(update: int) -> dict[str, Any]:
 
 
 def evaluation(right: int) -> list[dict[str, Any]]:
-    """Seven problems, one a language, of four samples each, `right` of them right."""
+    """Seven problems, one in each language, with four samples each of which `right` are right."""
     statements = {
         "en": "Tom has 3 apples and buys 14 more. He gives 5 away. How many are left?",
         "fr": "Léa a 3 pommes et en achète 14. Elle en donne 5. Combien en reste-t-il ?",

@@ -55,7 +55,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How each problem is sampled.
+    """The way in which each problem is sampled.
 
     Args:
         samples: completions of each problem.
@@ -128,7 +128,7 @@ def evaluate(
     on_progress: Callable[[int, int], None] | None = None,
     timeout_s: float = VERDICT_SECONDS,
 ) -> EvaluationResult:
-    """Sample every problem, grade the completions, and count. Grading runs beside generation.
+    """Sample every problem, grade the completions, and count. Grading overlaps with generation.
 
     Seven parameters: three workers' inputs, the plan, and three independent options.
 

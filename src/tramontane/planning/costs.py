@@ -33,7 +33,7 @@ class Costs:
         call: time of each poll of a generator without its decode steps: messages.
         poll: time between two polls of a generator while the trainer works; the generator stands
             still, since calls wait for a core.
-        generator_beside_trainer, trainer_beside_generator: factor by which each slows down while
+        generator_slowdown, trainer_slowdown: factor by which each slows down while
             the other works; 1 if they share nothing.
     """
 
@@ -47,8 +47,8 @@ class Costs:
     record: float = 0.0
     call: float = 0.0
     poll: float = 0.0
-    generator_beside_trainer: float = 1.0
-    trainer_beside_generator: float = 1.0
+    generator_slowdown: float = 1.0
+    trainer_slowdown: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -164,27 +164,27 @@ class Machine:
         """Bytes of the trainer's state in each GPU if it is spread over all GPUs."""
         return self.config.parameters * self.config.state_bytes / self.config.gpus
 
-    def generator_groups(self, beside: float = 0.0) -> list[int]:
+    def generator_groups(self, reserved: float = 0.0) -> list[int]:
         """Sizes that a generator may have, in GPUs: powers of 2 that hold the sequences of a group.
 
         They are within a node, unless no such size holds the sequences next to the trainer's state;
-        then they go up to the smallest size that does. `beside` is as in `slots`.
+        then they go up to the smallest size that does. `reserved` is as in `slots`.
         """
         c, size = self.config, 1
         found: list[int] = []
         last = False
         while size <= c.gpus and not (last and size > c.node):
-            if self.slots(size, beside) >= c.group_size:
+            if self.slots(size, reserved) >= c.group_size:
                 found.append(size)
             last = last or self.slots(size, self.shared) >= c.group_size
             size *= 2
         return found
 
-    def slots(self, group: int, beside: float = 0.0) -> int:
-        """Sequences that a generator on `group` GPUs holds if `beside` bytes of each GPU are taken;
-        0 if not even its weights fit."""
+    def slots(self, group: int, reserved: float = 0.0) -> int:
+        """Sequences that a generator on `group` GPUs holds, with `reserved` bytes of each GPU
+        taken; 0 if not even its weights fit."""
         c = self.config
-        room = group * (self.gpu.memory * c.serve_share - beside) - 2 * c.parameters
+        room = group * (self.gpu.memory * c.serve_share - reserved) - 2 * c.parameters
         return max(0, int(room / (self.kv_bytes * self.cached)))
 
     def decode(self, group: int, live: Array, cached: Array) -> Array:

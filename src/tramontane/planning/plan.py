@@ -172,13 +172,13 @@ def plan(config: PlanConfig) -> Plan:
     )
 
 
-def _cheapest(machine: Machine, in_flight: int, beside: float) -> tuple[int, float, int] | None:
+def _cheapest(machine: Machine, in_flight: int, reserved: float) -> tuple[int, float, int] | None:
     """The size of generator at which a completion costs least: (GPUs, GPU-seconds of a completion,
     slots); None if no size fits."""
     config = machine.config
     options = []
-    for group in machine.generator_groups(beside):
-        slots = machine.slots(group, beside)
+    for group in machine.generator_groups(reserved):
+        slots = machine.slots(group, reserved)
         live = min(slots, max(1.0, in_flight * group / config.gpus))
         options.append((machine.generate_cost(group, live), group, slots))
     if not options:

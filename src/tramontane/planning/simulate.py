@@ -283,10 +283,10 @@ class _Generator:
             seconds += costs.call + float(costs.decode(live, cached).sum())
             self.steps += len(live)
             self.live_steps += int(live.sum())
-        beside = simulation.training.at_work
-        if beside:
-            seconds *= costs.generator_beside_trainer
-        self._work(seconds, self._polled, costs.poll if beside else 0.0)
+        contended = simulation.training.at_work
+        if contended:
+            seconds *= costs.generator_slowdown
+        self._work(seconds, self._polled, costs.poll if contended else 0.0)
 
     def _admit(self, requests: list[Request]) -> float:
         if not requests:
@@ -353,8 +353,8 @@ class _Training:
             self.at_work, self._since, self._pace = True, simulation.now, 0.0
         if not self.at_work:
             return
-        beside = any(g.at_work for g in simulation.generators)
-        pace = 1 / simulation.costs.trainer_beside_generator if beside else 1.0
+        contended = any(g.at_work for g in simulation.generators)
+        pace = 1 / simulation.costs.trainer_slowdown if contended else 1.0
         if pace == self._pace:
             return
         self._pass()
