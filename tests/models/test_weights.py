@@ -60,9 +60,7 @@ def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
 
     def make(config: Config) -> tuple[Any, Handle, Handle]:
         placement = place(config, unheard)
-        trainer = placement.trainer(
-            partial(Sharded.load, "tiny", config.trainer, config.pipeline, 1.0, 5, 0)
-        )
+        trainer = placement.trainer(partial(Sharded.load, "tiny", config.trainer, 5, 0))
         generator = placement.generator(0, partial(Generator.load, "tiny", config.generator, 4, 64))
         opened.extend([trainer, generator, placement])
         for handle in (trainer, generator):
@@ -81,8 +79,7 @@ def test_a_generator_has_what_the_trainer_has_bit_for_bit(
     """For any number of ranks; the trainer's next changes are not seen until published."""
     config = _config(request, tmp_path, kind, ranks, dtype)
     placement, trainer, generator = workers(config)
-    sizes = config.pipeline
-    whole = Sharded.load("tiny", config.trainer.model_copy(update={"ranks": 1}), sizes, 1.0, 5, 0)
+    whole = Sharded.load("tiny", config.trainer.model_copy(update={"ranks": 1}), 5, 0)
     start = {n: t.clone() for n, t in whole.model.state_dict().items()}
     for update in (1, 2):
         trainer.submit("move", update).result()
