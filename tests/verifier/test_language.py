@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,25 @@ def test_short_formulaic_sentences(language):
     for other in set(LANGUAGES) - {language}:
         text = " ".join(SHORT[language])
         assert on_target_share(text, other) < THRESHOLD, (text, other)
+
+
+def test_a_share_counts_letters_and_a_han_character_twice():
+    english = "First we add the two numbers and then we divide the sum by three."
+    count = sum(map(str.isalpha, english))
+    assert on_target_share(f"{english} 答案是", "en") == pytest.approx(count / (count + 2 * 3))
+    assert on_target_share(f"{english} The angle α is less than the angle β.", "en") == 1
+
+
+def test_short_sentences_are_judged_together():
+    assert on_target_share("Bonjour.", "en") == 1  # seven letters: too short to be identified
+    text = "Add it. Then go. We see. So two. " * 3
+    assert on_target_share(text, "en") == 1
+    assert on_target_share(text, "de") == 0
+
+
+def test_composed_and_decomposed_letters_are_the_same():
+    text = SHORT["fr"][0]
+    assert _pieces(unicodedata.normalize("NFD", text)) == _pieces(text)
 
 
 def test_composition():

@@ -1,5 +1,7 @@
 """The reward of one completion: the paper's values, and properties for any text."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +40,7 @@ def test_all_four_axes():
     assert verdict.reward == pytest.approx(1.1)
     assert verdict.parts == {"format": 0.1, "correctness": 0.9, "length": 0.0, "language": 0.1}
     assert verdict.answer == "5"
+    assert verdict.seconds > 0
 
 
 def test_each_axis_alone():
@@ -46,6 +49,12 @@ def test_each_axis_alone():
     assert score(GOOD, n_tokens=101).reward == pytest.approx(1.0)
     german = r"<think>Ich addiere die beiden Zahlen und erhalte fünf.</think>Also \boxed{5}."
     assert score(german).reward == pytest.approx(1.0)
+
+
+def test_a_stated_language_counts_more_than_the_text():
+    formula = Problem("sum", "math", "$2 + 3$", "5", language="fr")
+    assert score(GOOD, problem=formula).parts["language"] == 0
+    assert score(GOOD, problem=replace(formula, language=None)).parts["language"] == 0.1
 
 
 def test_format_failure_ends_grading():
@@ -64,6 +73,8 @@ def test_unscorable_has_a_reason_and_no_reward():
     verdict = score(GOOD, problem=Problem("p", "math", "?", None))
     assert (verdict.verdict, verdict.reward) == ("unscorable", 0.0)
     assert "no reference" in verdict.reason
+    unreadable = score(GOOD, problem=Problem("p", "math", "?", "\\frac{1}{"))
+    assert (unreadable.verdict, unreadable.answer) == ("unscorable", "5")
 
 
 def test_an_exception_is_unscorable_not_wrong():
