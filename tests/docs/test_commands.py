@@ -1,0 +1,147 @@
+"""Every command of README and docs works as it is printed, run small or dry."""
+
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from tests.docs.pages import Command, blocks, commands
+from tests.paths import ROOT
+from tests.runs import small_config
+from tramontane import train
+from tramontane.cli import app
+from tramontane.models.loading import load_tokenizer
+
+SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
+        for n in range(8)]  # fmt: skip
+ON_CPU = ["generator.device=cpu", "trainer.device=cpu"]
+
+
+def listed(*programs: str) -> list[object]:
+    return [pytest.param(c, id=c.where) for c in commands(*programs)]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands name: data files, a config, a reward, runs, a model."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "configs").symlink_to(ROOT / "configs")
+    lines = "".join(json.dumps(row) + "\n" for row in SUMS)
+    for name in ("train.jsonl", "test.jsonl", "first/kept.jsonl", "filtered/kept.jsonl"):
+        (desk / name).parent.mkdir(exist_ok=True)
+        (desk / name).write_text(lines)
+    for name in ("raw.jsonl.gz", "math500.jsonl.gz"):
+        with gzip.open(desk / name, "wt") as file:
+            file.write(lines)
+    own = blocks(ROOT / "docs/your-own.md", "yaml")[0]
+    (desk / "own.yaml").write_text(own)
+    (desk / "my_rewards.py").write_text(blocks(ROOT / "docs/your-own.md", "python")[0])
+    # A model whose context holds the lengths of the shipped configs; a dry run reads no weights.
+    long = AutoConfig.from_pretrained(ROOT / "src/tramontane/tiny_base")
+    long.max_position_embeddings = 1 << 17
+    long.save_pretrained(desk / "long")
+    load_tokenizer("tiny").save_pretrained(desk / "long")
+    data = {"train": str(desk / "train.jsonl"), "eval": str(desk / "test.jsonl")}
+    config = small_config(
+        desk / "runs/quickstart",
+        data=data,
+        pipeline={"updates": 1, "diversity": "none"},
+        evaluation={"problems": 4, "samples": 1},
+    )
+    train(config, quiet=True)
+    for name, step in (("quickstart", 36), ("own", 20)):
+        run = desk / "runs" / name
+        if not run.exists():
+            shutil.copytree(desk / "runs/quickstart", run)
+        (run / "checkpoints" / f"step_{step}").symlink_to(run / "checkpoints/step_1")
+    return desk
+
+
+def shortened(words: list[str], desk: Path) -> list[str]:
+    """The arguments of a `tramontane` command, with what makes it small or dry."""
+    args = [word.replace("path/or/name", "long") for word in words[1:]]
+    command = args[0]
+    if command == "train" and "--dry-run" not in args:
+        args.append("--dry-run")
+    if command == "train" and "--resume" not in args:
+        config = (desk / args[1]).read_text()
+        if "device: cuda" in config:
+            args += ON_CPU
+        for key in ("model", "data.train"):
+            last = key.split(".")[-1]
+            if re.search(rf"^\s*{last}: null", config, re.M) and not any(
+                a.startswith(f"{key}=") for a in args
+            ):
+                args.append({"model": "model=long", "data.train": "data.train=train.jsonl"}[key])
+        args += [] if "data.eval" in str(args) else ["data.eval=test.jsonl"]
+    return args + {
+        "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16"],
+        "generate": ["--max-tokens", "8"],
+        "sft": ["steps=1", "batch_tokens=512", "new_model.tokenizer_examples=600", "output=made"],
+    }.get(command, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", listed("tramontane"))
+def test_a_command_of_the_docs_works(
+    command: Command, desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(desk)
+    monkeypatch.syspath_prepend(str(desk))
+    if "--resume" in command.words:  # as if it had been stopped before its end
+        run = desk / command.words[command.words.index("--resume") + 1]
+        (run / "summary.json").unlink(missing_ok=True)
+    args = shortened(command.words, desk)
+    code = app(args, standalone_mode=False)
+    assert not code, f"{command.where}: {' '.join(args)} exited with {code}"
+
+
+def test_every_target_of_make_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    variables = set(re.findall(r"^([A-Z]+) \?=", (ROOT / "Makefile").read_text(), re.M))
+    for command in commands("make"):
+        for word in command.words[1:]:
+            name = word.split("=")[0]
+            assert name in (variables if "=" in word else targets), f"{command.where}: make {word}"
+
+
+def test_every_extra_that_is_installed_exists() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    for command in commands("pip"):
+        for extra in re.findall(r"\[([\w-]+)\]", " ".join(command.words)):
+            assert f"\n{extra} = [" in project, command.where
+
+
+@pytest.mark.parametrize("command", listed("python", "pytest"))
+def test_a_script_of_the_docs_exists_and_knows_its_options(command: Command) -> None:
+    words = command.words[1:]
+    if words[0] == "-m":
+        name = words[1].replace(".", "/")
+        found = [p for p in (ROOT / f"{name}.py", ROOT / name / "__main__.py") if p.exists()]
+    else:
+        found = [ROOT / words[0]]
+    assert found and found[0].exists(), f"{command.where}: {' '.join(command.words)}"
+    source = found[0].read_text()
+    if command.words[0] == "pytest":
+        selected = words[words.index("-k") + 1] if "-k" in words else "def test_"
+        assert selected in source, command.where
+    else:
+        for option in (word for word in words[1:] if word.startswith("--")):
+            assert f'"{option}"' in source, f"{command.where}: {option}"
+
+
+def test_the_tour_runs_from_start_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    for block in blocks(ROOT / "docs/tour.md", "python"):
+        exec(compile(block, "docs/tour.md", "exec"), scope)
+    printed = capsys.readouterr().out
+    assert "right 1.1" in printed
+    assert "n_batch" in printed.splitlines()[-1]
