@@ -49,5 +49,5 @@ def commands(*programs: str) -> Iterator[Command]:
             if line.split(" ")[0] in programs and " " in line.strip():
                 number = text.count("\n", 0, position) + 1
                 words = shlex.split(line, comments=True)
-                if len(words) > 1:
+                if len(words) > 1 and re.match(r"[a-z./-]", words[1]):
                     yield Command(f"{page.relative_to(ROOT)}:{number}", words)
