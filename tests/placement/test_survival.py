@@ -40,9 +40,9 @@ class Harm:
             return harm.handles[name]
 
         def watched(generator: PooledGenerator, progress: Progress) -> None:
-            own = [g.versions for g in progress.grown] + [c.versions for c in progress.completions]
-            if own:  # a poll asked for ahead may find nothing to do
-                newest = max(v[-1] for v in own)
+            versions = [x.versions for x in (*progress.grown, *progress.completions)]
+            if versions:  # a poll asked for ahead may find nothing to do
+                newest = max(v[-1] for v in versions)
                 assert newest >= harm.last_version.get(id(generator), 0)
                 harm.last_version[id(generator)] = newest
             note(generator, progress)
@@ -160,7 +160,7 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
 
 
 def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:
-    """In a process of its own: one process has one cluster."""
+    """In a process of its own, since a process has one cluster."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.placement.two_nodes", str(tmp_path / "run")],
         capture_output=True,

@@ -69,10 +69,10 @@ def test_shared_prompts_lose_nothing_and_the_budget_is_kept(families, budget):
     microbatches, tokens = collate_shared(completions, budget)
     assert sorted(i for m in microbatches for i in m) == list(range(len(completions)))
     for micro, used in zip(microbatches, tokens, strict=True):
-        own = sum(len(completions[i].token_ids) for i in micro)
+        generated = sum(len(completions[i].token_ids) for i in micro)
         prompts = {i: len(completions[i].prompt_ids) for i in micro}
         once = sum({completions[i].prompt_ids[0]: n for i, n in prompts.items()}.values())
-        assert own + once <= used <= own + sum(prompts.values())
+        assert generated + once <= used <= generated + sum(prompts.values())
         assert used <= budget or len(micro) == 1
 
 

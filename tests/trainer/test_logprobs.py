@@ -31,12 +31,12 @@ def test_values_and_gradients_are_those_of_the_plain_formula(temperature, entrop
     expected = naive(logits, targets, temperature)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b)
-    wanted = expected if entropy_grad else (expected[0], expected[1].detach())
+    differentiable = expected if entropy_grad else (expected[0], expected[1].detach())
     (grad,) = torch.autograd.grad(
         sum((w * x).sum() for w, x in zip(weights, got, strict=True)), logits
     )
     (plain,) = torch.autograd.grad(
-        sum((w * x).sum() for w, x in zip(weights, wanted, strict=True)), logits
+        sum((w * x).sum() for w, x in zip(weights, differentiable, strict=True)), logits
     )
     torch.testing.assert_close(grad, plain, atol=1e-6, rtol=1e-5)
 

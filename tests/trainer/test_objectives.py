@@ -1,4 +1,4 @@
-"""Objectives are added by a file; those in `more_objectives/` and in the docs stand for others."""
+"""A file adds an objective: the examples are in `more_objectives/` and in the docs."""
 
 import re
 
@@ -55,10 +55,10 @@ def test_advantages_may_depend_on_summed_log_probs():
     now = [sum(logprobs) for logprobs in t.logprobs(b.sequences, TEMPERATURE)]
     squares, expected = [], []
     for g in range(4):
-        these = range(4 * g, 4 * g + 4)
+        members = range(4 * g, 4 * g + 4)
         rewards = [s.reward for s in b.groups[g]]
-        values = [r - 0.1 * (now[i] - reference[i]) for r, i in zip(rewards, these, strict=True)]
-        for value, i in zip(values, these, strict=True):
+        values = [r - 0.1 * (now[i] - reference[i]) for r, i in zip(rewards, members, strict=True)]
+        for value, i in zip(values, members, strict=True):
             length = len(b.sequences[i].token_ids)
             squares += [(value - sum(values) / 4) ** 2] * length
             expected += [now[i]] * length

@@ -17,15 +17,15 @@ from tramontane.trainer.parity import (
 )
 
 
-def altered(own, name, factor=1.05):
-    other = copy.deepcopy(own)
+def altered(original, name, factor=1.05):
+    other = copy.deepcopy(original)
     with torch.no_grad():
         other.get_parameter(name).mul_(factor)
     return other
 
 
 def evidence(ours, other, ids):
-    """The diagnosis' two lists, with `other` as the generator's model."""
+    """The diagnosis' evidence, with `other` as the generator's model."""
     ours_trainer = trainer(tied=False)
     ours_trainer.model.load_state_dict(ours.state_dict())
     other_trainer = trainer(tied=False)
@@ -70,13 +70,13 @@ def test_the_gate_fires_on_an_altered_tensor_and_names_it(name, layer):
 
 def test_a_temperature_that_differs_is_named_when_all_else_agrees():
     ours = model()
-    own = fingerprint(ours.state_dict())
+    fingerprints = fingerprint(ours.state_dict())
     c = completion(random.Random(0))
     mismatch = compare([c.logprobs], [[x + 0.5 for x in c.logprobs]])
     assert mismatch.mean == pytest.approx(0.5)
     settings = {"temperature": (1.0, 0.7), "dtype": ("float32", "float32")}
     with pytest.raises(ParityError) as error:
-        check(mismatch, 1e-3, weights=(own, own), settings=settings)
+        check(mismatch, 1e-3, weights=(fingerprints, fingerprints), settings=settings)
     assert "temperature differs: generator 1.0, trainer 0.7" in str(error.value)
     assert "the weights agree" in str(error.value)
     assert "dtype" not in str(error.value)
@@ -91,20 +91,22 @@ def test_a_log_prob_that_is_no_number_shuts_the_gate():
 def test_fingerprints_tell_a_small_step_from_rounding():
     torch.manual_seed(0)
     w = {"w": 0.02 * torch.randn(300, 300), "norm": torch.ones(300)}
-    own = fingerprint(w)
+    fingerprints = fingerprint(w)
     rounded = fingerprint({n: x.bfloat16() for n, x in w.items()})
-    assert differing_parameters(rounded, own, 1e-2) == []
+    assert differing_parameters(rounded, fingerprints, 1e-2) == []
     for change in (w["w"] * 1.02, -w["w"], w["w"].T, w["w"] + 4e-4 * torch.randn(300, 300).sign()):
-        assert differing_parameters(fingerprint({**w, "w": change}), own, 1e-4) == ["w"]
+        assert differing_parameters(fingerprint({**w, "w": change}), fingerprints, 1e-4) == ["w"]
     assert fingerprint({"zero": torch.zeros(3)}) == {"zero": 0.0}
 
 
 def test_tied_weights_may_have_one_name_or_two():
-    own = fingerprint(model(tied=True).state_dict())
-    once = {n: v for n, v in own.items() if n != "lm_head.weight"}
-    assert differing_parameters(once, own, 1e-4) == []
-    assert differing_parameters(own, once, 1e-4) == []
-    assert differing_parameters({**own, "lm_head.weight": 9.0}, own, 1e-4) == ["lm_head.weight"]
+    fingerprints = fingerprint(model(tied=True).state_dict())
+    once = {n: v for n, v in fingerprints.items() if n != "lm_head.weight"}
+    assert differing_parameters(once, fingerprints, 1e-4) == []
+    assert differing_parameters(fingerprints, once, 1e-4) == []
+    assert differing_parameters({**fingerprints, "lm_head.weight": 9.0}, fingerprints, 1e-4) == [
+        "lm_head.weight"
+    ]
 
 
 def test_hidden_states_are_compared_layer_by_layer():

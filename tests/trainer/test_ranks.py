@@ -23,17 +23,17 @@ SETTINGS = {
 
 
 def check_buckets(t, weights, ranks):
-    """They hold the whole model, within the size, one at a time."""
+    """Check that buckets hold the whole model, within the size, one at a time."""
     size = 6000  # bytes: below the largest tensor
     seen, before = {}, []
     for bucket in t.buckets(size):
         assert all(tensor() is None for tensor in before)
-        own = {id(tensor): tensor for tensor in bucket.values()}
-        assert sum(tensor.nbytes for tensor in own.values()) <= size or len(own) == 1
+        tensors = {id(tensor): tensor for tensor in bucket.values()}
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= size or len(tensors) == 1
         seen |= {name: tensor.clone() for name, tensor in bucket.items()}
-        if ranks > 1:  # gathered ones, which nobody else holds
-            before = [weakref.ref(tensor) for tensor in own.values()]
-        del own
+        if ranks > 1:  # gathered tensors, which only the bucket holds
+            before = [weakref.ref(tensor) for tensor in tensors.values()]
+        del tensors
     assert equal(seen, weights)
     published = t.publish(CopiedWeights(torch.float32)).tensors()
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -95,5 +95,5 @@ def test_a_state_saved_by_two_ranks_loads_into_one(folders):
     t.load_state(folders[1] / "plain")
     t.step(batch(3, n_minibatch=8))
     _, _, weights, _ = torch.load(folders[1] / "plain.pt")
-    for name, own in t.weights().items():
-        torch.testing.assert_close(own, weights[name], atol=1e-4, rtol=1e-4)
+    for name, tensor in t.weights().items():
+        torch.testing.assert_close(tensor, weights[name], atol=1e-4, rtol=1e-4)

@@ -332,12 +332,12 @@ def test_sizes_that_cannot_work_are_refused_at_construction(sizes, message):
 
 
 def test_dropout_is_off_since_the_generator_has_none():
-    own = model()
-    own.config.attention_dropout = 0.5
-    for layer in own.model.layers:
+    with_dropout = model()
+    with_dropout.config.attention_dropout = 0.5
+    for layer in with_dropout.model.layers:
         layer.self_attn.attention_dropout = 0.5
     t = trainer()
-    t = Trainer(own, t.config, 10, 3)
+    t = Trainer(with_dropout, t.config, 10, 3)
     b = with_own_logprobs(t, batch())
     assert t.step(b)["mismatch_age_0_max"] == 0
 

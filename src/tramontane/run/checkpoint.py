@@ -7,19 +7,11 @@ copy, is found before anything is read from it.
 from __future__ import annotations
 
 import json
-import zlib
 from pathlib import Path
 
+from tramontane.checksum import crc32
+
 MANIFEST = "manifest.json"
-BLOCK = 1 << 22
-
-
-def crc32(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            value = zlib.crc32(block, value)
-    return value
 
 
 def seal(folder: Path) -> None:

@@ -20,22 +20,22 @@ Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
 
 
 class ExampleStream:
-    """Tokenized (prompt, response) pairs without end, in an order that the seed alone decides.
+    """Endless tokenized (prompt, response) pairs, in an order that depends on the seed alone.
 
-    A response counts with its EOS. One that does not fit behind its prompt is left out, since cut
-    off it would teach never to end; a warning says how many are.
+    A response includes its EOS. A response that does not fit after its prompt is left out, since a
+    truncated one would teach the model not to stop; a warning gives their number.
 
     Args:
-        config: where pairs come from, and `max_length`.
+        config: the source of pairs, and `max_length`.
         tokenizer: the model's.
-        context: positions that the model has; None: not known, so no bound.
+        context: the model's context in tokens; None: unknown, so no limit.
 
     Attributes:
-        position: (chunk, index in it), all that a resumed run needs.
+        position: (chunk, index in the chunk); a resumed run needs nothing else.
 
     Raises:
-        InputError: rows without the fields; a prompt in a file that leaves no room for a token
-            of its response; nothing left that fits.
+        InputError: rows without the fields; a prompt that leaves no room for a token of its
+            response; no pair that fits.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ExampleStream:
             self._rows = self._fitting(_rows(config.data))
 
     def take(self, tokens: int) -> list[Pair]:
-        """The next pairs, until they hold `tokens` tokens."""
+        """Return the next pairs, as many as reach `tokens` tokens."""
         taken: list[Pair] = []
         used = 0
         while used < tokens:
@@ -76,30 +76,31 @@ class ExampleStream:
         return self._chunk[1]
 
     def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
-        """The tokens of (where, prompt, response) that fit."""
+        """Tokenize the (location, prompt, response) rows that fit."""
         pairs = []
-        for where, prompt, response in rows:
+        for location, prompt, response in rows:
             ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
             if len(ids) >= self.room:
                 raise InputError(
-                    f"{where}: its prompt has {len(ids)} tokens, which leaves none of "
-                    f"{self.room} to the response ({self._bound()}): remove it, or {self._remedy()}"
+                    f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
+                    f"{self.room} to the response ({self._limit_name()}): remove it, or "
+                    f"{self._remedy()}"
                 )
             answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
             if len(ids) + len(answer) < self.room:
                 pairs.append((ids, [*answer, self.tokenizer.eos_token_id]))
         source = self.config.data.train
-        said = (
+        message = (
             f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
-            f"their prompts into {self.room} tokens ({self._bound()})"
+            f"their prompts into {self.room} tokens ({self._limit_name()})"
         )
         if not pairs:
-            raise InputError(f"{said}: nothing is left; {self._remedy()}")
+            raise InputError(f"{message}: nothing is left; {self._remedy()}")
         if len(pairs) < len(rows):
-            warnings.warn(f"{said} and are left out", stacklevel=2)
+            warnings.warn(f"{message} and are left out", stacklevel=2)
         return pairs
 
-    def _bound(self) -> str:
+    def _limit_name(self) -> str:
         return "max_length" if self.room == self.config.max_length else "the model's context"
 
     def _remedy(self) -> str:
@@ -109,6 +110,7 @@ class ExampleStream:
 
 
 def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
+    """Generate about `count` (prompt, response) texts from the playground and its drills."""
     total = sum(part.share for part in data.playground) + data.drills.share
     pairs = [
         (cast(Problem, e["problem"]).problem, str(e["response"]))
@@ -128,17 +130,17 @@ def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[st
 
 
 def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
-    """(where, prompt, response) of every row."""
+    """(location, prompt, response) of every row."""
     if unknown := data.fields.keys() - {"prompt", "response"}:
         raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
     prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
     pairs = []
-    for where, row in read_rows(data.train):
+    for location, row in read_rows(data.train):
         for name in (prompt, response):
             if not isinstance(row.get(name), str):
                 raise InputError(
-                    f"{where}: no text in field {name!r}; the row has {sorted(row)}; map the "
+                    f"{location}: no text in field {name!r}; the row has {sorted(row)}; map the "
                     f"names with data.fields"
                 )
-        pairs.append((where, row[prompt], row[response]))
+        pairs.append((location, row[prompt], row[response]))
     return pairs

@@ -1,9 +1,9 @@
-"""The parity gate: generator and trainer must agree on how likely the same tokens are.
+"""The parity gate: generator and trainer must agree on the log-probs of the same tokens.
 
-They compute the same model by different code (a KV cache, another dtype, other kernels). Where
-they disagree, π_θ/μ is not 1 on fresh completions and the objective learns from noise; where
-weights did not arrive, it learns from another model's completions. Pure functions: the caller
-fetches log-probs, and the evidence for a diagnosis only when the gate is shut.
+They compute the same model by different code (a KV cache, another dtype, other kernels). If they
+disagree, π_θ/μ is not 1 on fresh completions and the objective learns from noise. If weights did
+not arrive, it learns from another model's completions. The functions are pure: the caller fetches
+log-probs, and fetches evidence for a diagnosis only if the gate stays shut.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05}
 
 
 class ParityError(InputError):
-    """Generator and trainer disagree on log-probs; the message says where to look."""
+    """Generator and trainer disagree on log-probs; the message holds a diagnosis."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """|Δ log-prob| over `tokens` tokens, in nats; the largest is at `position` of `completion`."""
+    """|Δ log-prob| over `tokens` tokens, in nats; the maximum is at `position` of `completion`."""
 
     mean: float
     maximum: float
@@ -36,7 +36,8 @@ class Mismatch:
 
 
 def tolerance(trainer: TrainerConfig, generator: GeneratorConfig) -> float:
-    """The largest mean |Δ| to start with: `parity_tolerance`, or by the coarser dtype."""
+    """The largest mean |Δ| that a run may start with: `parity_tolerance`, or that of the coarser
+    dtype."""
     return trainer.parity_tolerance or max(TOLERANCE[trainer.dtype], TOLERANCE[generator.dtype])
 
 
@@ -48,7 +49,7 @@ def compare(recorded: Sequence[Sequence[float]], computed: Sequence[Sequence[flo
         for completion, pair in enumerate(zip(recorded, computed, strict=True))
         for position, (theirs, ours) in enumerate(zip(*pair, strict=True))
     ]
-    # NaN compares as nothing does: it counts as the worst.
+    # NaN is neither larger nor smaller than a number; it counts as the largest.
     worst = max(delta, key=lambda d: math.inf if math.isnan(d[0]) else d[0])
     return Mismatch(sum(d[0] for d in delta) / len(delta), worst[0], len(delta), *worst[1:])
 
@@ -61,18 +62,18 @@ def check(
     settings: Mapping[str, tuple[object, object]] | None = None,
     coarse: bool = False,
 ) -> None:
-    """Let pass what is within `limit`.
+    """Raise an error if the mismatch is above `limit`.
 
     Args:
         mismatch: from `compare`.
         limit: the largest mean |Δ|; see `tolerance`.
         weights: fingerprints of the generator's and of the trainer's weights.
         hidden: hidden states of both, per layer, of the same tokens.
-        settings: what generator and trainer each were set to, by name (dtype, temperature, …).
-        coarse: bfloat16 is used on either side, so small differences of the evidence are normal.
+        settings: values of generator and trainer by the setting's name (dtype, temperature, …).
+        coarse: generator or trainer uses bfloat16, so small differences in the evidence are normal.
 
     Raises:
-        ParityError: the mean is above, or not a number; with what the evidence shows.
+        ParityError: the mean is above the limit, or not a number; with a diagnosis.
     """
     if mismatch.mean <= limit:
         return
@@ -92,9 +93,9 @@ def check(
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """One number a tensor: log ‖w‖ plus the projection of w/‖w‖ on fixed signs.
+    """One number per tensor: log ‖w‖ plus the projection of w/‖w‖ on fixed signs.
 
-    A relative change ε of the weights, in any direction, moves it by about ε.
+    A relative change ε of the weights, in any direction, changes the number by about ε.
     """
     return {name: _fingerprint(tensor) for name, tensor in weights.items()}
 
@@ -104,8 +105,8 @@ def differing_parameters(
 ) -> list[str]:
     """Names whose fingerprints differ by more than `limit`, or that only one side has.
 
-    Tied weights may be listed once or twice: a name that one side lacks counts only if nothing
-    on that side has its fingerprint.
+    Tied weights may be listed under one name or two, so a name that one side lacks counts only if
+    no tensor of that side has its fingerprint.
     """
 
     def lacking(name: str, value: float, other: Mapping[str, float]) -> bool:
@@ -119,7 +120,7 @@ def differing_parameters(
 def first_deviating_layer(
     generator: Sequence[torch.Tensor], trainer: Sequence[torch.Tensor], limit: float
 ) -> int | None:
-    """The first layer where ‖Δ‖ is above `limit` · ‖h‖; 0 is the embeddings, k follows block k."""
+    """The first layer with ‖Δ‖ above `limit` · ‖h‖; 0: the embeddings, k: the output of block k."""
     for layer, (theirs, ours) in enumerate(zip(generator, trainer, strict=True)):
         if not (theirs - ours).norm() <= limit * ours.norm():
             return layer
