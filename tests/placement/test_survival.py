@@ -33,7 +33,7 @@ class Harm:
         self.handles: dict[str, Any] = {}
         self.known: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
         self.last_version: dict[int, int] = {}
-        harm, make, note = self, Cluster._actor, PooledGenerator._note
+        harm, make, record = self, Cluster._actor, PooledGenerator._record
 
         def remembered(cluster: Cluster, name: str, resources: Any) -> ActorHandle:
             harm.handles[name] = make(cluster, name, resources)
@@ -45,7 +45,7 @@ class Harm:
                 newest = max(v[-1] for v in versions)
                 assert newest >= harm.last_version.get(id(generator), 0)
                 harm.last_version[id(generator)] = newest
-            note(generator, progress)
+            record(generator, progress)
 
         class Harmed(WatchedPipeline):
             async def _notify(self) -> None:
@@ -57,7 +57,7 @@ class Harm:
                 await super()._notify()
 
         monkeypatch.setattr(Cluster, "_actor", remembered)
-        monkeypatch.setattr(PooledGenerator, "_note", watched)
+        monkeypatch.setattr(PooledGenerator, "_record", watched)
         monkeypatch.setattr("tramontane.run.train.Pipeline", Harmed)
 
     def signal(self, name: str, number: int) -> None:

@@ -68,16 +68,17 @@ def test_lengths_10_and_30_weigh_by_tokens():
 
 
 def test_metrics_hold_sums_and_counts_in_closed_form():
-    entropy = torch.tensor([0.5, 0.25, 2.0])
-    t = tokens([1.5, 0.5, 3.0], [1.0, -1.0, -1.0], entropy=entropy)
+    entropy = torch.tensor([0.5, 0.25, 2.0, 0.0, 0.0])
+    # Without advantage no gradient is removed, so the last two tokens are not clipped.
+    t = tokens([1.5, 0.5, 3.0, 0.5, 2.0], [1.0, -1.0, -1.0, 0.0, 0.0], entropy=entropy)
     _, metrics = magistral.loss(t, ObjectiveConfig())
     sums = {name: (float(s), float(w)) for name, (s, w) in metrics.items()}
     assert sums == {
-        "clip_fraction_low": (1.0, 3.0),
-        "clip_fraction_high": (1.0, 3.0),  # 3.0 is above the bound too, but A < 0 is not clipped
-        "ratio": (pytest.approx(5.0), 3.0),
-        "entropy": (pytest.approx(2.75), 3.0),
-        "kl_behavior": (pytest.approx(5.0 - 3 - math.log(1.5 * 0.5 * 3.0)), 3.0),
+        "clip_fraction_low": (1.0, 5.0),
+        "clip_fraction_high": (1.0, 5.0),  # 3.0 is above the bound too, but A < 0 is not clipped
+        "ratio": (pytest.approx(7.5), 5.0),
+        "entropy": (pytest.approx(2.75), 5.0),
+        "kl_behavior": (pytest.approx(7.5 - 5 - math.log(1.5 * 0.5 * 3.0 * 0.5 * 2.0)), 5.0),
     }
 
 
