@@ -2,12 +2,13 @@
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
 `train`, `dry_run`, `sft`, `evaluate`, `generate`, `score`, `audit`, `curate`, `plan`, `doctor`.
-Events that a user should know of go to the logger `tramontane` of the standard library.
+Noteworthy events are logged to the standard logger `tramontane`.
 """
 
 import logging
 
-# Modules that share their names with commands: imported first, so that the names are the commands'.
+# These modules share their names with commands. They are imported first, so that the names end up
+# bound to the commands.
 import tramontane.audit
 import tramontane.doctor
 import tramontane.sft
@@ -40,5 +41,5 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# A program that sets up no logging gets no lines on stderr: the run's screen shows events already.
+# Without logging configured, nothing goes to stderr: the run's screen already shows the events.
 logging.getLogger("tramontane").addHandler(logging.NullHandler())

@@ -45,9 +45,9 @@ class CurateResult:
     Args:
         out: folder of the result.
         problems: the curated set, as JSONL that `data.train` reads.
-        kept: problems in it that are as they were read.
-        rewritten: problems in it that a stage changed.
-        dropped: problems that are not in it.
+        kept: problems in the set that no stage changed.
+        rewritten: problems in the set that a stage changed.
+        dropped: problems left out of the set.
         report: path of `report.html`.
         summary: the content of `summary.json`.
     """
@@ -106,7 +106,7 @@ def dry_run(
     """Check everything that `train` checks before it starts, and return the run's sizes.
 
     Raises:
-        InputError: as `train`.
+        InputError: for the same reasons as `train`.
     """
     settings = _open(config, overrides, resume)[1]
     from tramontane.run.prepare import prepare, sizes
@@ -115,7 +115,7 @@ def dry_run(
 
 
 def doctor() -> list[Finding]:
-    """Examine what of this machine tramontane can use; see `doctor.examine`."""
+    """Check which parts of this machine tramontane can use; see `doctor.examine`."""
     from tramontane.doctor import examine
 
     return examine()
@@ -199,7 +199,7 @@ def evaluate(
         temperature: the paper evaluates at 0.7; 0 is greedy.
         top_p: the paper uses 1.0 for maths and 0.95 for code.
         top_k: 0 is off.
-        max_tokens: tokens of the longest completion.
+        max_tokens: maximum length of a completion, in tokens.
         slots: completions generated at once.
         seed: for sampling and for generated sources.
         generator: dtype, device and prefill of the generator.
@@ -236,7 +236,7 @@ def evaluate(
 def _evaluation_problems(
     model: str, config: DataConfig, limit: int | None, seed: int, max_tokens: int
 ) -> tuple[list[Problem], int]:
-    """The problems to evaluate on, and the tokens of the longest prompt."""
+    """The problems to evaluate on, and the length of the longest prompt in tokens."""
     from tramontane.data.load import load_problems
     from tramontane.data.prompts import check_prompt_length
     from tramontane.models import loading
@@ -344,7 +344,8 @@ def grading(
         keys: the keys that the command reads; `section.*` stands for all keys of a section.
 
     Raises:
-        InputError: as `config.load_section`, or an override that the command does not read.
+        InputError: the errors of `config.load_section`, or an override that the command does not
+            read.
     """
     for override in overrides or []:
         key = override.partition("=")[0]
@@ -385,8 +386,8 @@ def curate(
     Args:
         config: a `CurateConfig` or the path of one; None means the defaults.
         overrides: `key.sub=value` texts laid over it.
-        inputs: files or datasets, instead of the config's.
-        stages: stages, instead of the config's.
+        inputs: files or datasets that replace the config's.
+        stages: stages that replace the config's.
         against: evaluation sets that no problem may come from.
         out: folder of the result; a curation that was stopped in this folder is continued.
         progress: called with (stage, chunks done).

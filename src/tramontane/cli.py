@@ -1,4 +1,4 @@
-"""The command `tramontane`: one short function a command, one parameter a flag.
+"""The command `tramontane`: one short function per command, one parameter per flag.
 
 The work is in `api`.
 """
@@ -41,7 +41,7 @@ GradingConfig = Annotated[
 
 
 def main() -> None:
-    """Run a command; an error that the user can mend is one message and exit code 2."""
+    """Run a command; an error that the user can fix is one message and exit code 2."""
     try:
         app()
     except InputError as error:
@@ -412,7 +412,7 @@ def show_config(
 
 @app.command()
 def doctor() -> None:
-    """Report what works on this machine and how to mend what does not; exit code 1 if a needed
+    """Report what works on this machine and how to fix what does not; exit code 1 if a needed
     part is missing."""
     marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
     findings = api.doctor()

@@ -1,4 +1,4 @@
-"""Examination of the machine: the parts that tramontane can use, and how to mend missing ones."""
+"""Examination of the machine: which parts tramontane can use, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _sandbox() -> list[Finding]:
         used = sandbox.probe()
     found = [Finding("sandbox", "ok", used)]
     if used == "rlimits":
-        mend = "code problems are unscorable unless verifier.allow_unsandboxed=true: mend one below"
+        mend = "code problems are unscorable unless verifier.allow_unsandboxed=true: fix one below"
         found = [Finding("sandbox", "missing", "none: rlimits alone", mend)]
     for rung in sandbox.RUNGS[:-1]:
         remedy, why = _MEND[rung], sandbox.why_not(rung)

@@ -1,4 +1,4 @@
-"""The exception for errors that a user can mend: in a config, a file, a model, an environment."""
+"""The exception for errors that a user can fix: in a config, a file, a model, an environment."""
 
 
 class InputError(Exception):

@@ -1,4 +1,4 @@
-"""The things that travel between the rooms: Problem → Request → Completion → Verdict → Group
+"""The data types that travel between the rooms: Problem → Request → Completion → Verdict → Group
 → Batch → TrainBatch.
 
 Plain data, no torch and no tokenizer, so that every room (and every process) can hold them.
@@ -18,7 +18,7 @@ FilterKind = Literal["no diversity", "unscorable", "left over"]
 
 @dataclass(frozen=True)
 class Problem:
-    """One task with what its verifier needs.
+    """One task, with the data that its verifier needs.
 
     Args:
         id: unique within its source.
@@ -61,7 +61,7 @@ class SamplingParams:
 class Request:
     """One completion to be generated. Requests of one group share `group` and the prompt.
 
-    `seed` alone decides the request's random numbers, whatever runs beside it.
+    `seed` alone decides the request's random numbers, whatever else is running.
     `token_ids`, `logprobs` and `versions` hold what was generated before an interruption.
     """
 
@@ -77,10 +77,10 @@ class Request:
 
 @dataclass
 class Completion:
-    """A finished request: what was sampled, under which weights.
+    """A finished request: the sampled tokens, and the weights versions that sampled them.
 
     Args:
-        group, index: of the request that this completes.
+        group, index: those of the finished request.
         prompt_ids: the prompt's tokens.
         token_ids: generated tokens; the EOS token is included where it was sampled.
         logprobs: for each token, its log-probability under the distribution it was drawn from
@@ -159,7 +159,7 @@ class Group:
 
 @dataclass(frozen=True)
 class FilterReason:
-    """Why a group is not trained on.
+    """The reason why a group is not trained on.
 
     Args:
         kind: `no diversity` (all its rewards are equal), `unscorable` (a completion could not be

@@ -299,7 +299,7 @@ def test_planted_contamination_is_found_with_the_problem_it_comes_from(tmp_path)
 def test_an_unreadable_evaluation_set_is_refused(tmp_path):
     (tmp_path / "eval.jsonl").write_text("nonsense\n")
     config = DecontaminateConfig(against=(str(tmp_path / "eval.jsonl"),))
-    with pytest.raises(InputError, match=r"eval.jsonl:1: .*mend this evaluation set"):
+    with pytest.raises(InputError, match=r"eval.jsonl:1: .*fix this evaluation set"):
         Decontaminate(config, tmp_path)
 
 

@@ -29,7 +29,7 @@ def audit(
     """Search recorded rollouts for reward hacking and verifier errors.
 
     Writes `audit.md` and `audit.jsonl` into the run folder, or `audit_NAME.md` and
-    `audit_NAME.jsonl` next to a file NAME.jsonl. A row that is no rollout is listed in `broken`;
+    `audit_NAME.jsonl` next to a file NAME.jsonl. A row that is not a rollout is listed in `broken`;
     the other rows are still read.
 
     Args:
@@ -42,7 +42,7 @@ def audit(
         progress: called with (pairs judged, all pairs).
 
     Raises:
-        InputError: there are no rollouts in `path`, or `out` is no folder.
+        InputError: there are no rollouts in `path`, or `out` is not a folder.
     """
     path = Path(path)
     folder = Path(out) if out is not None else (path if path.is_dir() else path.parent)
@@ -57,6 +57,6 @@ def audit(
     result.broken = broken
     find_disputes(collector.pairs, result, sample, config or VerifierConfig(), progress)
     order = list(KINDS)
-    result.findings.sort(key=lambda f: order.index(f.kind))  # stable: in a kind by file and line
+    result.findings.sort(key=lambda f: order.index(f.kind))  # stable: keeps file and line order
     page.write(path, folder, result)
     return result

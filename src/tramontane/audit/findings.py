@@ -44,10 +44,10 @@ class Finding:
 class Audit:
     """Result of an audit.
 
-    `totals` has for each kind the number of things it was searched in, and their name.
-    `unscorable_rates` has by problem (unscorable, all) completions, the highest rate first.
+    `totals` maps each kind to the number of items searched for it, and their name.
+    `unscorable_rates` maps each problem to its (unscorable, all) completions, highest rate first.
     `undecided` counts pairs of answer and reference that math-verify could not judge. `broken`
-    lists rows that are no rollouts, as `file:line: reason`. `report` is the page that was written.
+    lists rows that are not rollouts, as `file:line: reason`. `report` is the page that was written.
     """
 
     findings: list[Finding] = field(default_factory=list)

@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[+-]?(?:\d{1,30}|\d{1,3}(?:,\d{3}){1,9})(?:\.\d{1,30}|/0*[
 
 
 def same_string(box: str, reference: str) -> bool | None:
-    """True if equal but for whitespace, else None: unequal strings may have one meaning."""
+    """True if equal up to whitespace, else None: different strings may mean the same."""
     return "".join(box.split()) == "".join(reference.split()) or None
 
 

@@ -38,7 +38,7 @@ def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rol
     Args:
         path: a run folder, or a JSONL file (also gzip).
         rows: the input of `score`, if `path` is its output.
-        broken: gets `file:line: reason` for each row that is no rollout.
+        broken: gets `file:line: reason` for each row that is not a rollout.
 
     Raises:
         InputError: a file does not exist, or is cut off or damaged.
@@ -99,7 +99,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
 
 
 class _ScoredRows:
-    """The rows that `score` read, by id; rows of one id in the order of the file."""
+    """The rows that `score` read, by id; rows that share an id are in file order."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

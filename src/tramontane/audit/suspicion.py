@@ -24,7 +24,7 @@ _RELATION = re.compile(
     r"[<>|≤≥≠∈∪∩±]|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|infty|pm|mp|setminus|mathbb|lvert)\b"
 )
 _SETS = re.compile(r"[∪∩]|\\(?:cup|cap|setminus)\b")  # several numbers, but one value
-# Braces do not separate: the parts of \frac or \binom are no values by themselves.
+# Braces do not separate: the parts of \frac or \binom are not values by themselves.
 _SPLIT = re.compile(
     rf"[,;=<>，；]|\\+(?:approx|leq?|geq?|in|cup|cap)\b|\band\b|{_ALTERNATIVES.pattern}", re.I
 )
@@ -114,11 +114,11 @@ _READS = re.compile(
     r"\binput\b|\bstdin\b|\bopen\b|\bfileinput\b|\bos\.read\b|\bcin\b|scanf|getline|getchar|\bread\b"
 )
 _WORD = re.compile(r"[\w+-]+(?:\.\w+)*")
-MIN_LENGTH = 3  # of an expected output with a digit, to be no coincidence in a program
+MIN_LENGTH = 3  # characters; shorter outputs may occur in a program by chance
 
 
 def describe_cheat(program: str, tests: dict[str, Any] | None) -> str:
-    """Why a program that passes its tests may not solve its problem, or "".
+    """The reason why a passing program may not solve its problem; "" if none is found.
 
     A table of expected outputs, and an input that is never read, are found only with `tests`.
     """
@@ -148,7 +148,7 @@ def _words(text: str) -> str:
 
 
 def _describe_python_cheat(program: str) -> str:
-    """A constant equality or an exit at top level, or ""; always "" if it is not Python."""
+    """A constant equality or an exit at top level; "" if none is found, or not Python."""
     try:
         tree = ast.parse(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -8,9 +8,10 @@ from tramontane.config.section import Section
 
 
 class CheckpointConfig(Section):
-    """Checkpoints, from which a run resumes. One is always written at the end of the run."""
+    """Checkpoints, from which a run resumes. The last checkpoint is always written at the end of
+    the run."""
 
     every: int = Field(20, ge=1)
     """Updates between two checkpoints."""
     keep: int = Field(2, ge=1)
-    """Number of checkpoints that are kept: the newest."""
+    """Number of checkpoints that are kept; older ones are deleted."""

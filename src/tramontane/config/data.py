@@ -33,7 +33,7 @@ class PlaygroundConfig(Section):
 
 
 class TooHard(Section):
-    """When a problem that is never solved rests, and for how long."""
+    """Conditions and length of a rest for problems that are never solved."""
 
     after: int = Field(ge=1)
     """Visits in a row without a correct completion after which a problem rests. The paper prints no

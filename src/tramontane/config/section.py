@@ -77,7 +77,7 @@ def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], wher
     """Validate `raw` with `key.sub=value` overrides as `cls`; `where` names the source in errors.
 
     Raises:
-        InputError: as `load_section`.
+        InputError: see `load_section`.
     """
     for override in overrides:
         _apply(cls, raw, override)

@@ -79,7 +79,7 @@ class StageConfig(Section):
         return {key: value for key, value in values.items() if value is not None}
 
     def applied_to(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The values of a config (a `model_dump`, changed in place) as they are in this stage."""
+        """Apply this stage to a config's `model_dump`, in place; returns the same dictionary."""
         for key, value in self.overrides().items():
             *parents, last = REPLACES[key].split(".")
             reduce(dict.__getitem__, parents, raw)[last] = value

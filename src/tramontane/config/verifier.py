@@ -10,20 +10,20 @@ from tramontane.config.section import Section, key_error
 
 
 class CustomReward(Section):
-    """A reward function of the user's; see docs/rewards.md."""
+    """A user-defined reward function; see docs/rewards.md."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores."""
     function: str = Field(pattern=r"^\w+(\.\w+)+$")
     """Import path of the function, e.g. `my_rewards.brevity`."""
     weight: float = Field(allow_inf_nan=False)
-    """Factor of the function's result, which lies between 0 and 1. A weight below 0 makes a
-    penalty; 0 turns the reward off."""
+    """Factor applied to the function's result, which lies between 0 and 1. A negative weight makes
+    a penalty; 0 turns the reward off."""
 
 
 class RewardConfig(Section):
-    """Weights of the four reward axes (arXiv 2506.10910, section 2.2), and rewards of the user's.
-    A weight of 0 turns an axis off."""
+    """Weights of the four reward axes (arXiv 2506.10910, section 2.2), and user-defined rewards. A
+    weight of 0 turns an axis off."""
 
     format: float = Field(0.1, ge=0)
     """Reward of a well-formed completion. A malformed completion has reward 0 in total. The paper:
@@ -36,9 +36,9 @@ class RewardConfig(Section):
     """Reward if problem, thoughts and answer are in one language. The paper: 0.1."""
     code: Literal["all_tests", "fraction"] = "all_tests"
     """Correctness of a program: 0 or 1, by `all_tests` (the paper's choice), or the `fraction` of
-    tests that pass, which the paper tried and found no help."""
+    tests that pass, which the paper tried without success."""
     custom: tuple[CustomReward, ...] = ()
-    """Rewards of the user's, added to the four axes."""
+    """User-defined rewards, added to the four axes."""
 
     @property
     def parts(self) -> tuple[str, ...]:

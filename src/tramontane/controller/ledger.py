@@ -1,4 +1,4 @@
-"""The groups of a run: which are under way, which may be handed out or trained on next.
+"""The groups of a run, and the rules by which they are handed out and trained on.
 
 Each group is in exactly one place: outstanding (in generators, before verifiers, or ready),
 batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
@@ -29,7 +29,7 @@ MAX_UNSCORABLE_GROUPS = 64  # filtered in a row as unscorable, after which a run
 
 
 class Problems(Protocol):
-    """The source of problems, which also learns how each was solved; `data.curriculum` is one.
+    """The source of problems, which also receives the verdicts on them; `data.curriculum` is one.
 
     `stage` is the number of the run's stage, `version` the number of updates done.
     """
@@ -170,7 +170,7 @@ class Ledger:
         return group
 
     def take(self, completion: Completion) -> OpenGroup | None:
-        """Note a completion; returns its group if that is now whole."""
+        """Note a completion; returns its group once that is whole."""
         group = self.outstanding[completion.group]
         group.completions[completion.index] = completion
         group.requests = [r for r in group.requests if r.index != completion.index]

@@ -1,4 +1,4 @@
-"""What a pipeline reports while it runs, and to whom: the run folder and the display hang on it."""
+"""The interface by which the run folder and the display follow a pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Update:
         number: updates done, this one included.
         batch: the completions that it trained on.
         filtered: groups filtered since the update before, each with its reason.
-        metrics: of the trainer, and counts of problems.
+        metrics: the trainer's metrics, and counts of problems.
         busy_seconds: seconds that the trainer has worked since it was started.
         pause_seconds: the longest time that a generator stood still to take the new weights.
     """
@@ -31,7 +31,7 @@ class Update:
 
 
 class PipelineState(Protocol):
-    """What an observer may read of the pipeline that calls it."""
+    """The state of a pipeline that its observer may read."""
 
     @property
     def version(self) -> int:
@@ -74,5 +74,5 @@ class Observer(Protocol):
         ...
 
     def happened(self, event: str) -> None:
-        """Something that a person may want to know, in words."""
+        """An event worth telling the user, in words."""
         ...

@@ -44,8 +44,8 @@ class Verifiers(Protocol):
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that a pipeline joins; `new_weights` makes an empty carrier for each version of
-    the weights on its way from the trainer to the generators."""
+    """The workers that a pipeline connects; `new_weights` makes an empty carrier for each version
+    of the weights on its way from the trainer to the generators."""
 
     generators: GeneratorPool
     verifiers: Verifiers
@@ -139,7 +139,7 @@ class Pipeline:
         whole. Waits for the generator; unblocked by `feed` (new requests).
 
         A generator waits for requests only while no group may be handed out: a group that may be
-        is in the generator's mailbox before its next poll.
+        handed out is in the generator's mailbox before its next poll.
         """
         while True:
             if not generator.requests:
@@ -164,8 +164,9 @@ class Pipeline:
     async def train(self) -> None:
         """Train on each batch. Waits for a batch; unblocked by `batch`. Ends the run.
 
-        The next update, whose batch was chosen before, begins while this one is still recorded
-        and, if the trainer published a copy, while its weights are on their way to the generators.
+        The next update, whose batch was chosen before, begins while the current one is still being
+        recorded and, if the trainer published a copy, while its weights are on their way to the
+        generators.
         """
         ledger, finishing = self.ledger, None
         limit = Limit.of(self.timeouts, "training")
@@ -216,7 +217,8 @@ class Pipeline:
         return await (await self._start_sending())
 
     async def _start_sending(self) -> asyncio.Task[float]:
-        """Publish the trainer's weights; returns the task that sends them, once it may step on."""
+        """Publish the trainer's weights; returns the sending task once the trainer may step
+        again."""
         limit, version = Limit.of(self.timeouts, "weight_update"), self.ledger.trained_version
         weights: Weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
         sending = self._start(self.generators.update(version, weights), f"send weights {version}")

@@ -66,7 +66,7 @@ def choose(
 
     Returns:
         `per_batch` indices out of `ready`, in order of completion: first the groups that the batch
-        rule requires, the most urgent first; then the earliest complete, whatever their length.
+        rule requires, the most urgent first; then the earliest complete, regardless of length.
     """
     if len(ready) < per_batch:
         return None

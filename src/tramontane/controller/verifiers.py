@@ -67,7 +67,7 @@ class VerifierActors:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
         self._stats = [PoolStats() for _ in range(workers)]  # of the current actors
-        self._lost_stats: list[PoolStats] = []  # of the actors lost
+        self._lost_stats: list[PoolStats] = []  # of actors that were lost
         self._closing = False
         self._error: Exception | None = None  # why a replacement failed: no caller waits for it
         self._threads = [

@@ -36,7 +36,7 @@ class Poll(NamedTuple):
 
 
 def poll(ballot: Ballot, label: str | None, tests: dict[str, Any]) -> Poll:
-    """Count outputs that the problem's checker takes for the same; the label has no vote."""
+    """Count outputs, with those that the checker takes for equal as one; the label has no vote."""
     groups: list[list[str]] = []
     for output in ballot:
         if output is None:
@@ -97,9 +97,9 @@ def decisive(count: Poll, voting: int, config: CodeConfig) -> bool:
 def with_checker(
     tests: dict[str, Any], ballots: Sequence[Ballot], tolerance: float | None
 ) -> dict[str, Any]:
-    """The tests, with the checker for floats if they name no checker and need that one.
+    """The tests, with the checker for floats if they name no checker and need it.
 
-    They need it where solutions spell a label's decimals differently (`0.5` and `0.50`), which a
+    Tests need it if solutions spell a label's decimals differently (`0.5` and `0.50`), which a
     comparison of tokens would count as wrong.
     """
     if tolerance is None or "checker" in tests:

@@ -70,7 +70,7 @@ def remarks(cases: Sequence[Case]) -> list[str]:
 
 
 def with_fate(cases: Sequence[Case], fate: Fate) -> list[Case]:
-    """The cases about which this was decided."""
+    """The cases with this fate."""
     return [case for case in cases if case.fate == fate]
 
 

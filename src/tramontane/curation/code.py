@@ -36,7 +36,7 @@ from tramontane.verifier.pool import VerifierPool
 
 BATCH = 50  # inputs that one sandbox runs
 SPARE = 2  # candidates for each test that is needed: many are rejected
-NO_PROPOSAL = Proposal([], "")  # for a problem that no model was asked about
+NO_PROPOSAL = Proposal([], "")  # for problems about which no model was asked
 NAMES = {"python": "Python", "cpp": "C++"}
 LANGUAGE_REQUEST = {
     "en": "Write the program in {}.",
@@ -197,7 +197,7 @@ class Code(ModelStage):
         return list(dict.fromkeys(found))
 
     def _confirm(self, cases: list[Case], solutions: list[Solution], tests: dict[str, Any]) -> None:
-        """Run the solutions twice more: output that changes from run to run is no label."""
+        """Run the solutions twice more: output that changes from run to run cannot be a label."""
         if not cases:
             return
         first, second = (_ballots(self._run(solutions, cases)) for _ in range(2))

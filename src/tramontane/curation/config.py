@@ -29,7 +29,7 @@ class DeduplicateConfig(Section):
 
 
 class DecontaminateConfig(DeduplicateConfig):
-    """Removal of problems that stand in evaluation sets: exact and near duplicates, and problems
+    """Removal of problems that occur in evaluation sets: exact and near duplicates, and problems
     that share n-grams of words. The paper prints no thresholds."""
 
     against: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class EndpointModel(Section):
     backoff_s: float = Field(1.0, gt=0)
     """Pause before the first retry, in seconds; doubles with each retry."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """More keys of the request body. A null value removes a key."""
+    """Additional keys of the request body. A null value removes a key."""
 
 
 class ModelConfig(Section):
@@ -110,7 +110,7 @@ class ModelConfig(Section):
 
     @property
     def name(self) -> str:
-        """As it stands on the rows that it answered."""
+        """Name of the model, as recorded in the rows that it answered."""
         if self.endpoint:
             return self.endpoint.model
         return self.checkpoint.path if self.checkpoint else ""
@@ -208,8 +208,8 @@ class CodeConfig(Section):
     model: ModelConfig | None = None
     """The model that proposes inputs. Set if and only if `inputs` names model."""
     max_solutions: int | None = Field(20, ge=1)
-    """Maximum number of solutions per problem that are run; drawn where there are more. null: all
-    solutions."""
+    """Maximum number of solutions per problem that are run; drawn at random if there are more.
+    null: all solutions."""
     float_tolerance: float | None = Field(1e-6, gt=0)
     """Tolerance of a test that names no checker, where solutions print decimals that differ from
     the label's. null: outputs are always compared exactly."""
@@ -247,7 +247,7 @@ class CurateConfig(Section):
     deduplicate: DeduplicateConfig = Field(default_factory=DeduplicateConfig)
     """Removal of exact and near duplicates."""
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
-    """Removal of problems that stand in evaluation sets."""
+    """Removal of problems that occur in evaluation sets."""
     filter: FilterConfig = Field(default_factory=FilterConfig)
     """Selection of maths problems that have one answer, which the verifier can check."""
     review: ReviewConfig = Field(default_factory=ReviewConfig)

@@ -1,9 +1,9 @@
 """Stage `decontaminate`: drops problems of evaluation sets, and problems close to them.
 
 A row is `contaminated` if it is an exact or near duplicate of an evaluation problem (as in
-`duplicates`, but whatever the answers), or if it contains a large share of the evaluation problem's
-13-grams of words. One shared 13-gram is not enough, since competition problems end alike ("where m
-and n are relatively prime positive integers").
+`duplicates`, but regardless of the answers), or if it contains a large share of the evaluation
+problem's 13-grams of words. One shared 13-gram is not enough, since competition problems end alike
+("where m and n are relatively prime positive integers").
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Decontaminate(Stage):
         self.sizes: list[int] = []
         for row in read_problems(config.against, config.fields, config.split):
             if row.problem is None:
-                raise InputError(f"{row.where}: {row.detail}; mend this evaluation set first")
+                raise InputError(f"{row.where}: {row.detail}; fix this evaluation set first")
             self.ids.append(row.problem.id)
             self.spelt.append(spelling(row.problem.problem))
             grams = self._grams(row.problem.problem)

@@ -1,7 +1,7 @@
 """Stage `deduplicate`: drops problems that came earlier in the input.
 
 The first problem in the order of the input stays. If two are spelt alike, the later is dropped
-whatever its answer: as `duplicate`, or as `duplicate_conflict` if the answers differ. Near
+regardless of its answer: as `duplicate`, or as `duplicate_conflict` if the answers differ. Near
 duplicates are dropped as `near_duplicate` only if the answers agree: problems that differ in a word
 and in the answer are mostly two problems ("the larger", "the smaller"), so they are kept with the
 note `near_conflict`.
@@ -46,7 +46,7 @@ def labels(tests: dict[str, Any] | None) -> dict[str, str]:
 
     The inputs with the smallest hashes are taken, so that two problems with common inputs are
     compared on these. In function tests each assertion is one test, and the expected output is the
-    text behind the last `==`.
+    text after the last `==`.
     """
     tests = tests or {}
     if tests.get("type") == "stdio":

@@ -147,7 +147,7 @@ _PROOF = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _TO_PROVE = re.compile(rf"(?:{_PROOF.pattern})[^.?!]*", re.IGNORECASE | re.MULTILINE)
-# Statements, no requests: "it can be shown that", "the movie shows that".
+# Statements, not requests: "it can be shown that", "the movie shows that".
 _REPORTED = re.compile(
     r"\b(?:can|may|could|was|were|been|is|be|he|she|they|it|who|which|managed|wants?|tried|trying)"
     r"\s+(?:\w+\s+)?(?:to\s+)?(?:dis)?(?:prove[ndr]?s?|show[ns]?|shows)\b",
@@ -201,7 +201,7 @@ def _multi_part(text: str, answer: str) -> Finding | None:
 
 def _labelled_parts(text: str) -> Finding | None:
     for style, pattern in _LABELS.items():
-        # Labels begin a line or a sentence: "f(a)" and "case (i)" are no labels.
+        # Labels begin a line or a sentence: "f(a)" and "case (i)" are not labels.
         labels = list(
             re.finditer(rf"(?:^|(?<=[.?!:;\n]\s)|(?<=\n))\s*{pattern}", text, re.I | re.M)
         )

@@ -1,4 +1,4 @@
-"""Reference answers checked by the maths verifier, in its pool, where none can hang anything."""
+"""Checks reference answers by the maths verifier, in its pool, which kills checks that hang."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def read_problems(
 ) -> Iterator[Row]:
     """Every row of every input, in order, without the first `skip` rows.
 
-    A row that is no problem (not JSON, not UTF-8, no statement, tests of no known form) is dropped
-    as `malformed`. So is the point at which a file breaks off. Rows without an answer pass: later
-    stages judge them.
+    A row that is not a problem (not JSON, not UTF-8, no statement, tests of no known form) is
+    dropped as `malformed`. So is the point at which a file breaks off. Rows without an answer pass:
+    later stages judge them.
 
     Raises:
         InputError: a dataset cannot be loaded.

@@ -35,7 +35,7 @@ class Regrade(Difficulty):
     def _most_frequent(self, answers: Sequence[str]) -> tuple[str, int]:
         """The most common answer in its most frequent spelling, and its number of votes.
 
-        Answers that the verifier takes for the same vote together: `x=2` votes with `2`.
+        Answers that the verifier considers equal vote together: `x=2` votes with `2`.
         """
         spelt = {vote(answer): answer for answer in reversed(answers)}
         classes: list[tuple[str, int]] = []

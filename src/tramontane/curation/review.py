@@ -1,6 +1,6 @@
 """Stage `review`: a model reads the maths problems that the format rules let pass.
 
-The stage is optional and belongs behind `filter`. The model answers `ok` or one of the filter's
+The stage is optional and belongs after `filter`. The model answers `ok` or one of the filter's
 reasons; a problem is dropped if most votes name the same reason.
 """
 

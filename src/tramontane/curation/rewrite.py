@@ -15,7 +15,7 @@ from tramontane.verifier.math.normalize import vote
 LETTERS = "ABCDEFGHIJ"
 _LATEX = r"\$?\{?(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|bf|rm)\s*\{?\s*)+"
 # A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }". It begins a line or
-# follows a space, so "f(A)" is no label.
+# follows a space, so "f(A)" is not a label.
 _LABEL = re.compile(
     rf"(?:(?<=[\s$~}}\[;,.?:])|(?<=quad)|^)(?P<latex>{_LATEX})?(?:"
     r"\((?P<round>[A-Ja-j])\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?:\s*\)|[.:](?!\d)))[.:)]?"
@@ -78,7 +78,7 @@ class Choices(NamedTuple):
 
 
 class NotOpen(Exception):
-    """The problem is no question without its options; the message gives the reason."""
+    """The problem is not a question without its options; the message gives the reason."""
 
 
 def find_choices(statement: str) -> Choices | None:

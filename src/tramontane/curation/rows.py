@@ -57,7 +57,7 @@ class Row:
         )
 
     def copy(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """A second row, which belongs behind this one; a stage makes at most one per row."""
+        """A copy of the row, to be placed after it; a stage makes at most one per row."""
         return replace(self.rewrite(stage, reason, detail, problem), copied_by=stage)
 
     def dump(self) -> str:

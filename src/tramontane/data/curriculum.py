@@ -46,7 +46,7 @@ class Curriculum:
     """The problems of a run, stage by stage.
 
     A stage continues in its source where the previous stage with the same source stopped. A
-    problem's record belongs to its id, whatever the source.
+    problem's record belongs to its id, regardless of the source.
 
     Args:
         stages: the resolved config of each stage.

@@ -66,7 +66,7 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
             raise InputError(
-                f"{where}: not JSON ({error}); every line must hold one JSON object: mend or "
+                f"{where}: not JSON ({error}); every line must hold one JSON object: fix or "
                 f"remove this line"
             ) from None
         if not isinstance(row, dict):

@@ -249,7 +249,7 @@ def parse_problem(
 
 
 def _answer(value: Any) -> str | None:
-    """The reference answer as text; in GSM8K's worked answers the number behind `####`."""
+    """The reference answer as text; in GSM8K's worked answers the number after `####`."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -55,7 +55,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """The way in which each problem is sampled.
+    """The sampling settings of an evaluation.
 
     Args:
         samples: completions of each problem.

@@ -1,4 +1,4 @@
-"""Prompts in, completions out: a slot engine whose weights change while sequences are in flight."""
+"""Prompts → completions: a slot engine whose weights can change while sequences are in flight."""
 
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.generator import Generator

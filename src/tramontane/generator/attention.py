@@ -1,4 +1,4 @@
-"""Attention over slots: one query token a sequence, against that sequence's cached keys.
+"""Attention over slots: one query token per sequence, against that sequence's cached keys.
 
 Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
 other forwards go to `packed_attention`.
@@ -37,7 +37,7 @@ def slot_attention(
     """Decode attention with the signature of transformers' attention interface.
 
     In lanes, each sequence attends to its prefix, together with all that share it, and to its
-    unshared positions; the two are merged by their shares of the softmax' denominator. Query heads
+    unshared positions; the two are merged by their shares of the softmax's denominator. Query heads
     that share a key-value head are the rows of one matrix product, so keys and values are never
     repeated. Batched matrix products are used because scaled_dot_product_attention is several times
     slower for one query in bfloat16 on a CPU. Softmax in float32.
@@ -48,7 +48,7 @@ def slot_attention(
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
         value: [B, Hkv, 1, dv], already written to the same cache.
         attention_mask: unused: the step decides which positions are visible.
-        scaling: of the scores, by default 1/√d.
+        scaling: factor of the scores, by default 1/√d.
         decode: the step; None in any forward other than a decode step.
         sliding_window: number of positions that a token sees, itself included; None for all.
         **kwargs: further arguments of transformers; `packing` for packed forwards.
@@ -91,7 +91,7 @@ def _attend(
 
     Returns:
         The output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
-        the logarithm of the softmax' denominator [N, Hq] float32; None if nothing is merged.
+        the logarithm of the softmax's denominator [N, Hq] float32; None if nothing is merged.
     """
     outputs, log_sums = [], []
     for part in parts:
@@ -130,7 +130,7 @@ def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tenso
     n, rows, length = weights.shape
     if rows > 1 or weights.device.type != "cpu":
         return torch.bmm(weights, values)
-    # As bags of embeddings: half the time of a product of one row, a third in bfloat16.
+    # embedding_bag takes half the time of a product of one row, and a third in bfloat16.
     index = lane.position_numbers(n)
     return F.embedding_bag(
         index,

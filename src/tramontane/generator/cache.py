@@ -331,7 +331,7 @@ class SlotCache(Cache):
             prefixes.remove({p for p, block in enumerate(prefixes.owners) if not block.members})
 
     def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
-        """Replace all that is cached of each (slot, context), prefix and unshared part."""
+        """Replace everything cached of each (slot, context), prefix and unshared part."""
         places = {slot: (lane, p) for lane in self.lanes for p, slot in enumerate(lane.owners)}
         blocks = {block: (lane, p) for lane in self.prefixes for p, block in enumerate(lane.owners)}
         for slot, context in contexts:

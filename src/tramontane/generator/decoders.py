@@ -61,7 +61,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def free(self) -> None:
-        """Drop what `allocate` made, before memory is taken for a new one."""
+        """Free the cache and the state of `allocate`, before new ones are allocated."""
 
     @abstractmethod
     def refresh_batch(self, live: Mapping[int, SamplingParams]) -> None:
@@ -130,9 +130,9 @@ class RecordedDecoder(Decoder):
     """Keys and values in a slab; a batch of the first slots, live or empty, by recorded steps.
 
     Args:
-        model: as `Decoder`; its forward reads no values of tensors.
-        layout: as `Decoder`.
-        is_eos: as `Decoder`.
+        model: as in `Decoder`; its forward reads no values of tensors.
+        layout: as in `Decoder`.
+        is_eos: as in `Decoder`.
         record: makes steps quicker to repeat.
     """
 

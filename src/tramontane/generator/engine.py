@@ -211,7 +211,7 @@ class SlotEngine:
         # Prefixes are kept until the last sequence that starts with them is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
-        self._batch_changed = False  # since the decoder was last told of its batch
+        self._batch_changed = False  # since the decoder last learned its batch
 
     def _check(self, request: Request) -> None:
         s = request.sampling

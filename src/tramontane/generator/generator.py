@@ -122,7 +122,7 @@ class Generator:
         unfinished ones: with these, another generator can continue if this one dies.
 
         Raises:
-            InputError: as `submit`.
+            InputError: see `submit`.
         """
         with self._timed():
             self.submit(requests)
@@ -166,7 +166,7 @@ class Generator:
         """`receive` weights given as one dictionary.
 
         Raises:
-            InputError: as `receive`, or tensors that the model ties differ; nothing is changed.
+            InputError: see `receive`; or tensors that the model ties differ; nothing is changed.
         """
         current = self.model.state_dict()
         weights = LocalWeights()
@@ -193,7 +193,7 @@ class Generator:
         """Complete `prompts` by exactly `tokens` tokens each; requests in flight are not affected.
 
         The prefill and decode path is the same, with a small slot cache for the probe; EOS is
-        ignored. For comparing log-probs with the trainer's.
+        ignored. Its log-probs are compared with the trainer's.
         """
         longest = max(len(p) for p in prompts) + tokens
         engine = SlotEngine(
@@ -268,8 +268,7 @@ class Generator:
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """EOS tokens of the tokenizer and of the generation config, of which chat models have
-    several."""
+    """EOS tokens of the tokenizer and of the generation config; chat models have several."""
     configured = model.generation_config.eos_token_id if model.generation_config else None
     listed = configured if isinstance(configured, list) else [configured]
     return {t for t in [tokenizer.eos_token_id, *listed] if t is not None}

@@ -33,7 +33,7 @@ class Prefix:
 
 
 class PackedCache(Cache):
-    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] a layer."""
+    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -63,8 +63,8 @@ class Layout:
     Attributes:
         shapes: (planes, heads, head size) of each stack.
         plane_index: (layer, 0 for keys or 1 for values) → (stack, index in the stack).
-        dtype: of keys and values.
-        device: of keys and values.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
     """
 
     def __init__(self, example: PackedCache) -> None:
@@ -129,7 +129,7 @@ class Lane(Generic[Owner]):
         return self._positions[: heads * self.capacity]
 
     def copy_entries(self, places: Sequence[int]) -> list[torch.Tensor]:
-        """Copies of whole entries, [planes, len(places), heads, capacity, d] a stack."""
+        """Copies of whole entries, [planes, len(places), heads, capacity, d] per stack."""
         return [
             _flat(stack).index_select(0, self._index(stack, places)).unflatten(0, (-1, len(places)))
             for stack in self.stacks

@@ -56,7 +56,7 @@ class SlabCache(Cache):
             self._write(slot, prefix)
 
     def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
-        """Replace all that is cached of each (slot, context)."""
+        """Replace everything cached of each (slot, context)."""
         for slot, context in contexts:
             self._write(slot, context)
 

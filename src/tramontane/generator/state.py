@@ -9,7 +9,7 @@ from tramontane.types import Request
 
 
 class SlotState:
-    """One entry a slot: [slots], or [slots, max_len] for the generated tokens."""
+    """One entry per slot: [slots], or [slots, max_len] for the generated tokens."""
 
     def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -59,8 +59,8 @@ def packed_attention(
         key: [1, Hkv, N, d]; Hkv divides Hq.
         value: [1, Hkv, N, dv].
         attention_mask: unused: the packing decides which positions are visible.
-        scaling: of the scores, by default 1/√d.
-        dropout: probability, for attention weights.
+        scaling: factor of the scores, by default 1/√d.
+        dropout: dropout probability of attention weights.
         packing: the row's sequences; without it, the batch is a rectangle without padding.
         sliding_window: number of positions that a token sees, itself included; None for all.
         **kwargs: further arguments of transformers.
@@ -69,7 +69,7 @@ def packed_attention(
         [1, N, Hq, dv].
 
     Raises:
-        InputError: as `refuse_unsupported`.
+        InputError: see `refuse_unsupported`.
     """
     refuse_unsupported(module, kwargs)
     batch, _, length, d = query.shape
@@ -90,8 +90,8 @@ def packed_attention(
 def _mixed_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing, options: _Options
 ) -> torch.Tensor:
-    """Long blocks by the fused kernel, one call a block; with dropout, all blocks."""
-    # One split a tensor: its backward is one concatenation, whereas each slice would cost a
+    """Long blocks by the fused kernel, one call per block; with dropout, all blocks."""
+    # One split per tensor: its backward is one concatenation, whereas each slice would cost a
     # zero-filled gradient of the whole row.
     queries, keys, values = (x.split(packing.sizes) for x in (q, k, v))
     outs: dict[int, torch.Tensor] = {}
@@ -152,7 +152,7 @@ def _varlen_attention(
 
 class _ShortAttention(torch.autograd.Function):
     """Attention by plain matrix products: for sequences of up to SHORT tokens on a CPU, several
-    times as fast as the fused kernel, above all in training. One function serves all blocks of a
+    times as fast as the fused kernel, especially in training. One function serves all blocks of a
     row, so that autograd need not track the blocks' views; rows of long blocks are left zero.
 
     The query heads that share a key-value head are rows of one matrix product. With S = Q Kᵀ,

@@ -70,8 +70,8 @@ def pack(
 
 
 class Packing:
-    """The blocks of a row, made once a forward: neighbours of similar length that continue the same
-    sequence.
+    """The blocks of a row, made once per forward: neighbours of similar length that continue the
+    same sequence.
 
     Args:
         lengths: of the sequences, summing to N.
@@ -169,7 +169,7 @@ def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[l
 
 class Block:
     """A padded [B, L] rectangle of sequences, which may all continue one other sequence and then
-    see its keys before their own. Padding sits behind a row's last token, where causal attention
+    see its keys before their own. Padding follows a row's last token, where causal attention
     never looks; L is the longest length, rounded up.
 
     Args:
@@ -235,9 +235,9 @@ class PaddingIndex:
     Args:
         lengths: of the B sequences, summing to n.
         before: number of shared tokens before each sequence.
-        width: of the rectangle.
-        heads: of the tokens.
-        device: of the tokens.
+        width: width of the rectangle.
+        heads: number of heads.
+        device: device of the tokens.
     """
 
     def __init__(

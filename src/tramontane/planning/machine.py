@@ -32,8 +32,8 @@ GPUS = {
 
 
 class PlanConfig(Section):
-    """A plan of GPUs, as `tramontane plan` takes it: what is to be trained, and assumptions about
-    its cost. Nothing is measured; see docs/planning.md."""
+    """The input of `tramontane plan`: the model to train, the GPUs, and assumptions about costs.
+    Nothing is measured; see docs/planning.md."""
 
     model_size: str
     """Parameters of the model, e.g. 24B, 0.5B or 350M."""

@@ -68,7 +68,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best split of the GPUs, and for comparison all GPUs used for both works in turn
+    """The best split of the GPUs, and for comparison all GPUs used for both kinds of work in turn
     (`together`: synchronous).
 
     Args:

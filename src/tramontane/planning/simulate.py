@@ -1,8 +1,8 @@
-"""Simulation of the pipeline by events, from the costs of its workers.
+"""Discrete-event simulation of the pipeline, from the costs of its workers.
 
 The ledger is the real one, and with it the staleness bound; the workers are only clocks. The
 simulation follows `controller.pipeline` and `controller.generators`: a group goes whole to the
-generator with the fewest requests; generators poll, with `AHEAD` polls asked for in advance;
+generator with the fewest requests; generators poll, with `AHEAD` polls submitted in advance;
 weights are taken between two polls; one verifier grades a group; one batch is queued and one waits
 to enter the queue; sending weights and writing records overlap with the next update.
 """

@@ -273,7 +273,7 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
             if number == len(lines) and not line.endswith(b"\n"):
                 return
             raise InputError(
-                f"{file}:{number}: not a JSON object ({error}); mend this line, or restore the "
+                f"{file}:{number}: not a JSON object ({error}); fix this line, or restore the "
                 f"file from a copy"
             ) from None
         yield row

@@ -1,4 +1,4 @@
-"""The session: what all parts of a run share from the start of a process to its end."""
+"""The session: the state that all parts of a run share, from the start of a process to its end."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _save_result(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConf
 
 
 def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
-    """Write a new state beside the old one, and delete the old one once the new one is whole."""
+    """Write a new state next to the old state, and delete the old state once the new is whole."""
     folder = output / STATES / f"step_{progress['step']}"
     partial_folder = folder.with_suffix(".partial")
     shutil.rmtree(partial_folder, ignore_errors=True)  # of a run that was killed

@@ -1,7 +1,7 @@
 """Distributes completions over ranks and microbatches (arXiv 2506.10910, section 3.3).
 
 Example: sequences of 3, 7, 2, 5, 4 and 3 tokens under a budget of 10 tokens per microbatch. Taken
-longest first, 7 opens the first microbatch; 5 does not fit beside it and opens the second; 4 goes
+longest first, 7 opens the first microbatch; 5 does not fit next to it and opens the second; 4 goes
 to the second (5 + 4 = 9); 3 to the first (7 + 3 = 10); the other 3 and the 2 open the third.
 
     [7, 3]  [5, 4]  [3, 2]        used 10 + 9 + 5 of 30 tokens: padding fraction 0.2

@@ -68,7 +68,7 @@ def load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer)
 def _state(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
-    """The live tensors by name, so that loading fills them in place, whatever the sharding."""
+    """The live tensors by name, so that loading fills them in place, however they are sharded."""
     # FSDP puts the sharded parameters in place when it is asked for the state; the optimizer finds
     # its moments by them.
     weights = model.state_dict()

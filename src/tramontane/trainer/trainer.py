@@ -87,7 +87,7 @@ class Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
         Raises:
-            InputError: no model there, damaged weights, or as the constructor.
+            InputError: no model there, damaged weights, or an error of the constructor.
         """
         model = load_model(model_path, torch.float32, config.device)
         return cls(model, config, updates, seed)

@@ -5,7 +5,7 @@ completion that hangs or kills its worker is named `unscorable` and its siblings
 verdicts. When a worker dies without being late (killed from outside, say), it is replaced, and the
 completion that it was grading is tried once more before it is blamed.
 
-Why not pebble, which does most of this: its workers share one pipe, and a worker killed while
+pebble does most of this but is not used: its workers share one pipe, and a worker killed while
 writing leaves half a message on it, for which the whole pool waits forever (measured, 5.2.3: random
 SIGKILLs under load hang it within seconds, with one worker as with two).
 """

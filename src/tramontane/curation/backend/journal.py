@@ -13,7 +13,7 @@ class Journal:
 
     Args:
         path: the file; created if missing.
-        end: length of the file's valid part, in bytes. By default it ends behind the last complete
+        end: length of the file's valid part, in bytes. By default it ends after the last complete
             line, since a killed process may leave an incomplete line.
     """
 

@@ -43,5 +43,5 @@ class ModelStage(Stage):
 
 
 def conclusion(text: str) -> str:
-    """The part of an answer behind its thoughts."""
+    """The part of an answer after its thoughts."""
     return text.rpartition(CLOSE)[2].strip()

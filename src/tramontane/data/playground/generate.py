@@ -25,7 +25,7 @@ def _digest(text: str) -> str:
 
 
 def split_of(canonical: str) -> Split:
-    """The split of a problem, whatever the seed: one in eight is a test problem.
+    """The split of a problem, independent of the seed: one problem in eight is a test problem.
 
     It depends on the bare expression only (or on a program's task and constants), so that a test
     problem's arithmetic is new in every wording, every language and every kind.
@@ -44,7 +44,7 @@ def problems(
     """Problems drawn from `seed`, uniformly over levels (both ends included), languages, kinds.
 
     With `count` all statements differ; without it the stream is endless and may repeat statements.
-    Programs are in English whatever the languages.
+    Programs are always in English.
 
     Raises:
         ValueError: a kind, split or level is unknown, or fewer than `count` problems exist.

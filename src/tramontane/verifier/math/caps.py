@@ -21,7 +21,7 @@ _CHOOSE = re.compile(r"\\[dt]?binom|\\choose|\\brace|\\brack")
 
 
 def nesting(text: str) -> int:
-    """The depth of the deepest bracket, whatever its kind."""
+    """The depth of the deepest bracket, of any kind."""
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")

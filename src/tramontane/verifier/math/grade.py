@@ -1,4 +1,4 @@
-r"""Is the last `\boxed{}` of the answer part the reference? (arXiv 2506.10910, section 2.2.)
+r"""Decides whether the last `\boxed{}` of an answer equals the reference (arXiv 2506.10910, 2.2).
 
 Both sides are brought into one spelling (`normalize`). Cheap and exact rules come first: words
 (`wording`), lists and tuples item by item (`items`), numbers (`numbers`) and their units (`units`).

@@ -49,7 +49,7 @@ def parse_latex(text: str) -> Any:
     """The SymPy object of a piece of LaTeX; None if it cannot be parsed.
 
     Raises:
-        MemoryError, RecursionError: the process is at its limits, whatever the text is.
+        MemoryError, RecursionError: the process is at its limits, regardless of the text.
     """
     from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig

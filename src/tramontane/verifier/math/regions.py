@@ -1,6 +1,6 @@
 """Sets of real numbers as unions of intervals, so that two notations of one set compare equal.
 
-Read are intervals, finite sets, their unions, intersections and differences, and inequalities in
+It reads intervals, finite sets, their unions, intersections and differences, and inequalities in
 one variable that stands alone, joined by "and" or "or": `x < 3` is `(-∞, 3)`.
 """
 
@@ -53,7 +53,7 @@ def same_region(a: Region, b: Region) -> bool:
 
 
 def read_region(e: Any) -> Region | None:
-    """The region of a SymPy object; None if it is no set of real numbers with known bounds."""
+    """The region of a SymPy object; None if it is not a set of real numbers with known bounds."""
     for kinds, read in _READERS:
         if isinstance(e, kinds):
             return read(e)
@@ -77,7 +77,7 @@ def _read_and_or(e: Any) -> Region | None:
 
 
 def _read_equation(e: Any) -> Region | None:
-    """A set with a name, `x = (1, 2)`; other equations are no region."""
+    """A set with a name, `x = (1, 2)`; other equations are not regions."""
     if not (isinstance(e.rhs, sympy.Set) and e.lhs.is_Symbol):
         return None
     region = read_region(e.rhs)

@@ -124,10 +124,10 @@ def _same_arguments(gold: Any, pred: Any) -> bool:
 
 
 def _align_equations(gold: Any, pred: Any) -> tuple[Any, Any]:
-    """Reduce chains of equations to what is compared.
+    """Reduce chains of equations to the parts that are compared.
 
-    Of two chains these are the equations of their ends; of `y = 2x + 1` against `2x + 1` it is the
-    value behind the label.
+    Two chains are reduced to the equations of their ends; `y = 2x + 1` against `2x + 1` is reduced
+    to the value after the label.
     """
     g, p = _members(gold), _members(pred)
     if len(g) > 1 and len(p) > 1:
@@ -151,7 +151,7 @@ def _members(e: Any) -> list[Any]:
 
 
 def _is_label(e: Any) -> bool:
-    """True for what names an answer: a letter, a ratio of letters, `f(x)`, `|AB|`."""
+    """True for an object that names an answer: a letter, a ratio of letters, `f(x)`, `|AB|`."""
     if isinstance(e, AppliedUndef):
         return True
     return not e.has(sympy.Add) and all(n in (1, -1) for n in e.atoms(sympy.Number))
@@ -162,7 +162,7 @@ def _difference(e: Any) -> Any:
 
 
 def _same_equation(gold: Any, pred: Any) -> bool:
-    """Compare up to a constant factor; where a side is no expression, left sides as written."""
+    """Compare up to a constant factor; if a side is not an expression, left sides as written."""
     sides = (gold.lhs, gold.rhs, pred.lhs, pred.rhs)
     numeric = all(isinstance(side, sympy.Expr) for side in sides)
     if numeric and values.proportional(_difference(gold), _difference(pred)):
@@ -185,7 +185,7 @@ _LESS = (sympy.StrictLessThan, sympy.LessThan)
 
 
 def _relation(e: Any) -> str:
-    """The sign of a relation, whatever its direction."""
+    """The sign of a relation, regardless of its direction."""
     if isinstance(e, Equality | Unequality):
         return "=" if isinstance(e, Equality) else "≠"
     return "<" if isinstance(e, sympy.StrictLessThan | sympy.StrictGreaterThan) else "≤"

@@ -18,7 +18,7 @@ _CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", 
 def choice(gold: str, pred: str) -> bool | None:
     """Compare choice letters: `C`, `(C)`, `\\text{(C)}`, and a letter with its option's text.
 
-    None where a side is no choice.
+    None if a side is not a choice.
     """
     gold, pred = (_CHOICE_NAME.sub("", unwrap(side)) for side in (gold, pred))
     g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)

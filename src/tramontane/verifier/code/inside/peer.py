@@ -106,7 +106,7 @@ class Peer:
 
         Raises:
             Exception: the error that the other end answered with, as its nearest known class.
-            wire.Garbage: the answer is no message.
+            wire.Garbage: the answer is not a message.
         """
         self.send(*question)
         while True:

@@ -65,9 +65,8 @@ def exit_with(code: int, reason: str) -> NoReturn:
 
 
 class Handle:
-    """An object of the program's, as the tests see it.
-
-    Operations are asked of the program, but not equality and order: a handle equals only itself.
+    """A stand-in for an object of the program. Operations are sent to the program, except equality
+    and order: a handle equals only itself.
     """
 
     __slots__ = ("_number", "_tests")
@@ -151,7 +150,8 @@ class NoPlainValue(TypeError):
 
 
 class Tests(Peer):
-    """Asks the program. A frame that is no message ends the process: the program has failed."""
+    """The asking end of the channel. A frame that is not a message ends the process: the program
+    failed."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Run a program on its inputs in the best sandbox that works on this machine.
 
 The rungs of the ladder, best first: `bubblewrap`; `namespaces`, the same by `unshare`, `mount` and
-`setpriv`; `landlock`, for machines that allow no namespaces; `rlimits`, which is no sandbox: it
+`setpriv`; `landlock`, for machines that allow no namespaces; `rlimits`, which is not a sandbox: it
 bounds accidents only, and requires the user's consent. Behind the first three a program reads the
 system's programs and libraries and its own source, and writes to a small private directory. It has
 no network, reaches no other process, and gains no capability. If the judge is root, the program

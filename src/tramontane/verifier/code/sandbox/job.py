@@ -11,10 +11,10 @@ from tramontane.verifier.code.sandbox.headers import precompiled
 
 Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
 RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  # best first
-OUTPUT_BYTES = 16 * 1024 * 1024  # that one execution may print
+OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
 BOX_MB = 64  # size of the private directory
-PROCESSES = 64  # and threads, at once
-GRACE_SECONDS = 2.0  # that the sandbox itself may take beyond an execution's own limit
+PROCESSES = 64  # maximum at once, threads included
+GRACE_SECONDS = 2.0  # for the sandbox itself, beyond an execution's own limit
 CPP_FLAGS = ("-std=c++20", "-O2")
 
 

@@ -34,7 +34,7 @@ def probe() -> Rung:
     warnings.warn(
         "NO SANDBOX: neither bubblewrap nor namespaces nor Landlock work here. Programs that "
         "models write are run only with verifier.allow_unsandboxed=true, under rlimits alone: "
-        "they can then read your files and use the network. `tramontane doctor` says how to mend "
+        "they can then read your files and use the network. `tramontane doctor` says how to fix "
         "it.",
         RuntimeWarning,
         stacklevel=2,
