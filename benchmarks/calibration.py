@@ -25,7 +25,7 @@ from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch,
 
 GROUP = 8
 COMPLETIONS = 48  # in a trained batch
-REPEATS = 2  # of each flow and drain
+REPEATS = 2  # runs of each flow and drain
 SEEDS = itertools.count(1)
 BINS = 8  # maximum points of a curve of drains
 
@@ -38,8 +38,8 @@ class Alone(NamedTuple):
             the cache is included.
         alike: decode steps of sequences that began together, which cost less if many sequences of
             spread lengths are live.
-        prefill: seconds of a token of a prompt.
-        train: an update.
+        prefill: seconds per prompt token.
+        train: cost of an update.
     """
 
     mixed: dict[str, DecodeCurve]
@@ -69,8 +69,8 @@ def measure(models: dict[str, Path], config: Config, prompt: int, counts: tuple[
 
 
 def curve(points: np.ndarray, most: int) -> DecodeCurve:
-    """Lines through measured steps, float array [points, 2] of sequences live and seconds, and on
-    to 0 and `most` live."""
+    """Lines through measured steps (float array [points, 2] of live sequences and seconds),
+    extended to 0 and to `most` live sequences."""
     live, seconds = points.T
     slopes = np.diff(seconds) / np.diff(live)
     first, last = seconds[0] - slopes[0] * live[0], seconds[-1] + slopes[-1] * (most - live[-1])
@@ -102,11 +102,11 @@ def binned(polls: np.ndarray) -> np.ndarray:
 def flow(
     generator: Generator, lengths: Lengths, prompt: int, n_async: int, prefill: float
 ) -> tuple[float, float]:
-    """Groups through a generator by polls, as many at once as `n_async` has room for, to the end.
+    """Run groups through a generator to the end, by polls, as many at once as `n_async` allows.
 
     Returns:
         Mean number of live sequences, and CPU seconds of a decode step: the time of all polls less
-        prefill (`prefill` seconds a token of a prompt).
+        prefill (`prefill` seconds per prompt token).
     """
     groups = make_groups(lengths, prompt, max(16, 4 * n_async // GROUP))
     seconds = -prefill * prompt * len(groups)
@@ -126,8 +126,8 @@ def flow(
 def drain(
     generator: Generator, lengths: Lengths, prompt: int, n_async: int, prefill: float
 ) -> list[tuple[float, float, float]]:
-    """`n_async` sequences that begin together, to the end of the last: of each poll its decode
-    steps, sequences live in the mean, and CPU seconds, less prefill as in `flow`."""
+    """Run `n_async` sequences that begin together until the last ends. Returns, for each poll, its
+    decode steps, mean live sequences, and CPU seconds less prefill as in `flow`."""
     groups = make_groups(lengths, prompt, n_async // GROUP)
     new = [r for group in groups for r in group]
     spent, unfinished, polls = prefill * prompt * len(groups), len(new), []
@@ -196,7 +196,7 @@ def ends(lengths: Lengths, count: int) -> list[int]:
 
 
 def train_curve(trainer: Trainer, prompt: int, repeats: int = 5) -> TrainCurve:
-    """Seconds of an update: two batches, completions all alike and of lengths that are spread."""
+    """Seconds of an update, for a batch of equal lengths and a batch of spread lengths."""
     points = []
     for lengths in (FIXED, FIVEFOLD):
         tokens = ends(lengths, COMPLETIONS)
@@ -279,7 +279,7 @@ def calibrate(
 
 
 def _figures(alone: Alone, costs: Costs, training: float) -> dict[str, Any]:
-    """The calibration as printed: `training` is how much longer an update takes in the pipeline."""
+    """The calibration as printed; `training` is the slowdown of an update in the pipeline."""
     slower = costs.generator_slowdown, costs.trainer_slowdown
     return {
         "decode_ms_a_step": points(alone.mixed),
@@ -298,7 +298,7 @@ def _figures(alone: Alone, costs: Costs, training: float) -> dict[str, Any]:
 
 
 def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
-    """Milliseconds of a decode step by sequences live, by the name of the lengths."""
+    """Milliseconds of a decode step by number of live sequences, by the name of the lengths."""
     return {
         name: {
             round(n, 1): round(1000 * s, 2) for n, s in zip(each.live, each.seconds, strict=True)

@@ -5,20 +5,19 @@
 
 The same sequences are computed in microbatches that hold at most `budget` tokens:
 
-- `unsorted`: a fixed number of sequences, as many as always fit (budget / longest), in the order
-  in which they came, each batch padded to its longest;
+- `unsorted`: a fixed number of sequences, as many as always fit (budget / longest), in their
+  original order, each batch padded to its longest;
 - `sorted`: the same number, by length;
 - `collated`: the paper's greedy collation (arXiv 2506.10910, section 3.3), in packed rows.
 
-Lengths are uniform from 1 to 5 times the shortest; lognormal, the longest 5 times the mean; and
-those of completions by the tiny base of the package, at most 512 tokens. `padding` is the share of
-padding in what the first two compute. Collation's is the share of the budgets that stays unfilled,
-as the paper counts; in packed rows these places are not computed, so that `computed` are the
-tokens that there are. Seconds are of forward and backward of all microbatches in bfloat16, of one
-thread's CPU time (of the clock on a GPU); the three take turns. Writes collation.json beside this
-file.
+Lengths are uniform from 1 to 5 times the shortest; lognormal, with the longest 5 times the mean; or
+the lengths of completions by the tiny base, at most 512 tokens. `padding` is the share of padding
+in the batches of the first two. For collation, it is the unfilled share of the budgets, as the
+paper counts; packed rows do not compute unfilled places, so `computed` counts real tokens only.
+Seconds are of forward and backward of all microbatches in bfloat16, of one thread's CPU time (of
+the clock on a GPU); the three take turns. Writes collation.json next to this file.
 
-The paper says that its collation lowers padding by 19 %, and neither from what nor for which
+The paper says that its collation lowers padding by 19 %, but names neither its baseline nor its
 lengths. Here the promise is that collation has at least 19 % less padding than `unsorted` for each
 of these lengths.
 """
@@ -60,7 +59,8 @@ def lognormal(count: int, rng: random.Random) -> list[int]:
 
 
 def rollouts(count: int, rng: random.Random) -> list[int]:
-    """Of the tiny base, in the order in which they finish; prompts are not counted."""
+    """Lengths of the tiny base's completions, in the order in which they finish; without
+    prompts."""
     model, tokenizer = load_model("tiny"), load_tokenizer("tiny")
     eos = tokenizer.eos_token_id
     engine = SlotEngine(model, slots=64, max_len=768, eos_ids=[eos])

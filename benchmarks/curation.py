@@ -2,7 +2,7 @@
 
     python benchmarks/curation.py [ROWS]
 
-Of every hundred rows 8 are an earlier row in another spelling, 4 an earlier row with a changed
+Of every hundred rows, 8 are an earlier row in another spelling, 4 an earlier row with a changed
 word, 2 an earlier row with another number (no duplicate), 2 proofs and 2 multiple choice. Prints a
 table and writes curation.json next to this file.
 """

@@ -9,14 +9,14 @@ have 24 tokens each (`fixed`), or lengths drawn from an exponential distribution
 its mean (`variable`: mean 24, longest 120, present in every cell). All three systems get the same
 requests, one system after the other: 64 more than there are slots. `generate` runs in batches of
 `slots`, left-padded, each to its longest completion; continuous batching runs as `paged|sdpa`, with
-at most `slots` requests a batch. Only requested tokens count. On a CPU, seconds are this process's
-CPU time, so that other load on the machine has little effect. Each repeat measures all three
-systems; medians and ranges are printed.
+at most `slots` requests per batch. Only requested tokens count. On a CPU, seconds are this
+process's CPU time, so that other load on the machine has little effect. Each repeat measures all
+three systems; medians and ranges are printed.
 
 Utilisation is the engine's, measured while requests wait: the tail after the last admission is left
 out, since a pipeline has none. `GEMM peak` is the share that the engine reaches of the rate of a
-large square matrix product, measured in the same run and dtype: two operations a parameter and
-token, and four a layer, channel and attended position. On a GPU the engine replays CUDA graphs
+large square matrix product, measured in the same run and dtype: two operations per parameter and
+token, and four per layer, channel and attended position. On a GPU the engine replays CUDA graphs
 (unless `--eager`), and its share of the bandwidth of a large copy is printed too: each step reads
 all weights, and the keys and values that each token attends to.
 
@@ -112,7 +112,7 @@ def run_generate(model: PreTrainedModel, slots: int, requests: list[Request]) ->
 
 
 def start_batching(model: PreTrainedModel, slots: int) -> Any:
-    """Continuous batching with room for every slot at its longest."""
+    """Continuous batching, with room for every slot at its maximum length."""
     page = 32
     pages = slots * -(-(PROMPT[1] + LONGEST) // page)
     manager = model.init_continuous_batching(  # type: ignore[operator]
@@ -143,7 +143,7 @@ def run_batching(manager: Any, requests: list[Request]) -> None:
 
 
 def gemm_peak(dtype: torch.dtype, device: str, n: int = 2048) -> float:
-    """Operations a second of a square matrix product; the best of five."""
+    """Operations per second of a square matrix product; the best of five."""
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     clock = make_clock(device)
     seconds = []
@@ -166,7 +166,7 @@ def make_clock(device: str) -> Callable[[], float]:
 
 
 def bandwidth(device: str, n: int = 2**30) -> float:
-    """Bytes a second that a large copy reads and writes; the best of five."""
+    """Bytes per second that a large copy reads and writes; the best of five."""
     a, b = (torch.ones(n, dtype=torch.uint8, device=device) for _ in range(2))
     clock = make_clock(device)
     seconds = []
@@ -213,7 +213,7 @@ class Cell(NamedTuple):
 def compare(
     cell: Cell, peak: float, copied: float | None, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Measure one cell; `peak` in operations a second, `copied` in bytes a second."""
+    """Measure one cell; `peak` in operations per second, `copied` in bytes per second."""
     size, slots, dtype, kind = cell
 
     def model(attention: str) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Asynchronous against synchronous at equal work: tokens a second, and who waits for whom.
+"""Asynchronous against synchronous at equal work: tokens per second, and who waits for whom.
 
     python benchmarks/overlap.py [--lengths fixed 2x 5x] [--async-ratios 1 2 4 8] [--repeats 1]
                                  [--updates 14] [--n-batch 32]
@@ -9,7 +9,7 @@ ratio is run with a staleness bound of 1, and with one of twice the ratio, which
 A synchronous run (bound 0) is the baseline.
 
 `idle` is the share of time in which the generator did nothing. `held` is the part in which it had
-nothing to do, because the bound, or the end of the run, let no group be handed out. `waits` is the
+no requests, because the bound, or the end of the run, let no group be handed out. `waits` is the
 difference: time spent waiting for others. `dropped` counts groups that were generated and thrown
 away. The first three updates, in which the pipeline fills, are left out. The script prints a table
 and writes overlap.json next to this file.

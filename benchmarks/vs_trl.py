@@ -1,4 +1,4 @@
-"""This pipeline against TRL's GRPOTrainer: trained completion tokens a second, end to end.
+"""This pipeline against TRL's GRPOTrainer: trained completion tokens per second, end to end.
 
     python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 2]
                                 [--trl-python PATH] [--device cpu|cuda]
@@ -58,7 +58,7 @@ KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 TRL_VERSION = "1.16.0"
 GROUP, MAX_TOKENS, THREADS = 16, 128, 2
 COMPLETIONS = {"1.8M": 512, "25M": 128}  # per update
-TAUGHT = {"1.8M": 100, "25M": 40}  # steps of supervised training at first
+TAUGHT = {"1.8M": 100, "25M": 40}  # initial steps of supervised training
 LEARNING_RATE = 1e-6  # so small that lengths do not change
 SEED = 0
 PROMISED, AIM = 3, 6

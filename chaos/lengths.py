@@ -1,10 +1,10 @@
 """Tests that an interruption does not change the length of a completion.
 
-Two runs have the same problems, the same seed and constant weights (a learning rate of next to
-nothing); in one of them generators are killed. No group is filtered, so both train on the same
-completions, which are compared one by one. They have the same length but for rounding, since random
-numbers belong to requests. If long completions were lost, cut or begun again more often than short
-ones, lengths would differ to one side.
+Two runs have the same problems, the same seed and constant weights (a learning rate close to zero);
+in one of them generators are killed. No group is filtered, so both train on the same completions,
+which are compared one by one. Their lengths are equal up to rounding, since random numbers
+belong to requests. If long completions were lost, cut or begun again more often than short ones,
+lengths would differ in one direction.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The tiny base trains on small batches until the time is over, under Ray with a w
 half minute (`--kind ray`, the default), or in one process (`--kind thread`). Memory, files and
 threads of all its processes are sampled every five seconds. Generator 0, verifier 0, the trainer
 and the controller live as long as the run. In the pipeline's state of the newest checkpoint,
-unfinished groups are counted, and the size of the rest is measured (`ledger`). The learning rate
-is next to nothing, so that an hour's last update does the same work as its first. Results go to
+unfinished groups are counted, and the size of the rest is measured (`ledger`). The learning rate is
+close to zero, so that an hour's last update does the same work as its first. Results go to
 soak.json (soak_thread.json); the exit code is 1 if something grows.
 """
 

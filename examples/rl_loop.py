@@ -3,9 +3,9 @@
     python examples/rl_loop.py [--updates 10] [--prompts 16]
 
 `tramontane train` runs the same three workers asynchronously, checks them, records everything and
-can be resumed. Here each waits for the others, so that the whole method fits on a page: the tiny
-base model learns arithmetic on the playground. On two cores of a busy machine (73 s of processor
-time) it printed:
+can be resumed. Here each worker waits for the others, so that the whole method fits on a page: the
+tiny base model learns arithmetic on the playground. On two cores of a busy machine (73 s of
+processor time) it printed:
 
     update  1: reward 0.452, solved 0.328, 16 of 16 groups, entropy 0.150, grad norm 0.15, 9.7 s
     update  5: reward 0.763, solved 0.637, 16 of 16 groups, entropy 0.105, grad norm 0.17, 8.5 s

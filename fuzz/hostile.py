@@ -98,7 +98,7 @@ class World:
         """Everything that is new since the last call, and still exists after `patience` seconds.
 
         Processes among it are killed, and the rest counts as known from then on, so that each
-        program answers only for what it left itself.
+        program answers only for its own leftovers.
         """
         end = time.monotonic() + patience
         while True:

@@ -1,7 +1,7 @@
 """Checks of the parsers: properties that must hold for every text.
 
-A check calls a parser on texts and asserts. It may let through only the errors that the parser's
-docstring names. `make fuzz` runs the checks in `TARGETS`, guided by coverage; the property tests
+A check calls a parser on texts and asserts. Only errors that the parser's docstring names may pass.
+`make fuzz` runs the checks in `TARGETS`, guided by coverage; the property tests
 (tests/verifier/test_properties.py) run them on texts that hypothesis draws.
 """
 

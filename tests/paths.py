@@ -3,5 +3,5 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# Real problems and verifier cases beside a checkout; tests that read them skip where it is absent.
+# Real problems and verifier cases next to a checkout; tests that read them skip if it is absent.
 DATA = ROOT.parent / "shared/data"

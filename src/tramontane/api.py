@@ -85,7 +85,7 @@ def train(
     Raises:
         InputError: before any work is done.
     """
-    folder, settings = _open(config, overrides, resume)  # its errors need no torch
+    folder, settings = _open(config, overrides, resume)  # reports its errors without torch
     from tramontane.run.display import LiveDisplay
     from tramontane.run.screen import QuietScreen
     from tramontane.run.train import train as run

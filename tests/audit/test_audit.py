@@ -44,7 +44,7 @@ GOOD = [
     ),
     rollout(text(r"\frac{1}{2}", "that is 0.5"), "right", "0.5", group=5),
     rollout(program("import sys\nprint(sum(map(int, sys.stdin)))"), "right", None, group=6),
-    # Two of four are no majority; three of four are, but right.
+    # Two of four are not a majority; three of four are, but their answer is right.
     *[rollout(text(7), "wrong", group=7, index=i) for i in range(2)],
     *[rollout(text(5), "right", group=7, index=i) for i in range(2, 4)],
     *[rollout(text(5), "right", group=8, index=i) for i in range(3)],

@@ -177,7 +177,8 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
 def test_requests_of_a_killed_generator_end_as_if_it_had_lived(
     ray_cluster, tmp_path, lost_sequences
 ):
-    """Under the newest weights (here equal ones), from the known tokens on or from the start."""
+    """They end under the newest weights (equal here), from the known tokens on or from the
+    start."""
     from tramontane.placement.actors import ActorHandle, StoredWeights
 
     config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": lost_sequences})
@@ -250,8 +251,8 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
 
 
 def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, tmp_path):
-    """Its last poll comes in while another call finds it dead: its replacement samples the same
-    tokens again, and they are counted once."""
+    """The lost worker's last poll arrives while another call finds the worker dead. The replacement
+    samples the same tokens again, and they are counted once."""
     from tramontane.placement.actors import ActorHandle
 
     config = small_config(tmp_path, placement={"kind": "ray"})

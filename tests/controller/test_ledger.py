@@ -14,7 +14,7 @@ RIGHT, WRONG = verdict(True), verdict(False)
 
 
 def reason_for(train: Path, verdicts: list[Verdict], **pipeline: Any) -> FilterReason | None:
-    """Why a group with these verdicts is filtered; None if it is kept."""
+    """The reason for filtering a group with these verdicts; None if the group is kept."""
     run = DrivenLedger(config(train, pipeline=pipeline))
     run.hand_out()
     run.grade(0, verdicts)
@@ -99,7 +99,7 @@ def test_each_request_of_each_run_has_its_own_seed(forty: Path) -> None:
 def test_a_synchronous_round_is_noted_in_the_order_of_its_groups(
     forty: Path, order: list[int]
 ) -> None:
-    """Two problems, each twice in the round: what the newer group says counts last."""
+    """Two problems, each twice in the round: the newer group is noted last."""
     two = forty.with_name("two_of_forty.jsonl")
     two.write_text("".join(line + "\n" for line in forty.read_text().splitlines()[:2]))
     run = DrivenLedger(config(two, pipeline={"max_staleness": 0}))

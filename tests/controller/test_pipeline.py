@@ -116,7 +116,8 @@ def test_asynchronous_run_keeps_its_invariants(
 def test_generators_wait_only_where_the_bound_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
 ) -> None:
-    """Counted, not timed: the groups that could be handed out whenever a generator had no work."""
+    """Counts the groups that could be handed out while a generator had no work; measures no
+    time."""
     waits: list[tuple[int, int]] = []
 
     class Counting(pipeline_module.Pipeline):
@@ -151,7 +152,7 @@ def test_generators_wait_only_where_the_bound_says_so(
 def test_the_next_update_begins_before_the_last_one_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Except an update that the recorder holds: the first for the gate, the third for its
+    """Updates that the recorder holds are the exception: the first for the gate, the third for its
     checkpoint."""
     begun: list[int] = []
     begins = {number: threading.Event() for number in range(1, 6)}

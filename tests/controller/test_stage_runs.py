@@ -73,7 +73,7 @@ def check_stages(folder: Path, config: Config) -> None:
 def test_every_stage_is_run_by_its_own_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
 ) -> None:
-    """On Ray, with one generator killed between the stages and one in the second."""
+    """On Ray, one generator is killed between the stages and one in the second stage."""
     resized: list[tuple[int, int]] = []
     resize = Generator.resize
 
@@ -132,7 +132,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, update: int) -> None:
 def test_synchronous_stages_give_the_same_bits_through_resumptions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the end of the first stage, and in the middle of the second."""
+    """The run is resumed at the end of the first stage, and in the middle of the second."""
     sections: dict[str, Any] = {
         "pipeline": SIZES | {"max_staleness": 0, "updates": 4},
         "stages": [{**STAGES[0], "until": {"at_ceiling": 0.01, "window": 2}}, STAGES[1]],
@@ -192,7 +192,7 @@ def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) ->
 
 
 def test_a_run_whose_problems_are_all_solved_ends_early_and_cleanly(tmp_path: Path) -> None:
-    """Four problems that are solved each time; two a batch make two updates."""
+    """Four problems that are solved each time; two per batch make two updates."""
     file = tmp_path / "solved.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in solved_greedily(4)))
     config = small_config(
@@ -258,6 +258,6 @@ def test_resolved_arithmetic_has_a_line_a_stage(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"stages\.0: .*kv_cache_mib 1; lower stages\.0\.n_async"):
         prepare(small_config(tmp_path, pipeline=SIZES, stages=STAGES, generator=tight))
     context = loading.context_length(loading.load_config("tiny")) or 0
-    stages = [STAGES[0], {**STAGES[1], "l_max": context - 200}]  # room for 256 is wanted
+    stages = [STAGES[0], {**STAGES[1], "l_max": context - 200}]  # 256 are required
     with pytest.raises(InputError, match=r"\(stages\.1\.l_max\) exceed the context"):
         prepare(small_config(tmp_path, pipeline=SIZES, stages=stages))

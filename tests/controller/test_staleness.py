@@ -23,13 +23,13 @@ def test_due_groups_come_first_and_the_rest_in_order_of_completion() -> None:
 
 
 def test_what_is_left_fits_into_the_batches_before_its_deadline() -> None:
-    # Three groups due by version 6, two a batch: one of them must go into the batch at 5.
+    # Three groups due by version 6, two per batch: one of them must go into the batch at 5.
     assert choose([6, 6, 6, 9], ready=[3, 0], version=5, per_batch=2) == [3, 0]
     assert choose([6, 6, 6, 9, 9], ready=[3, 4], version=5, per_batch=2) is None
 
 
 class Example:
-    """The worked example of `staleness`: two groups a batch, a bound of one version."""
+    """The worked example of `staleness`: two groups per batch, a bound of one version."""
 
     def __init__(self) -> None:
         self.v = self.g = 0

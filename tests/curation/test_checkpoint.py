@@ -71,7 +71,7 @@ def test_a_stopped_checkpoint_continues_to_the_same_answers(stop_after, undistur
     taken = list(islice(checkpoint().answers(prompts, 3, record), stop_after))
     kept = record.read_bytes()
     state = json.loads(record.with_suffix(".flight.json").read_text())
-    with record.open("ab") as file:  # behind the part that counts
+    with record.open("ab") as file:  # after the valid part
         file.write(b'[0, 0, "hal')
     assert state["end"] == len(kept) and any(tokens for _, _, tokens in state["flight"])
     again = dict(checkpoint().answers(prompts, 3, record))

@@ -158,7 +158,7 @@ def test_a_label_is_disputed_by_value_and_not_by_spelling(tmp_path):
     answers = {
         # Seven spellings of one half against one spelling of the label, four times.
         "wrong label": half + ["\\frac{3}{6}", "\\dfrac{1}{2}"] + ["4"] * 4 + ["7", "8", "9"],
-        # Exactly half is no majority.
+        # Exactly half is not a majority.
         "tie": half + ["0.50"] + ["4"] * 8,
         # Most contradict the label, but not with one answer.
         "scattered": ["4"] * 2 + [str(n) for n in range(10, 24)],

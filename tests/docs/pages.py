@@ -30,7 +30,7 @@ def commands(*programs: str) -> Iterator[Command]:
 
     Lines of fenced blocks without a language, continued by a backslash, and inline code; a comment
     after `#` is dropped. Inline mentions of a bare program, or with `…` or capitals for what the
-    reader fills in (`tramontane eval MODEL DATA`), are no commands.
+    reader fills in (`tramontane eval MODEL DATA`), are not commands.
     """
     for page in PAGES:
         text = page.read_text()

@@ -23,7 +23,7 @@ PROBLEMS = [
     Problem("b", "math", "2 + 2 ?", "4", language="fr", difficulty=2),
     Problem("c", "math", "3 + 3?", "6", language="en"),
 ]
-# One row a problem: the answer boxed in each of four samples; None is malformed.
+# One row per problem: the answer boxed in each of four samples; None is malformed.
 ANSWERS: list[list[str | None]] = [
     ["2", "2.0", "2", "3"],
     ["5", "4", None, "5"],
@@ -41,7 +41,7 @@ def response(answer: str | None) -> str:
 
 
 class ScriptedGenerator:
-    """Finishes one completion a step, the last submitted first."""
+    """Finishes one completion per step, the last submitted first."""
 
     def __init__(self, answers: list[list[str | None]], tokenizer: PreTrainedTokenizerBase) -> None:
         self.answers, self.tokenizer = answers, tokenizer

@@ -201,7 +201,7 @@ def test_a_resized_generator_is_as_new_and_has_freed_its_memory():
 
 @pytest.mark.parametrize("slots", [8, 64])
 def test_lanes_never_exceed_max_positions(slots):
-    """Nor with continued sequences, all of whose cached positions are a prefix."""
+    """Holds for continued sequences too, all of whose cached positions are a prefix."""
     generator = make_generator(slots=slots)
     for long in (60, 5, 30, 90):
         tokens = [7] * (long - 1)

@@ -237,7 +237,7 @@ def test_value_reads_are_detected(mode):
 
 
 def test_a_cleared_slab_is_freed_at_once():
-    """A GPU may have no room for two."""
+    """A GPU may have no room for two slabs."""
     _, engine = engines(make_model(), record=plain)
     engine.submit(make_requests(2, 4))
     engine.step()

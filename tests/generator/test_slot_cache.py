@@ -88,7 +88,8 @@ def check(cache: SlotCache, lengths: dict[int, int], prefixes: dict[int, int]) -
             members += block.members
     assert sorted(members) == sorted(lengths)
     if lengths:
-        # Attention takes one query a member, and each row then finds its output among the members.
+        # Attention takes one query per member, and each row then finds its output among the
+        # members.
         step = cache.begin(torch.tensor([lengths[slot] for slot in cache.slots]))
         query = torch.tensor(cache.slots).float()[:, None, None, None]
         by_member = torch.cat([part.queries(query).flatten(0, 1) for part in step.prefixes])

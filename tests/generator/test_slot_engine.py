@@ -151,8 +151,8 @@ def test_interrupted_requests_continue_to_the_same_tokens():
 
 
 def test_group_prompt_is_prefilled_once():
-    """A prompt without its last token is prefilled once a group, though the second group's members
-    are admitted over many steps."""
+    """A prompt without its last token is prefilled once per group, though the second group's
+    members are admitted over many steps."""
     model = make_model()
     requests = make_requests(2, 16, seed=2, lengths=(20, 30), tokens=(3, 12))
     engine = SlotEngine(model, slots=20, max_len=50)

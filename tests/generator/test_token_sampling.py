@@ -123,8 +123,8 @@ def test_invert_of_a_large_vocabulary_is_the_exact_inverse(vocab):
 
 
 def test_invert_draws_no_token_without_mass():
-    """Nor by rounding: masses over 26 orders of magnitude, at the edges of the blocks, whose first
-    and last tokens have none."""
+    """Rounding draws no such token either: masses span 26 orders of magnitude, and the first and
+    last tokens of each block have no mass."""
     generator = torch.Generator().manual_seed(0)
     masses = torch.exp(torch.randn(200, 1000, generator=generator) * 15).clamp(1e-13, 1e13)
     masses[:, ::64] = masses[:, 1::64] = masses[:, 63::64] = masses[:, 990:] = 0

@@ -93,7 +93,7 @@ def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch
 def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, monkeypatch):
     """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
     monkeypatch.setattr(packing, "SHORT", short)
-    monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks a prompt
+    monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks per prompt
     first, second, *completions = sequences((9, 2, 14, 13, 3, 1, 40, 6))
     families = [(first, completions[:4]), (second, completions[4:])]
     rows, continues, wanted = [], [], []

@@ -23,7 +23,7 @@ LIMIT = Limit(60.0, "timeouts.start")
 
 
 class Worker:
-    """Remembers what it was asked."""
+    """Records its calls."""
 
     def __init__(self, broken: str = "") -> None:
         if broken:
@@ -47,7 +47,7 @@ class Worker:
 
 
 class Meeting(Worker):
-    """Ranks that meet, of which one does not come."""
+    """Ranks that join a group, except one that never arrives."""
 
     def meet(self, dead: int) -> None:
         if os.getpid() == dead:

@@ -25,7 +25,7 @@ from tramontane.types import Progress
 
 
 class Harm:
-    """A pipeline's workers by name, and what is to happen to them once an update is done."""
+    """A pipeline's workers by name, and the actions to take on them after an update."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, plan: dict[int, Callable[[Any], None]]):
         from tramontane.placement.actors import ActorHandle, Cluster
@@ -130,7 +130,7 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
 def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor a worker that is stopped, which could not notice."""
+    """A stopped worker ends too, although it cannot notice the death."""
     pytest.importorskip("ray")
     monkeypatch.setenv("TRAMONTANE_TEST", str(tmp_path))
     config = small_config(
@@ -160,7 +160,7 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
 
 
 def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:
-    """In a process of its own, since a process has one cluster."""
+    """Runs in a separate process, since a process can have only one cluster."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.placement.two_nodes", str(tmp_path / "run")],
         capture_output=True,

@@ -16,7 +16,7 @@ from tramontane.run.screen import QuietScreen
 
 
 def main(folder: Path) -> None:
-    # The second has room for what the first has not; a third comes when the second goes.
+    # The second node has the room that the first lacks; a third joins when the second goes.
     nodes = Nodes(head_node_args={"num_cpus": 2, "include_dashboard": False}, initialize_head=True)
     second = nodes.add_node(num_cpus=2)
     handles: dict[str, Any] = {}

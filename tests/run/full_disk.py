@@ -42,7 +42,7 @@ def main(disk: Path, kind: str) -> None:
     assert f"error: {partial}: No space left on device; make room" in full.stderr, full.stderr
     assert f"tramontane train --resume {folder.path}" in full.stderr
     assert "Traceback" not in full.stderr
-    # What was done stays, and the half of a checkpoint is none.
+    # Finished work stays, and half a checkpoint does not count.
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     kept = folder.whole_checkpoint(print)
     assert kept is not None

@@ -190,7 +190,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
         "Padding",
     ]
     assert page.count("<svg ") == 15
-    # The staleness histogram's shares: 300, 600 and 100 of 1000 tokens an update.
+    # The staleness histogram's shares: 300, 600 and 100 of 1000 tokens per update.
     assert all(f">{share}</text>" in page for share in ("30.0%", "60.0%", "10.0%"))
     # From the completions themselves: one of four right, less the malformed one.
     assert "pass@4" in page

@@ -300,7 +300,7 @@ def test_a_damaged_state_is_refused(base, data, tmp_path, file, kept):
         sft(config, resume=True)
 
 
-# What is refused
+# Refused input
 
 
 def test_rows_without_prompt_or_response(base, tmp_path):

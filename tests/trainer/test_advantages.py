@@ -9,7 +9,7 @@ from tramontane.trainer.advantages import group_advantages, loss_weights
 
 
 def advantages(rewards, normalization, scored=None):
-    """Of groups given as lists of rewards."""
+    """Advantages of groups that are given as lists of rewards."""
     flat = [r for group in rewards for r in group]
     groups = torch.tensor([n for n, group in enumerate(rewards) for _ in group])
     scored = torch.tensor(scored or [1] * len(flat), dtype=torch.bool)

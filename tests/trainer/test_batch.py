@@ -1,4 +1,4 @@
-"""What the controller sends to the trainer: numbers, and nothing that a person wrote."""
+"""The controller sends only numbers to the trainer, and no text."""
 
 import pickle
 from dataclasses import fields

@@ -49,7 +49,7 @@ def run(rank, ranks, folder):
         some = partial(batch, n_minibatch=8 if name == "plain" else None)
         t = trainer(ranks=ranks, **settings)
         metrics = [t.step(some(version)) for version in range(3)]
-        # A forward without backward leaves FSDP's root gathered: saving must not mind.
+        # A forward without backward leaves FSDP's root gathered: saving must work all the same.
         logprobs = t.logprobs(batch(9).sequences[:3], 0.8)
         t.save_state(folder / name)
         t.save_weights(folder / f"{name}-weights")

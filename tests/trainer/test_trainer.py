@@ -199,7 +199,7 @@ def test_with_kl_and_correction_the_first_step_is_the_plain_gradient():
     assert a["loss"] == pytest.approx(c["loss"], abs=1e-7)
     for one, two in zip(plain.weights().values(), other.weights().values(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
-    # Afterwards the reference stays behind.
+    # Afterwards the reference keeps the initial weights.
     assert other.step(b)["kl_reference"] > 1e-6
 
 

@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def at_most(seconds, text=""):
-    """Fails if the block takes this thread more processor time; `text` says on what input."""
+    """Fails if the block takes this thread more processor time; `text` names the input."""
     started = time.thread_time()
     yield
     spent = time.thread_time() - started

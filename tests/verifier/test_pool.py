@@ -14,7 +14,7 @@ from tramontane.verifier import VerifierPool
 
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 ALGEBRA = Problem("algebra", "math", "What is one more than $x$?", "x+1", language="en")
-WAIT_SECONDS = 300  # for a result: nothing here is a matter of speed
+WAIT_SECONDS = 300  # limit for a result; no test depends on speed
 # No maths answer is slow enough to be killed: a custom reward hangs instead, and says where.
 MODULE = """
 import os, time
@@ -74,7 +74,7 @@ def wait_for(condition):
 
 
 class Hangs:
-    """Waits for completions that hang, those before its construction aside."""
+    """Waits for completions that hang, except those from before its construction."""
 
     def __init__(self, folder):
         self.file = Path(folder, "hanging")

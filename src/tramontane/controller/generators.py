@@ -52,7 +52,7 @@ class PooledGenerator:
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.generated_tokens, self.busy_seconds = 0, 0.0
-        self._worker_busy_seconds = 0.0  # of the current worker, at its last poll
+        self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
         self._without_work = 0.0  # seconds
         self._without_work_since: float | None = None  # None while it has requests
         self._unsent: list[Request] = []

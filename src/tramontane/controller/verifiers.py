@@ -18,7 +18,7 @@ from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
 from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import PoolStats, Response, VerifierPool
 
-MAX_TRIES = 5  # of one group, after which it fails
+MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
 
 
@@ -66,10 +66,10 @@ class VerifierActors:
         self._make, self._timeouts, self._replaced = make, timeouts, replaced
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
-        self._stats = [PoolStats() for _ in range(workers)]  # of the current actors
-        self._lost_stats: list[PoolStats] = []  # of actors that were lost
+        self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
+        self._lost_stats: list[PoolStats] = []  # one per lost actor
         self._closing = False
-        self._error: Exception | None = None  # why a replacement failed: no caller waits for it
+        self._error: Exception | None = None  # of a failed replacement, which no caller awaits
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
             for n in range(workers)
@@ -130,7 +130,7 @@ class VerifierActors:
                 task.tries += 1
                 if task.tries == MAX_TRIES:
                     task.future.set_exception(lost)
-                else:  # for the first free actor: this one takes seconds to replace
+                else:  # any free actor may take it: replacing this one takes seconds
                     self._tasks.put(task)
                 if not self._closing:
                     try:

@@ -85,7 +85,7 @@ class Difficulty(ModelStage):
                 for future in wait(waiting, timeout_s, FIRST_COMPLETED).done:
                     place, answers = waiting.pop(future)
                     graded[place] = _samples(answers, future.result())
-                    if not any(a.fault for a in answers):  # else a restart asks again
+                    if not any(a.fault for a in answers):  # else a restart must ask again
                         journal.add((place, graded[place]))
 
             for place, answers in self.ask(chunk, prompts, self.config.samples):

@@ -76,7 +76,7 @@ class Deduplicate(Stage):
         super().__init__(config, folder)
         self.index = SimilarityIndex(config.threshold, config.same_numbers)
         self.judge = ReferenceJudge(VerifierConfig())
-        self.offsets = array("Q")  # of each kept problem in seen.jsonl
+        self.offsets = array("Q")  # offset of each kept problem in seen.jsonl
         self.file = (folder / "seen.jsonl").open("ab")
         self.reader = (folder / "seen.jsonl").open("rb")
         self._last_chunk: tuple[np.ndarray, np.ndarray, int]  # keys, offsets, end of seen.jsonl

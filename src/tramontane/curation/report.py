@@ -48,7 +48,7 @@ class Tally:
     def __init__(self, stages: Sequence[str]) -> None:
         self.stages = tuple(stages)
         self.rows = 0  # rows of the input, without copies
-        self.copies: Counter[str] = Counter()  # by the stage that made the copy
+        self.copies: Counter[str] = Counter()  # number of copies, by stage
         self.decisions: Counter[str] = Counter()
         self.reasons: Counter[tuple[str, str, str]] = Counter()  # stage, decision, reason
         self.sources: dict[str, Counter[str]] = defaultdict(Counter)

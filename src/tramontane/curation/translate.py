@@ -60,7 +60,7 @@ class Translate(ModelStage):
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         decided = list(rows)
         languages = {i: lang for i, row in enumerate(rows) if (lang := self.language(row.task))}
-        faults = dict.fromkeys(languages, "")  # of rows without a translation so far
+        faults = dict.fromkeys(languages, "")  # rows without a translation so far
         for attempt in range(self.config.attempts):
             asked = list(faults)
             prompts = [_prompt(rows[i].task, languages[i], attempt, faults[i]) for i in asked]

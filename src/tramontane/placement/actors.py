@@ -30,7 +30,7 @@ from tramontane.placement.orphans import die_with_parent
 from tramontane.placement.ranks import COLLECTIVE_SECONDS, Membership, collective_backend
 
 CONNECT_SECONDS = 10.0
-GRACE_SECONDS = 10.0  # for the report of a rank's death, after its peers have failed
+GRACE_SECONDS = 10.0  # wait for the report of a rank's death after its peers failed
 
 
 class StoredWeights:
@@ -44,7 +44,7 @@ class StoredWeights:
     borrowed = False
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype  # the generators'
+        self._dtype = dtype  # that of the generators
         self._shapes: dict[str, torch.Size] = {}
         self._stored: list[tuple[list[list[str]], ray.ObjectRef]] = []  # names of each tensor
 

@@ -23,7 +23,7 @@ from tramontane.verifier import custom
 
 PROBE_PROMPTS = 8
 SAMPLE = 256  # problems of an endless source whose prompts are measured
-ENDLESS_PROMPT = 256  # tokens at least that prompts of an endless source may have
+ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
 
 
 @dataclass

@@ -24,7 +24,7 @@ from tramontane.run.folder import read_log
 Row = dict[str, Any]
 
 SHADES = 6  # background colours for versions, in the template
-MAX_TOKENS = 500  # shown of a shaded completion
+MAX_TOKENS = 500  # tokens shown of a shaded completion
 MAX_SAMPLES = 8
 
 

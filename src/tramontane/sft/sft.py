@@ -35,10 +35,10 @@ from tramontane.trainer import Trainer
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 LOG = "sft_metrics.jsonl"
-STATES = "resume"  # folder of what a resumed run continues from: one `step_N` in it
+STATES = "resume"  # folder with the resumable state, in one `step_N`
 PROGRESS = "progress.json"  # in `step_N`: position in the examples, step, seconds
 
-Call = Callable[..., Any]  # of a trainer's method, by name
+Call = Callable[..., Any]  # calls a trainer's method by name
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
     """Write a new state next to the old state, and delete the old state once the new is whole."""
     folder = output / STATES / f"step_{progress['step']}"
     partial_folder = folder.with_suffix(".partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(partial_folder, ignore_errors=True)  # left over from a killed run
     call("save_state", partial_folder)
     (partial_folder / PROGRESS).write_text(json.dumps(progress))
     partial_folder.rename(folder)

@@ -162,7 +162,7 @@ class Trainer:
         filled = 0
         for tied in names.values():
             tensor = tensors[tied[0]].detach()
-            nbytes = tensor.numel() * tensor.element_size()  # of the whole tensor, if sharded
+            nbytes = tensor.numel() * tensor.element_size()  # whole tensor, even if sharded
             if bucket and filled + nbytes > size:
                 yield bucket
                 bucket.clear()

@@ -21,7 +21,7 @@ from tramontane.config import LANGUAGES
 from tramontane.verifier.format import boxes, fences
 
 THRESHOLD = 0.9
-MIN_LETTERS = 8  # for a sentence to be identified by itself
+MIN_LETTERS = 8  # minimum for a sentence to be identified by itself
 SHORT = 20  # below this number of letters only a confident guess counts
 LONG = 40  # from this number of letters on, languages outside the candidates are accepted
 HAN_WEIGHT = 2  # a Han character counts as two letters

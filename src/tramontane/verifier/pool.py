@@ -38,11 +38,11 @@ from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, custom
 from tramontane.verifier.reward import unscorable
 
-START_SECONDS = 120.0  # for a worker to import its libraries
-TRANSFER_SECONDS = 30  # for one message, once it has begun
-KILL_SECONDS = 60.0  # for a killed worker to be gone
-CLOSE_SECONDS = 0.05  # between two attempts to end a supervising thread
-MAX_STARTS = 5  # of one worker in a row
+START_SECONDS = 120.0  # limit for a worker to import its libraries
+TRANSFER_SECONDS = 30  # limit for one message, once it has begun
+KILL_SECONDS = 60.0  # limit for a killed worker to be gone
+CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
+MAX_STARTS = 5  # consecutive failed starts of one worker
 Response = tuple[str, int]
 
 

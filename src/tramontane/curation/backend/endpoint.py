@@ -32,9 +32,9 @@ from tramontane.errors import InputError
 from tramontane.verifier.format import CLOSE, OPEN
 
 MAX_BACKOFF_S = 60.0
-MAX_RETRY_AFTER_S = 600.0  # of a pause that the server asks for
-MAX_BYTES = 2**24  # of a response
-TEMPORARY = frozenset({408, 409, 425, 429})  # and 5xx
+MAX_RETRY_AFTER_S = 600.0  # maximum pause at a server's request
+MAX_BYTES = 2**24  # maximum size of a response
+TEMPORARY = frozenset({408, 409, 425, 429})  # in addition to 5xx
 FATAL = frozenset({401, 402, 404, 405})  # a wrong key, no credit, a wrong address
 Place = tuple[int, int]  # index of the prompt, index of its answer
 

@@ -39,7 +39,7 @@ SHARES: dict[str, float] = {
 }  # fmt: skip
 PROGRAMS = 0.05  # share of sound programs among all rows
 RAW, TRUTH = "raw.jsonl", "truth.json"
-MAX_FRUITLESS_DRAWS = 50_000  # in a row, without a new statement that fits
+MAX_FRUITLESS_DRAWS = 50_000  # consecutive draws without a new statement that fits
 _PADDING = (" Take care.", " Take your time.", " Think first.")
 _LONG = 120  # characters of a statement that padding changes little
 _EASY, _HARD = (0, 9), (20, 10**9)  # the largest number of a trivial problem, and of the others

@@ -17,7 +17,7 @@ from .statements import story_statement, story_steps, sum_statement, sum_steps
 Split = Literal["train", "test"]
 KINDS = ("sums", "stories", "programs")
 
-MAX_FRUITLESS_DRAWS = 20_000  # in a row, after which the supply of new problems counts as exhausted
+MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws after which the supply counts as exhausted
 
 
 def _digest(text: str) -> str:

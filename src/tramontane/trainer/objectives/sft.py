@@ -23,7 +23,7 @@ def advantages(sequences: Sequences, config: ObjectiveConfig) -> torch.Tensor:
 
 def loss(tokens: Tokens, config: ObjectiveConfig) -> tuple[torch.Tensor, Metrics]:
     """−Σ w log π_θ; `accuracy` is the share of tokens that are the model's first choice."""
-    assert tokens.top1 is not None  # by `needs`
+    assert tokens.top1 is not None  # requested by `needs`
     used = (tokens.weights > 0).float()
     metrics = {"accuracy": ((tokens.top1 * used).sum(), used.sum())}
     return -(tokens.weights * tokens.logprobs).sum(), metrics

@@ -19,7 +19,7 @@ from tramontane.verifier.code.inside import peer
 
 # The tests' time limit bounds both processes; the program's is longer, and only a safeguard.
 EXTRA_SECONDS = 2 * sandbox.GRACE_SECONDS
-LAST_RESULT_SECONDS = 1.0  # to learn how a program ended that left its tests
+LAST_RESULT_SECONDS = 1.0  # wait for the exit status of a program that left its tests
 
 
 def run_tests(

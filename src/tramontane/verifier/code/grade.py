@@ -18,7 +18,7 @@ from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.format import fences
 
-MAX_TIMEOUTS = 3  # then the program runs no more, and its remaining tests count as failed
+MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
 MAX_OUTPUT = 1 << 20  # bytes of one output that a trial keeps
 NO_SANDBOX = "no sandbox works here, and verifier.allow_unsandboxed is false (tramontane doctor)"
 NO_COMPILER = "no C++ compiler (g++) here"
@@ -70,7 +70,7 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
     """Longest time of all tests of a problem in seconds, compilers included."""
     tests = problem.tests or {}
     count = min(len(tests.get("cases") or [None]), config.code_tests)
-    compilers = 2 if tests.get("type") == "cpp_assert" else 1  # of the program, of the tests
+    compilers = 2 if tests.get("type") == "cpp_assert" else 1  # compiles program and tests
     return seconds_for(count, compilers=compilers, config=config)
 
 

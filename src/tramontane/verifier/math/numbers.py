@@ -12,7 +12,7 @@ from fractions import Fraction
 
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-MIN_PLACES = 6  # of a rounded decimal that may stand for a fraction without a finite decimal
+MIN_PLACES = 6  # decimals required of a rounded value of a fraction such as 1/3
 
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _NUMERATOR = rf"(?:\{{\s*(?P<num>[+-]?\s*{DECIMAL})\s*\}}|(?P<num1>\d))"

@@ -161,7 +161,7 @@ def _union(regions: Iterable[Region]) -> Region:
 
 
 def _intersection(a: Region, b: Region) -> Region:
-    """All that is outside of neither."""
+    """The numbers that are in both regions."""
     return _complement(_union([_complement(a), _complement(b)]))
 
 

@@ -22,11 +22,11 @@ from tramontane.verifier.math.numbers import MIN_PLACES
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
 MAX_MAGNITUDE = 2000  # digits before or after the point; the precision grows with them
-MAX_TERMS = 1000  # of a sum or product
+MAX_TERMS = 1000  # terms of a sum or product
 MAX_STEPS = 20_000  # nodes visited in one evaluation of an expression
 POINTS = 6  # near zero
 FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `100 - x`
-MAX_ARGUMENT = 10**6  # of a function without a cheap value for large arguments
+MAX_ARGUMENT = 10**6  # limit for functions that are costly at large arguments
 
 
 class TooLarge(Exception):

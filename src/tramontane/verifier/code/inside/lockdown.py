@@ -116,7 +116,7 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
         instruction(jump_set, 0, 1, _CLONE_NEW),
         instruction(answer, 0, 0, refuse),
         instruction(load, 0, 0, 0),
-        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # of this process only
+        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # allowed on this process only
         instruction(load, 0, 0, 16),
         instruction(jump_if, 1, 0, 0),
         instruction(answer, 0, 0, refuse),

@@ -24,7 +24,7 @@ class Program(Peer):
     def __init__(self, module: ModuleType) -> None:
         super().__init__()
         self.module = module
-        self.stand_ins: dict[int, Callable[..., Any]] = {}  # by the tests' number
+        self.stand_ins: dict[int, Callable[..., Any]] = {}  # by the number that the tests gave
         self.stand_in_numbers: dict[int, int] = {}  # by id
 
     def refer(self, value: Any) -> tuple[int, int]:

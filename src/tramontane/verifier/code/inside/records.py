@@ -9,7 +9,7 @@ from .descriptors import write_all
 RECORD = struct.Struct("!iII")  # wait status or a code below, bytes of output, bytes of errors
 LATE, MEMORY, DISK, CROWD = -1, -2, -3, -4  # killed: time, memory, files, number of processes
 ERROR_BYTES = 4000  # end of standard error that is kept
-MAX_PROCESSES = 256  # of one execution, before it is killed with CROWD
+MAX_PROCESSES = 256  # per execution; more end it with CROWD
 
 
 def send_record(results: int, record: tuple[int, bytes, bytes]) -> int:

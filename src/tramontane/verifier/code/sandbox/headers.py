@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-TOOL_SECONDS = 120.0  # for g++ to print its version, or to compile one header
+TOOL_SECONDS = 120.0  # limit for g++ to print its version or compile a header
 
 
 @functools.cache

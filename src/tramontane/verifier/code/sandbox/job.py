@@ -14,7 +14,7 @@ RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  #
 OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
 BOX_MB = 64  # size of the private directory
 PROCESSES = 64  # maximum at once, threads included
-GRACE_SECONDS = 2.0  # for the sandbox itself, beyond an execution's own limit
+GRACE_SECONDS = 2.0  # allowance for the sandbox, beyond an execution's limit
 CPP_FLAGS = ("-std=c++20", "-O2")
 
 
@@ -41,11 +41,11 @@ class Job:
 
     folder: Path
     inputs: list[bytes]
-    limits: Limits  # of each execution; the compiler has COMPILER_LIMITS
+    limits: Limits  # per execution; the compiler has COMPILER_LIMITS
     source: str | None = None
     compiler: list[str] = field(default_factory=list)
     headers: Path | None = None
-    keep_going: bool = False  # after a failed execution
+    keep_going: bool = False  # continue after a failed execution
     channel: int | None = None  # a socket, passed to the program as `inside.descriptors.CHANNEL`
 
     def compile_with(self, *flags: str) -> None:

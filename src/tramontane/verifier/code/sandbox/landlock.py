@@ -21,7 +21,7 @@ from tramontane.verifier.code.sandbox.system import (
 
 
 def why_unsupported() -> str:
-    """Why this machine has no suitable Landlock; "" if it has."""
+    """The reason why this machine has no suitable Landlock; "" if it has."""
     if not lockdown.supported():
         return f"no table of system calls for {os.uname().machine}"
     if (version := lockdown.landlock_version()) < lockdown.LANDLOCK_NEEDED:
