@@ -1,21 +1,21 @@
-# Everything runs in .venv, which the first target to need it creates; `quickstart` installs the
-# package alone, all other targets what development takes.
+# Everything runs in .venv, which is created when first needed. `quickstart` installs only the
+# package, all other targets also install the development dependencies.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 
-# How long `make fuzz` runs; what `make hostile` tries.
+# Duration of `make fuzz`; number of programs and rung of `make hostile`.
 SECONDS ?= 3600
 PROGRAMS ?= 1000
 RUNG ?=
-# How long `make soak` runs, and where the workers are: ray or thread.
+# Duration of `make soak`, and its placement: ray or thread.
 MINUTES ?= 60
 KIND ?= ray
-# What `make chaos` draws from; a seed of its own by default.
+# Seed of `make chaos`; by default its own.
 SEED ?=
-# Which benchmarks `make bench` runs; all by default.
+# Benchmarks that `make bench` runs; all by default.
 BENCH ?=
 
 .PHONY: quickstart test check docs mutants fuzz hostile bench proof chaos soak clean
@@ -66,7 +66,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
-# What the tests, checks and benchmarks take, Ray and Reasoning Gym included.
+# Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym.
 $(DEV): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@

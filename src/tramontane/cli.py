@@ -263,7 +263,7 @@ def score(
 def audit(
     path: Annotated[Path, typer.Argument(help="A run folder, or a JSONL of rollouts.")],
     out: Annotated[Path | None, typer.Option(help="Folder for audit.md and audit.jsonl.")] = None,
-    rows: Annotated[Path | None, typer.Option(help="What `score` read to write PATH.")] = None,
+    rows: Annotated[Path | None, typer.Option(help="Input of `score` that gave PATH.")] = None,
     sample: Annotated[int, typer.Option(min=0, help="Answers that other verifiers check.")] = 1000,
 ) -> None:
     """Find signs of reward hacking and verifier error in recorded rollouts; exit code 1 when

@@ -230,7 +230,7 @@ def test_a_folder_of_another_curation_is_refused(tmp_path):
         run(tmp_path, source)
     (tmp_path / "else").mkdir()
     (tmp_path / "else/thesis.tex").write_text("x")
-    with pytest.raises(InputError, match="not an empty folder, and no curation"):
+    with pytest.raises(InputError, match="not an empty folder, and not a curation"):
         run(tmp_path, source, name="else")
 
 

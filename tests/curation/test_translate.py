@@ -215,5 +215,5 @@ def test_multiple_choice_that_was_rewritten_is_translated_and_keeps_its_first_fo
 
 
 def test_english_as_a_target_language_is_refused():
-    with pytest.raises(InputError, match="en is what is translated from"):
+    with pytest.raises(InputError, match="en is the source language"):
         parse_settings(CurateConfig, {}, ["translate.languages=[fr, en]"], "test")

@@ -1,4 +1,4 @@
-"""The collector: takes rollouts one at a time, and keeps what the findings need."""
+"""The audit's collector: takes rollouts one at a time, and keeps the data for the findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disputes: verdicts that another verifier contradicts."""
+"""Disputes in an audit: verdicts that another verifier contradicts."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Roll
     group = row.get("group", problem_id)
     if not isinstance(text, str):
         raise InputError(
-            "text is missing: not a rollout; for what `tramontane score` wrote, give what it read "
+            "text is missing: not a rollout; for the output of `tramontane score`, give its input "
             "with --rows"
         )
     if row.get("verdict") not in VERDICTS:
@@ -121,5 +121,5 @@ class _ScoredRows:
             InputError: there is none, or all have been given out.
         """
         if not self.rows[row_id]:
-            raise InputError(f"id {row_id!r} is not in {self.path} (so often)")
+            raise InputError(f"id {row_id!r} is not in {self.path} that many times")
         return self.rows[row_id].popleft()

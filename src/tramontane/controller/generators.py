@@ -1,6 +1,6 @@
-"""The controller's side of the generators: their requests, and the tokens known of each.
+"""The controller's side of the generators: their requests, and the tokens known so far.
 
-The controller learns every token within `AHEAD` polls of its being sampled. So when a generator
+The controller learns every token within `AHEAD` polls after it is sampled. So when a generator
 dies, its replacement continues the unfinished requests from the tokens that are known, under the
 newest weights (arXiv 2506.10910, section 3, requires only that sequences go on under new weights,
 not in which generator).
@@ -113,7 +113,7 @@ class PooledGenerator:
         return list(progress.completions)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
-        """Make any other call, and repeat it with the replacement if the worker is lost in it."""
+        """Make any other call; if the worker is lost, repeat the call with the replacement."""
         while True:
             handle = await self._worker()
             try:

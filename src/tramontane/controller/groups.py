@@ -18,7 +18,7 @@ class OpenGroup:
         deadline: the last version at which it may be trained (see `staleness`).
         requests: unfinished completions, with their tokens so far.
         completions: finished completions by their index in the group.
-        verdicts: of the completions by index; empty until all are graded.
+        verdicts: verdicts of the completions, by index; empty until all are graded.
     """
 
     id: int

@@ -29,7 +29,7 @@ from tramontane.placement import Handle, Limit, WorkerStalled, call
 from tramontane.types import Batch, Problem, Verdict
 from tramontane.verifier.pool import PoolStats
 
-RESCAN_SECONDS = 1.0  # after which `run` also watches tasks that were started meanwhile
+RESCAN_SECONDS = 1.0  # between two checks of `run` for newly started tasks
 
 
 class Verifiers(Protocol):

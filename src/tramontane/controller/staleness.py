@@ -1,4 +1,4 @@
-"""The age of the weights behind a trained token: an admission rule and a batch rule bound it.
+"""The staleness bound: two rules limit the age of the weights that sampled a trained token.
 
 Let v be the version that the next batch is trained at, n the groups in a batch, and S the bound. A
 group handed out while the generator holds version g samples no token under older weights, so it

@@ -156,7 +156,7 @@ class RegradeConfig(DifficultyConfig):
 
 
 class ReviewConfig(Section):
-    """Review of maths problems by a model, which names what is wrong with each."""
+    """Review of maths problems by a model, which names the fault of each."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model that reviews."""
@@ -181,7 +181,7 @@ class TranslateConfig(Section):
     @model_validator(mode="after")
     def _languages(self) -> TranslateConfig:
         if "en" in self.languages:
-            raise key_error("en is what is translated from; leave it out", "languages")
+            raise key_error("en is the source language; leave it out", "languages")
         return self
 
 

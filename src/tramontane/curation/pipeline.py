@@ -106,7 +106,7 @@ def _open(config: CurateConfig) -> Path:
             )
         return out
     if out.is_file() or (out.is_dir() and any(p.name != "inputs.json" for p in out.iterdir())):
-        raise InputError(f"{out}: not an empty folder, and no curation; name another")
+        raise InputError(f"{out}: not an empty folder, and not a curation; name another")
     out.mkdir(parents=True, exist_ok=True)
     _write(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
     text = yaml.safe_dump(wanted | {"out": str(out)}, sort_keys=False, allow_unicode=True)

@@ -66,7 +66,7 @@ _REQUEST = re.compile(
 )
 MAX_WORDS = 4
 MAX_OPTION = 300  # characters
-MAX_LABELS = 60  # the last ones of a statement are examined
+MAX_LABELS = 60  # the last labels of a statement are examined
 BLANK = "____"
 
 

@@ -98,7 +98,7 @@ def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tupl
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
-            f"{source}: damaged after line {number}, or no gzip file ({error}); fetch it again"
+            f"{source}: damaged after line {number}, or not gzip ({error}); fetch it again"
         ) from None
     except UnicodeDecodeError as error:
         raise InputError(
@@ -119,7 +119,7 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]
                     index += 1
     except (ArrowException, OSError) as error:
         raise InputError(
-            f"{source}: damaged after row {index}, or no Parquet file ({error}); fetch it again"
+            f"{source}: damaged after row {index}, or not Parquet ({error}); fetch it again"
         ) from None
 
 

@@ -111,7 +111,7 @@ def _check_files(path: Path, out: str | Path | None) -> int:
     if out is not None and Path(out).resolve() == path.resolve():
         raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
     if out is not None and (Path(out).is_dir() or Path(out).suffix == ".gz"):
-        raise InputError(f"{out}: the verdicts are plain JSONL; name a file that ends so")
+        raise InputError(f"{out}: the verdicts are plain JSONL; name a .jsonl file")
     total = sum(1 for _ in row_lines(path))
     if not total:
         raise InputError(f"{path}: there are no rows in it")

@@ -1,4 +1,4 @@
-"""Attention over slots: one query token per sequence, against that sequence's cached keys.
+"""Attention of decode steps: one query token per sequence, against that sequence's cached keys.
 
 Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
 other forwards go to `packed_attention`.

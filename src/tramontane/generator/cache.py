@@ -1,4 +1,4 @@
-"""Keys and values of everything in flight, in lanes, as attention reads and writes them.
+"""The cache of keys and values of all sequences in flight, for decode steps over lanes.
 
 A sequence's keys and values are in two parts. The part that the sequence was admitted with is its
 *prefix*: the members of a group share the prefix of their prompt, and up to 16 members read it
@@ -103,7 +103,7 @@ class PrefixPart:
         self._unshared = torch.empty(0)
 
     def begin(self, unshared: torch.Tensor) -> None:
-        """Set the step's `unshared` positions, [B]; biases that depend on them are made anew."""
+        """Set the step's `unshared` positions, [B]; biases that depend on them are recomputed."""
         self._unshared = unshared
         self._bias = {window: bias for window, bias in self._bias.items() if window is None}
 
@@ -132,7 +132,7 @@ class LaneStep:
     """One decode step as attention sees it: the parts to read, and the layer being computed.
 
     Args:
-        layout: of the model's keys and values.
+        layout: layout of the model's keys and values.
         unshared: the lanes of unshared positions, in the order of the batch.
         prefixes: the lanes of prefixes.
         members: [B] int64, the place of each row of the batch among all members of `prefixes`.
@@ -206,7 +206,7 @@ class SlotCache(Cache):
     """The lanes, and the cache that a model's forward is given while decoding.
 
     Args:
-        layout: of the model's keys and values.
+        layout: layout of the model's keys and values.
         slots: maximum number of sequences.
         max_len: positions of the longest lane.
     """

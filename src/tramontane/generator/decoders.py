@@ -39,7 +39,7 @@ class Decoder(ABC):
 
     Args:
         model: prepared by `examine_model`.
-        layout: of the model's keys and values.
+        layout: layout of the model's keys and values.
         is_eos: [V] bool, tokens that end a completion.
     """
 

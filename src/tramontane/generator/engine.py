@@ -111,7 +111,7 @@ class SlotEngine:
         self._allocate()
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Change the number of slots and their length, and free the memory of the old ones.
+        """Change the number of slots and their length, and free the memory of the old slots.
 
         Raises:
             RuntimeError: a sequence is in flight or waiting.

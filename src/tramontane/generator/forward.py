@@ -1,4 +1,4 @@
-"""The model's forward as the engine calls it: packed prefill, one-token decode, fitness check."""
+"""The engine's calls of the model: packed prefill, one-token decode, and a check of fitness."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Generator:
         return CudaGraphs(device) if device.type == "cuda" and self.config.cuda_graphs else None
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Change the number of slots and their length, and free the memory of the old ones. The
+        """Change the number of slots and their length, and free the memory of the old slots. The
         arguments are those of the constructor.
 
         Raises:
@@ -119,7 +119,7 @@ class Generator:
 
     def poll(self, requests: list[Request]) -> Progress:
         """Take new requests, `step`, and return the finished completions and the new tokens of
-        unfinished ones: with these, another generator can continue if this one dies.
+        unfinished ones: another generator can continue from these tokens if this generator dies.
 
         Raises:
             InputError: see `submit`.

@@ -1,4 +1,4 @@
-"""Storage of keys and values.
+"""Lanes: contiguous storage of keys and values.
 
 A decode step is bound by reading keys and values, so reads must be contiguous (2–3 times faster
 than strided reads on a CPU) and short. Hence *lanes*: entries of similar length lie side by side
@@ -93,7 +93,7 @@ class Lane(Generic[Owner]):
     per shape of the layout. Room doubles as entries arrive.
 
     Args:
-        layout: of the model's keys and values.
+        layout: layout of the model's keys and values.
         capacity: positions of each entry.
         most: maximum number of entries.
     """

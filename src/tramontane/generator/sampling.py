@@ -170,8 +170,8 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 def _draw_truncated(
     probs: torch.Tensor, uniform: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
 ) -> torch.Tensor:
-    """Draw among the `top_k` likeliest tokens, and of those among the fewest whose mass reaches
-    `top_p`; shapes as in `sample`."""
+    """Draw among the `top_k` likeliest tokens, limited to the fewest whose mass reaches `top_p`;
+    shapes as in `sample`."""
     ordered, token = probs.sort(stable=True, descending=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])

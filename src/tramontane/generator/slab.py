@@ -25,7 +25,7 @@ class SlabCache(Cache):
     to B.
 
     Args:
-        layout: of the model's keys and values.
+        layout: layout of the model's keys and values.
         slots: maximum number of sequences.
         max_len: positions of each slot.
     """

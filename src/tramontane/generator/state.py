@@ -1,4 +1,4 @@
-"""State of an engine's slots as tensors: decoding never takes it off the device."""
+"""State of an engine's slots as tensors, which stay on the device while decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of this process."""
+"""Returns free memory of this process to the system."""
 
 import ctypes
 

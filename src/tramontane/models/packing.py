@@ -29,7 +29,7 @@ class Packed:
     Args:
         input_ids: [1, N].
         position_ids: [1, N], starting at 0 in every sequence that continues no other.
-        lengths: of the sequences, summing to N.
+        lengths: lengths of the sequences, summing to N.
         continues: for each sequence, the index of the sequence that its tokens come after, or None
             if it starts at position 0.
     """
@@ -74,9 +74,9 @@ class Packing:
     same sequence.
 
     Args:
-        lengths: of the sequences, summing to N.
+        lengths: lengths of the sequences, summing to N.
         continues: as in `Packed`.
-        device: of the row.
+        device: device of the row.
 
     Attributes:
         blocks: in the order of the row.
@@ -173,8 +173,8 @@ class Block:
     never looks; L is the longest length, rounded up.
 
     Args:
-        lengths: of the B sequences.
-        device: of the row.
+        lengths: lengths of the B sequences.
+        device: device of the row.
         context: index of the block of the sequence that they continue.
         before: length of the sequence that they continue.
     """
@@ -233,7 +233,7 @@ class PaddingIndex:
     sequence's last token.
 
     Args:
-        lengths: of the B sequences, summing to n.
+        lengths: lengths of the B sequences, summing to n.
         before: number of shared tokens before each sequence.
         width: width of the rectangle.
         heads: number of heads.

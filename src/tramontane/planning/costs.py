@@ -19,8 +19,8 @@ class Costs:
     """Seconds of each worker's work.
 
     Args:
-        decode: seconds of decode steps of one generator: from live sequences and from tokens
-            cached by all of them together, float arrays [steps], to a float array [steps].
+        decode: seconds of one generator's decode steps: a function from live sequences and their
+            cached tokens in total (float arrays [steps]) to a float array [steps].
         prefill: seconds of one admission, from its prompt tokens.
         train: seconds of an update, from the lengths of one rank's completions and the tokens of
             their prompts, each prompt counted once for its group.
@@ -103,7 +103,7 @@ def constant(tokens: int) -> Lengths:
 
 
 def empirical(tokens: Sequence[int]) -> Lengths:
-    """Lengths are drawn from observed ones."""
+    """Lengths are drawn from observed lengths."""
     return lambda rng: rng.choice(tokens)
 
 

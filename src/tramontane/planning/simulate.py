@@ -36,7 +36,7 @@ class Outcome:
         held: part of `generator_idle` in which the staleness bound, or the end of the run, left a
             generator without work.
         utilisation: live sequences over `n_async`, averaged over decode steps.
-        staleness_mean, staleness_max: of trained tokens, in versions.
+        staleness_mean, staleness_max: age of trained tokens, in versions.
         filtered_tokens: tokens of filtered groups over all generated tokens.
     """
 

@@ -32,7 +32,7 @@ class Prepared:
 
     Args:
         config: the run's config.
-        tokenizer: of the base model.
+        tokenizer: tokenizer of the base model.
         stages: the config of each stage; a run without stages has one.
         problems: the training problems.
         held_out: problems that evaluations use.

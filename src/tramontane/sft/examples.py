@@ -132,7 +132,7 @@ def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[st
 def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
     """(location, prompt, response) of every row."""
     if unknown := data.fields.keys() - {"prompt", "response"}:
-        raise InputError(f"data.fields: {sorted(unknown)} unknown; there are prompt and response")
+        raise InputError(f"data.fields: {sorted(unknown)} unknown; use prompt and response")
     prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
     pairs = []
     for location, row in read_rows(data.train):

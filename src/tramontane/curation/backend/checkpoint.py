@@ -1,4 +1,4 @@
-"""A checkpoint that answers in this process, through the generator of training.
+"""A curation's model as a checkpoint in this process, run by the generator that training uses.
 
 The logits of a token depend, in their last digits, on the other sequences of the same forward pass,
 so an answer is repeatable only among the same neighbours. Therefore, whenever as many answers are

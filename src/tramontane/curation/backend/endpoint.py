@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers over HTTP (`POST …/chat/completions`).
+"""A curation's model as an OpenAI-compatible HTTP server (`POST …/chat/completions`).
 
 Uses the standard library only: one request per answer, and one thread per request under way. A
 temporary failure (429, 5xx, no connection, a stall, an invalid response) is retried after a pause.

@@ -17,7 +17,7 @@ def needs(config: ObjectiveConfig) -> set[str]:
 
 
 def advantages(sequences: Sequences, config: ObjectiveConfig) -> torch.Tensor:
-    """[S] ones: every response is learnt from alike."""
+    """[S] ones: all responses count equally."""
     return torch.ones_like(sequences.rewards)
 
 

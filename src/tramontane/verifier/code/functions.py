@@ -1,8 +1,9 @@
 """Function tests: the program in one sandbox, its tests in another, joined by a socket.
 
-Expected values and comparisons are in the tests' process alone. It calls the program's process by
-plain values (`inside.program_side` for Python, `inside/rpc.hpp` for C++). The program can neither
-see the tests nor end them as passed: the verdict is how the tests' process ended.
+Expected values and comparisons are in the tests' process alone. The tests' process calls the
+program's process with plain values (`inside.program_side` for Python, `inside/rpc.hpp` for C++).
+The program can neither see the tests nor end them as passed: the verdict is how the tests' process
+ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Size limits, checked before any parser sees an answer, each in one pass over the text."""
+"""Size limits of maths answers, checked before any parsing, each in one pass over the text."""
 
 from __future__ import annotations
 

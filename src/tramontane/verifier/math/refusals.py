@@ -1,4 +1,4 @@
-r"""Answers refused for a stated reason, although a parser might find the reference in them.
+r"""Maths answers refused for a stated reason, although a parser might find the reference in them.
 
 The LaTeX parser drops notation that it does not know: `7\text{ or more}` would be 7, `f'(x)` would
 be `f(x)`. And an answer may hedge: `1 = 2 = 5` contains three answers.

@@ -179,7 +179,7 @@ def _complement(region: Region) -> Region:
 
 
 def _tidy(pieces: list[Piece]) -> Region:
-    """Drop empty pieces; join overlapping and touching ones."""
+    """Drop empty pieces; join pieces that overlap or touch."""
     joined: list[Piece] = []
     for piece in sorted(pieces, key=lambda p: (p.start, p.start_open)):
         if _is_empty(piece):

@@ -1,4 +1,4 @@
-"""The outer shape of an answer: its brackets, its items, its labels."""
+"""The outer shape of a maths answer: its brackets, its items, its labels."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BUILTIN_ERRORS = {
 
 
 class Peer:
-    """One end of the channel: asks the other end, and answers the questions that come meanwhile."""
+    """One end of the channel: asks the other end, and answers its questions while waiting."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []  # known to the other end by their index; kept alive

@@ -89,8 +89,8 @@ def memory_of(pids: list[str]) -> int:
 def kill_rest(settings: dict[str, Any]) -> None:
     """Kill and reap every process that an execution left behind."""
     if os.getpid() == 1 or (settings["uid"] and not settings["namespaces"]):
-        # "All processes" then means those of this sandbox, or of a user that nobody else is. One
-        # signal reaches all of them at once, so none can escape it by forking.
+        # "All processes" then means those of this sandbox, or of a user that only this sandbox has.
+        # One signal reaches all of them at once, so none can escape it by forking.
         kill_quietly(os.kill, -1)
         while reap():
             pass

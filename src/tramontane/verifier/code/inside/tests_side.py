@@ -1,4 +1,4 @@
-"""The tests' half of a function test: runs the tests' code, which asks the program by values."""
+"""The tests' half of a function test: runs the tests' code, which calls the program with values."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ The rungs of the ladder, best first: `bubblewrap`; `namespaces`, the same by `un
 bounds accidents only, and requires the user's consent. Behind the first three a program reads the
 system's programs and libraries and its own source, and writes to a small private directory. It has
 no network, reaches no other process, and gains no capability. If the judge is root, the program
-runs as a user that nobody else is.
+runs as a user reserved for it.
 
 One sandbox serves all inputs of a program (`inside.runner`). The judge outside receives the output
 of each execution and compares: expected outputs never enter the sandbox.

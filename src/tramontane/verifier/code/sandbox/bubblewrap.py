@@ -1,4 +1,4 @@
-"""The first rung: bubblewrap builds the namespaces and the root directory."""
+"""The first rung of the sandbox ladder: bubblewrap builds the namespaces and the root directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The third rung, without namespaces: Landlock hides files, seccomp closes system calls.
+"""The third rung of the sandbox ladder: Landlock hides files, seccomp closes system calls.
 
-The locks themselves are `inside.lockdown`; the runner's children put them on.
+It needs no namespaces. The locks themselves are `inside.lockdown`; the runner's children put them
+on.
 """
 
 from __future__ import annotations

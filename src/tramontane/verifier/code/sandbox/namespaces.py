@@ -1,4 +1,4 @@
-"""The second rung: bubblewrap's work done by `unshare`, `mount`, `chroot` and `setpriv`."""
+"""The second rung of the sandbox ladder: `unshare`, `mount`, `chroot` and `setpriv`."""
 
 from __future__ import annotations
 

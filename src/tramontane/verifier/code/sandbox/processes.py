@@ -1,4 +1,4 @@
-"""Users and limits of processes in a sandbox, and the end of what it leaves."""
+"""Users and limits of the processes in a sandbox, and the killing of leftovers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def process_limit(own_user: bool) -> int:
 def _counts_by_namespace() -> bool:
     """True if the system counts processes by namespace and user, not by user alone (Linux 5.14)."""
     if os.geteuid() == 0:
-        return True  # the sandbox has a user that nobody else is
+        return True  # the user is reserved for the sandbox
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(c for c in minor if c.isdigit()))) >= (5, 14)
 
