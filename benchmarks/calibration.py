@@ -24,7 +24,7 @@ from tramontane.trainer import Trainer
 from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
 GROUP = 8
-COMPLETIONS = 48  # in a trained batch
+COMPLETIONS = 48  # completions in a trained batch
 REPEATS = 2  # runs of each flow and drain
 SEEDS = itertools.count(1)
 BINS = 8  # maximum points of a curve of drains

@@ -122,7 +122,7 @@ def train(model: PreTrainedModel, way: str, sequences: list[list[int]], device: 
         inputs = {"input_ids": torch.tensor(padded, device=device), "use_cache": False}
     logits = model(**inputs).logits.flatten(0, 1)
     logprobs, _ = token_logprobs(logits, inputs["input_ids"].flatten())
-    logprobs.sum().backward()  # of padding too: its cost is the same, and nothing learns here
+    logprobs.sum().backward()  # padding included: same cost, and nothing learns here
 
 
 def clock(device: str) -> float:

@@ -93,7 +93,7 @@ class Turn(NamedTuple):
     """Figures of one side's turn."""
 
     tokens_per_second: float
-    mean_tokens: float  # of a completion
+    mean_tokens: float  # per completion
     seconds: float
 
 
@@ -283,7 +283,7 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
 
     def stop_when_done(metrics: Mapping[str, Any]) -> None:
         if metrics["update"] == WARM_UP + updates:
-            signal.raise_signal(signal.SIGINT)  # as Ctrl-C does
+            signal.raise_signal(signal.SIGINT)  # like Ctrl-C
 
     train(config, quiet=True, report=False, on_update=stop_when_done)
     lines = (run / "metrics.jsonl").read_text().splitlines()[: WARM_UP + updates]

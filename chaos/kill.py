@@ -13,7 +13,7 @@ from typing import Any
 
 from chaos.processes import starting, workers
 
-STOP_SHARE = 0.15  # of the signals to generators and verifiers: SIGSTOP, for the heartbeat to find
+STOP_SHARE = 0.15  # share of signals that are SIGSTOP, which only the heartbeat finds
 
 
 class Killer:

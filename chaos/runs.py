@@ -18,7 +18,7 @@ import yaml
 
 from chaos.processes import command, marked
 
-GONE_SECONDS = 180.0  # for all processes of a killed controller; Ray's agents are slow to notice
+GONE_SECONDS = 180.0  # limit for a killed controller's processes; Ray's agents are slow
 
 
 def quickstart() -> dict[str, Any]:

@@ -33,13 +33,13 @@ from chaos.processes import command, marked, tree, usage, workers
 SAMPLE_SECONDS = 5.0
 KILL_SECONDS = 30.0
 END_SECONDS = 300.0
-WARM_UP = 1 / 3  # of the time: caches fill, Ray starts its workers, the heap finds its size
-POINTS = 60  # of each series in the report
+WARM_UP = 1 / 3  # share of the time: caches fill, Ray starts workers, the heap grows
+POINTS = 60  # points of each series in the report
 MIB = 2**20
 
 # Maximum growth in an hour, by the slope after the warm-up.
-SUM_SHARE = 0.02  # of the memory of all processes that live as long as the run
-WORKER_MIB = 24.0  # of each of these processes
+SUM_SHARE = 0.02  # share, for all processes that live as long as the run
+WORKER_MIB = 24.0  # for each of these processes
 LEDGER_SHARE = 0.10
 COUNT = 4.0  # files, threads, …: maximum of the second half less that of the first
 # Ray's log monitor keeps the logs of dead workers open, up to this number.

@@ -24,9 +24,9 @@ from fuzz.vocabulary import TOKENS
 BUILD = Path("build/fuzz")
 FINDINGS = BUILD / "findings"
 MAX_BYTES = 8000
-HANG_SECONDS = 60  # of wall-clock time; Python code is stopped at its target's own limit
+HANG_SECONDS = 60  # wall-clock limit; Python code stops at its target's own limit
 MEMORY_MB = 512
-RESTARTS = 20  # of a target, after findings that end its process
+RESTARTS = 20  # restarts of a target after findings that end its process
 
 
 def main() -> int:

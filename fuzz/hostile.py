@@ -38,7 +38,7 @@ PROBLEMS = {
     ),
 }
 LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (CONFIG.code_timeout_s + sandbox.GRACE_SECONDS)
-GONE_SECONDS = 3.0  # for processes that were killed to be gone
+GONE_SECONDS = 3.0  # limit for killed processes to be gone
 MEMORY_MB = 64  # growth of this process over all programs
 FOLDERS = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/root", "/home", "/dev", "/var/cache"]
 SUBREAPER = 36

@@ -38,9 +38,9 @@ from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
 from tramontane.verifier.reward import grade
 
-PARSE_SECONDS = 1.0  # of processor time, for a response of the greatest length
+PARSE_SECONDS = 1.0  # processor time for a response of maximum length
 RESPONSE_LENGTH = 100_000
-JUDGE_SECONDS = 5.0  # for the verdict on any answer
+JUDGE_SECONDS = 5.0  # limit for the verdict on any answer
 
 
 def check_boxes(text: str) -> None:

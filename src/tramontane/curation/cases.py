@@ -15,9 +15,9 @@ class Case:
     """An input with its expected output, and the votes' decision about the pair.
 
     Args:
-        number: position among the problem's tests, from 1; 0 for an input that was made here.
-        source: the test as the problem has it; of a made input, `input` alone.
-        label: the expected output; None until a vote has labelled a made input.
+        number: position among the problem's tests, from 1; 0 for a generated input.
+        source: the test as the problem has it; of a generated input, `input` alone.
+        label: the expected output; None until a vote has labelled a generated input.
         fate: the current decision. `relabelled` and `added` are provisional until `confirm`.
     """
 
@@ -43,7 +43,7 @@ class Case:
     def confirm(self, ballot: Ballot, tests: dict[str, Any], config: CodeConfig) -> None:
         """Label a relabelled or added test by a second, repeated vote, or drop it.
 
-        A made input is valid only if every solution can read it.
+        A generated input is valid only if every solution can read it.
         """
         count = poll(ballot, self.label, tests)
         unreadable = self.fate == "added" and None in ballot

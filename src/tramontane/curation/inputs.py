@@ -3,7 +3,7 @@
 Inputs are mutations of the given inputs, or proposals of a model. A source is a function from a
 problem and a maximum count to inputs that the problem does not have yet, the same ones on every
 call. An input that breaks the statement's rules does no harm if solutions fail on it or differ; if
-all agree on it, the test asks for more than the statement does.
+all agree on it, the test demands more than the statement.
 """
 
 from __future__ import annotations

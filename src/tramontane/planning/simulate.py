@@ -138,7 +138,7 @@ class Simulation:
         return [n for _, n in self.versions.pop((completion.group, completion.index))]
 
     def _settle(self) -> None:
-        """Do what the loops of the pipeline do after a change."""
+        """Run the steps of the pipeline's loops that a change makes possible."""
         self.hand_out()
         for generator in self.generators:
             generator.go()
@@ -207,7 +207,7 @@ class _Flight:
 
 
 class _Generator:
-    """A generator: does one poll after another, as `controller.generators` asks for them."""
+    """A generator: runs the polls that `controller.generators` submits, one after another."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation

@@ -72,7 +72,7 @@ def show_error() -> None:
 
 
 def shut_down() -> bool:
-    """Do what the interpreter does at its end: join threads, run exit functions, flush.
+    """Repeat the interpreter's own shutdown: join threads, run exit functions, flush.
 
     Returns False if the output cannot be flushed.
     """
