@@ -129,7 +129,7 @@ def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_l
         assert 3 <= request.versions.count(0) <= 3 + AHEAD
         assert notes[1:] == [("generator 0", {"version": 1})]
         assert generator.generated_tokens == len(request.token_ids)
-        assert generator.busy_seconds == 0.5 * len(request.token_ids)  # of the polls that were read
+        assert generator.busy_seconds == 0.5 * len(request.token_ids)  # by the polls that were read
         pool.close()
 
     asyncio.run(use())

@@ -18,7 +18,7 @@ import torch
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
 
-TIMEOUT_S = 600  # for a process to end, or to reach the moment at which it is killed
+TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [

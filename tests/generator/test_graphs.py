@@ -103,7 +103,7 @@ def test_replays_draw_what_lanes_draw(family, kinds):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=8))
 def test_requests_submitted_at_any_time(events):
-    """With empty slots or without, recorded steps generate what lanes generate."""
+    """Recorded steps generate the same tokens as lanes, with empty slots and without."""
     rng = random.Random(0)
     model = make_model("qwen3")
     lanes, replays = engines(model, slots=5, max_len=40, record=plain)

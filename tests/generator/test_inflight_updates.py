@@ -159,7 +159,8 @@ def test_update_to_the_same_weights_changes_nothing():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_weights_are_replaced(tied):
-    """Given as `state_dict` (tied weights twice) or as parameters (once), in another dtype."""
+    """Weights given as `state_dict` (tied weights twice) or as parameters (once), in another
+    dtype."""
     old, new = make_model(tied=tied, seed=0), make_model(tied=tied, seed=1).double()
     for state in (new.state_dict(), dict(new.named_parameters())):
         generator = make_generator(old)

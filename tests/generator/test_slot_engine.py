@@ -85,8 +85,9 @@ def test_sampled_logprobs_with_refills_and_mixed_lengths(family, temperature):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bfloat16_logprobs(family):
-    """Within 0.05 on average and 0.6 at most of a float32 forward of the same rounded weights
-    (these models' logits reach ±20), and no further than transformers' own bfloat16 forward."""
+    """Log-probs are within 0.05 on average and 0.6 at most of a float32 forward of the same rounded
+    weights (these models' logits reach ±20), and no further than transformers' own bfloat16
+    forward."""
     model = make_model(family, dtype=torch.bfloat16)
     rounded = twin(model)
     exact = twin(model).float()

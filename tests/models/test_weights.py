@@ -76,7 +76,7 @@ def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
 def test_a_generator_has_what_the_trainer_has_bit_for_bit(
     request: Any, workers: Any, tmp_path: Path, kind: str, ranks: int, dtype: str
 ) -> None:
-    """For any number of ranks; the trainer's next changes are not seen until published."""
+    """Holds for any number of ranks; the trainer's next changes are invisible until published."""
     config = _config(request, tmp_path, kind, ranks, dtype)
     placement, trainer, generator = workers(config)
     whole = Sharded.load("tiny", config.trainer.model_copy(update={"ranks": 1}), 5, 0)

@@ -94,7 +94,7 @@ def test_a_gradient_above_the_limit_is_scaled_down_to_it():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_blocks_compute_the_same():
     plain, compiled = trainer(), trainer(compile=True)
-    for version in range(2):  # of other lengths each
+    for version in range(2):  # lengths differ in each
         one, two = plain.step(batch(version)), compiled.step(batch(version))
         assert two == pytest.approx(one, rel=1e-4, abs=1e-6)
     blocks = compiled.model.model.layers

@@ -20,7 +20,7 @@ from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.structure import read_shape, split
 from tramontane.verifier.math.units import split_unit
 
-JUDGE_SECONDS = 3.0  # of processor time: what a quiet machine does within verifier.timeout_s
+JUDGE_SECONDS = 3.0  # processor time that a quiet machine uses within verifier.timeout_s
 MEGABYTES = 512
 PATIENT = VerifierConfig(timeout_s=120.0)  # nothing here may be stopped by the clock
 MATRIX = r"\begin{pmatrix}" + r"\\".join("&".join("1" * 60) for _ in range(60))

@@ -121,7 +121,7 @@ def snippets():
 
 
 def test_thoughts_with_names_numbers_code_and_latex():
-    """Short and informal: one in a hundred may be taken for another language."""
+    """Snippets are short and informal: one in a hundred may be taken for another language."""
     agree = [on_target_share(text, lang) >= THRESHOLD for lang, text in snippets()]
     assert len(agree) == 98
     assert sum(agree) >= 97

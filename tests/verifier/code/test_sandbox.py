@@ -25,7 +25,7 @@ from tramontane.verifier.code.sandbox.system import ENVIRONMENT, INSIDE
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=0.4, allow_unsandboxed=True)
 LATE = ("wrong", "test 1 of 2: timed out after 0.4 s")
-GONE_SECONDS = 30.0  # for processes that were killed to be gone
+GONE_SECONDS = 30.0  # limit for killed processes to be gone
 CASES = [{"input": "7\n", "output": "7\n"}, {"input": "8\n", "output": "8\n"}]
 ECHO = Problem("echo", "code", "Print it.", tests={"type": "stdio", "cases": CASES})
 RIGHT = "\nprint(input())"
