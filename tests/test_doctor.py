@@ -9,7 +9,7 @@ from tramontane.verifier.code import sandbox
 
 def test_every_part_is_reported():
     names = {finding.name for finding in tramontane.doctor()}
-    assert {"torch", "sandbox", *sandbox.RUNGS[:-1], "g++", "ray", "vllm", "reasoning-gym"} <= names
+    assert {"torch", "sandbox", *sandbox.RUNGS[:-1], "g++", "ray", "reasoning-gym"} <= names
     assert all(finding.mend for finding in tramontane.doctor() if finding.state != "ok")
 
 

@@ -83,7 +83,8 @@ def train(
         on_update: called with the metrics of each update (its line of `metrics.jsonl`).
 
     Raises:
-        InputError: before any work is done.
+        InputError: before any work is done, except for a full disk, or a curriculum that leaves no
+            problem to learn from.
     """
     folder, settings = _open(config, overrides, resume)  # reports its errors without torch
     from tramontane.run.display import LiveDisplay

@@ -32,7 +32,6 @@ def examine() -> list[Finding]:
         *_sandbox(),
         _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
         _package("ray", "workers on several machines: pip install 'tramontane[ray]'"),
-        _package("vllm", "the scale-out generator: pip install vllm"),
         _package(
             "reasoning-gym", "more training problems: pip install 'tramontane[reasoning-gym]'"
         ),

@@ -205,7 +205,7 @@ class TrainSequence:
             was drawn from; 0 for a given response, which was not drawn at all.
         versions: int array [T], the weights version that sampled each token.
         reward: the verdict's reward.
-        scored: False if the verdict is unscorable: the sequence is not learnt from.
+        scored: False if there is no verdict: the sequence is not learnt from.
     """
 
     prompt_ids: array[int]
@@ -233,7 +233,7 @@ class TrainSequence:
             logprobs=array("f", completion.logprobs),
             versions=array("i", completion.versions),
             reward=verdict.reward if verdict else 0.0,
-            scored=verdict is not None and verdict.verdict != "unscorable",
+            scored=verdict is not None,
         )
 
 

@@ -5,26 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-import yaml
+import pytest
 
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
+from tramontane import InputError, train
 from tramontane.run.folder import RunFolder
 
 MIB = 1 << 20
 
 
-def command(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tramontane.cli", "train", *args],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-
-
 def main(disk: Path, kind: str) -> None:
     disk.mkdir()
+    if kind == "ray":  # one cluster for all three sessions of the run
+        import ray
+
+        ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     folder = RunFolder(disk / "run")
     config = small_config(
         folder.path,
@@ -32,29 +28,25 @@ def main(disk: Path, kind: str) -> None:
         checkpoint={"every": 1, "keep": 3},
         placement={"kind": kind},
     )
-    file = disk.with_name("config.yaml")
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
 
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], check=True)
-    full = command(str(file))
-    assert full.returncode == 2, full.stdout + full.stderr
+    with pytest.raises(InputError) as full:
+        train(config, quiet=True, report=False)
     partial = folder.checkpoints / "step_2.partial"
-    assert f"error: {partial}: No space left on device; make room" in full.stderr, full.stderr
-    assert f"tramontane train --resume {folder.path}" in full.stderr
-    assert "Traceback" not in full.stderr
+    assert str(full.value).startswith(f"{partial}: No space left on device; make room")
+    assert f"tramontane train --resume {folder.path}" in str(full.value)
     # Finished work stays, and half a checkpoint does not count.
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     kept = folder.whole_checkpoint(print)
     assert kept is not None
     assert kept.name == "step_1"
 
-    still_full = command("--resume", str(folder.path))
-    assert still_full.returncode == 2, still_full.stdout + still_full.stderr
+    with pytest.raises(InputError, match="No space left on device"):
+        train(resume=folder.path, quiet=True, report=False)
     assert folder.whole_checkpoint(print) == kept
 
     subprocess.run(["mount", "-o", f"remount,size={512 * MIB}", str(disk)], check=True)
-    resumed = command("--resume", str(folder.path))
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    assert train(resume=folder.path, quiet=True, report=False).finished
     check_ledger(folder.path, config)
 
 

@@ -52,6 +52,8 @@ class Scorer(Protocol):
         self, problem: Problem, responses: list[tuple[str, int]]
     ) -> Future[list[Verdict]]: ...
 
+    def stats(self) -> Any: ...
+
 
 @dataclass(frozen=True)
 class SamplingPlan:
@@ -163,9 +165,13 @@ def evaluate(
         while run.generating:
             run.take(generator.step())
             run.collect(timeout_s=0)
+        graded_before = -1
         while run.grading:
+            # A problem's verdicts arrive together, so a wait may end while the pool makes progress.
             if not run.collect(timeout_s):
-                raise TimeoutError(f"no verdict came within {timeout_s:g} s")
+                if (graded := pool.stats().verdicts) == graded_before:
+                    raise TimeoutError(f"no verdict came within {timeout_s:g} s")
+                graded_before = graded
     return summarize(run.rows)
 
 

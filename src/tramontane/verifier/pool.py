@@ -127,6 +127,8 @@ class VerifierPool:
             return group.future
         for task in tasks:
             self._tasks.put(task)
+        if self._closing:  # since the check above: the workers may have taken their last task
+            self._fail(group, RuntimeError("the verifier pool was closed"))
         return group.future
 
     def stats(self) -> PoolStats:
@@ -145,6 +147,7 @@ class VerifierPool:
             while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
                 worker.kill()
                 worker.thread.join(CLOSE_SECONDS)
+        self._fail_waiting()
         self._folder.cleanup()
 
     def __enter__(self) -> VerifierPool:
@@ -171,6 +174,13 @@ class VerifierPool:
             complete = len(group.results) == len(group.items)
         if complete:
             group.complete()
+
+    def _fail_waiting(self) -> None:
+        """Fail the groups of all tasks that no worker has taken; the workers have ended."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if task := self._tasks.get_nowait():
+                    self._fail(task.group, RuntimeError("the verifier pool was closed"))
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with self._lock:
@@ -339,12 +349,14 @@ class _Worker:
         """Kill the process, if any, and describe how it ended."""
         if self.process is None:
             return "not running"
-        self.process.kill()
-        status = self.process.wait(KILL_SECONDS)
-        if self.connection is not None:
-            self.connection.close()
+        process, connection = self.process, self.connection
+        # Forgotten before the wait: a verdict that it still sends must not count for another task.
         self.process = self.connection = None
         self._warm = False
+        if connection is not None:
+            connection.close()
+        process.kill()
+        status = process.wait(KILL_SECONDS)
         if status < 0:
             return f"signal {-status} ({signal.strsignal(-status)})"
         return f"exit code {status}"

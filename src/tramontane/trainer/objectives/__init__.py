@@ -30,7 +30,7 @@ class Sequences:
     Args:
         rewards: [S] float64.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; False if the verdict is `unscorable`.
+        scored: [S] bool; False for a sequence without a verdict, which is not learnt from.
         lengths: [S] int64, generated tokens.
         proximal: [S] float64, log π_old(o) summed over tokens, if requested; π_old is the policy at
             the start of the update.
