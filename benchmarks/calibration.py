@@ -223,7 +223,7 @@ def calibrate(
     predict: Callable[[Config, Costs], Outcome],
 ) -> tuple[dict[tuple[str, bool], Costs], dict[str, Any]]:
     """Costs in the pipeline, by the name of the lengths and whether it is synchronous (each batch
-    then begins asynchronous), and what they came from.
+    then begins together), and what they came from.
 
     Args:
         alone: costs of the workers by themselves.

@@ -78,15 +78,17 @@ class Loop:
             All verdicts, the number of groups trained on, and the trainer's metrics.
         """
         version = self.trainer.version
-        problems = list(islice(self.problems, prompts))
-        groups = self.sample(problems, GROUP_SIZE, temperature=1.0, seed=version)
-        verdicts = [judge(problem, group) for problem, group in zip(problems, groups, strict=True)]
-        # A group whose rewards are all equal has no advantages: nothing can be learnt from it.
-        kept = [
-            [TrainSequence.of(c, v) for c, v in zip(group, judged, strict=True)]
-            for group, judged in zip(groups, verdicts, strict=True)
-            if len({round(v.reward, 9) for v in judged}) > 1
-        ]
+        kept: list[list[TrainSequence]] = []
+        while not kept:
+            problems = list(islice(self.problems, prompts))
+            groups = self.sample(problems, GROUP_SIZE, temperature=1.0, seed=version)
+            verdicts = [judge(p, group) for p, group in zip(problems, groups, strict=True)]
+            # A group whose rewards are all equal has no advantages: it teaches nothing.
+            kept = [
+                [TrainSequence.of(c, v) for c, v in zip(group, judged, strict=True)]
+                for group, judged in zip(groups, verdicts, strict=True)
+                if len({round(v.reward, 9) for v in judged}) > 1
+            ]
         settings = BatchSettings(
             stage="", temperature=1.0, eps_high=0.28, l_max=L_MAX, n_minibatch=prompts * GROUP_SIZE
         )

@@ -166,10 +166,13 @@ def sft(
     from tramontane.models import loading
     from tramontane.sft.config import SFTConfig
     from tramontane.sft.sft import sft as run
+    from tramontane.trainer import compiling
 
     if not isinstance(config, SFTConfig):
         config = _load_section(SFTConfig, config, overrides)
     loading.check_device(config.device)
+    if config.compile:
+        compiling.check(config.device)
     return run(config, resume, on_log)
 
 

@@ -15,6 +15,7 @@ from tramontane.evaluation.evaluate import vote
 from tramontane.generator import Generator
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier import VerifierPool
+from tramontane.verifier.pool import PoolStats
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=0.7)
 PLAN = SamplingPlan(samples=4, sampling=SAMPLING)
@@ -150,6 +151,9 @@ class SilentPool:
     def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Future[list[Verdict]]:
         return Future()
 
+    def stats(self) -> PoolStats:
+        return PoolStats()
+
 
 def test_a_pool_that_hangs_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(TimeoutError, match=r"no verdict came within 0\.01 s"):
@@ -160,6 +164,28 @@ def test_a_pool_that_hangs_is_an_error(tokenizer: PreTrainedTokenizerBase) -> No
             PLAN,
             timeout_s=0.01,
         )
+
+
+class SlowPool(SilentPool):
+    """Grades one completion per wait, and answers once all of a problem are graded."""
+
+    graded = 0
+
+    def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Future[list[Verdict]]:
+        self.count, self.future = len(responses), Future[list[Verdict]]()
+        return self.future
+
+    def stats(self) -> PoolStats:
+        self.graded += 1
+        if self.graded == self.count:
+            self.future.set_result([Verdict(0.0, {}, "wrong")] * self.count)
+        return PoolStats(verdicts=self.graded)
+
+
+def test_a_pool_that_grades_slowly_is_waited_for(tokenizer: PreTrainedTokenizerBase) -> None:
+    generator = ScriptedGenerator(ANSWERS, tokenizer)
+    result = evaluate(generator, SlowPool(), PROBLEMS[:1], PLAN, timeout_s=0.01)
+    assert result.pass_at_1.value == 0
 
 
 def test_a_busy_generator_is_an_error(tokenizer: PreTrainedTokenizerBase) -> None:

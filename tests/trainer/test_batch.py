@@ -25,7 +25,7 @@ def graded(number, verdict):
 
 def test_a_train_batch_holds_tokens_rewards_and_versions_and_no_text():
     right = Verdict(1.1, {"format": 0.1}, "right", "a SECRET reason", answer="a SECRET answer")
-    # An unscorable completion is in a batch only by `pipeline.unscorable: wrong`: it counts as wrong.
+    # An unscorable completion is here only by `pipeline.unscorable: wrong`: it counts as wrong.
     batch = Batch(4, [graded(0, right), graded(1, Verdict(0.0, {}, "unscorable"))], SETTINGS)
     sent = batch.train_batch()
     assert (sent.version, sent.settings) == (4, SETTINGS)

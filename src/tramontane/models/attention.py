@@ -76,7 +76,7 @@ def packed_attention(
     if packing is None:
         packing = Packing([length] * batch, [None] * batch, query.device)
     scale = d**-0.5 if scaling is None else scaling
-    # [N, heads, d]; under autocast, rotary embeddings have cast queries and keys to float32.
+    # [N, heads, d]; rotary embeddings may return float32 for a model in bfloat16.
     q, k, v = (x.transpose(1, 2).flatten(0, 1).to(value.dtype) for x in (query, key, value))
     if dropout == 0.0 and supports_varlen(value):
         out = _varlen_attention(q, k, v, packing.varlen, scale, sliding_window)

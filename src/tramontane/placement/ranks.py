@@ -141,6 +141,8 @@ def _rank_main(pipe: Connection, make: Callable[[], Any], membership: Membership
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         membership.join()
+        if membership.backend == "nccl":
+            torch.cuda.set_device(membership.rank)  # each rank has a GPU of its own
         worker = make()
         pipe.send((True, None))
         while True:

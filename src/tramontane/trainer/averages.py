@@ -19,12 +19,12 @@ class Averages:
     def add(self, metrics: Metrics) -> None:
         """Add sums with their weights."""
         for name, pair in metrics.items():
-            added = torch.stack([x.detach().double() for x in pair])
+            added = torch.stack([_summable(x) for x in pair])
             self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def maximum(self, name: str, value: torch.Tensor) -> None:
         """Add a value to a maximum; `name` must also be given to `add`."""
-        value = value.detach().double()
+        value = _summable(value)
         self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
     def result(self) -> dict[str, float]:
@@ -37,3 +37,8 @@ class Averages:
             pairs = zip(tops, maxima.tolist(), strict=True)
             result |= {f"{n}_max": value for n, value in pairs if n in result}
         return result
+
+
+def _summable(value: torch.Tensor) -> torch.Tensor:
+    """The value in float64, or in float32 on Apple's GPUs, which have no float64."""
+    return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)

@@ -22,8 +22,8 @@ def check(device: str) -> None:
     compiler = os.environ.get("CXX", "g++")
     if torch.device(device).type == "cpu" and shutil.which(compiler) is None:
         raise InputError(
-            f"trainer.compile is true, but there is no C++ compiler ({compiler!r}, as CXX says or "
-            f"by default): install g++, or set trainer.compile=false"
+            f"compile is true, but there is no C++ compiler ({compiler!r}, as CXX says or "
+            f"by default): install g++, or set it to false"
         )
 
 

@@ -64,7 +64,16 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     parts: list[Sequence[int]] = []
     continues: list[int | None] = []
     keep, end = [], 0
-    for prompt, siblings in groupby(sequences, key=lambda s: s.prompt_ids):
+    for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
+        siblings = list(group)
+        if len(siblings) == 1:
+            # Nothing is shared: as one part, it has a block of attention with its neighbours.
+            ids = siblings[0].token_ids
+            parts.append(prompt + ids[:-1])
+            continues.append(None)
+            keep += range(end + len(prompt) - 1, end + len(prompt) + len(ids) - 1)
+            end += len(prompt) + len(ids) - 1
+            continue
         prompt_part = len(parts)
         parts.append(prompt)
         continues.append(None)

@@ -37,8 +37,8 @@ class Trainer:
     """Holds the float32 weights and updates them.
 
     Args:
-        model: a causal LM in float32, from `models.load_model`; the trainer owns it from now on.
-            Its initial weights are also the frozen reference, if the objective needs one.
+        model: a causal LM in float32, from `models.loading.load_model`; the trainer owns it from
+            now on. Its initial weights are also the frozen reference, if the objective needs one.
         config: optimizer, memory and objective.
         updates: number of updates of the run, for the learning-rate schedule.
         seed: together with the update's number, fixes which rank computes which completion.
@@ -99,6 +99,7 @@ class Trainer:
             Metrics, all floats: see `docs/training.md`.
 
         Raises:
+            InputError: no groups, or minibatches smaller than a group.
             RuntimeError: the gradient is not finite; the weights stay as the last step left them.
         """
         began = time.perf_counter()
@@ -235,6 +236,12 @@ class Trainer:
     def _minibatches(self, batch: TrainBatch) -> list[Minibatch]:
         """Cut the batch's groups into minibatches, in order."""
         settings = batch.settings
+        if not batch.groups or settings.n_minibatch < len(batch.groups[0]):
+            raise InputError(
+                f"a batch of {len(batch.groups)} groups cannot be cut into minibatches of "
+                f"{settings.n_minibatch} sequences: give at least one group, and whole groups a "
+                f"minibatch"
+            )
         objective = self.config.objective.model_copy(update={"eps_high": settings.eps_high})
         config = self.config.model_copy(update={"objective": objective})
         groups_each = settings.n_minibatch // len(batch.groups[0])
@@ -298,7 +305,7 @@ class Trainer:
         if not math.isfinite(value):
             raise RuntimeError(
                 f"the gradient of update {self.version + 1} is not finite (norm {value}); lower "
-                f"trainer.learning_rate and resume from the last checkpoint"
+                f"learning_rate and resume from the last checkpoint"
             )
         self.optimizer.step()
         self.optimizer.zero_grad()
