@@ -63,7 +63,8 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     """
     parts: list[Sequence[int]] = []
     continues: list[int | None] = []
-    keep, end = [], 0
+    keep: list[int] = []
+    end = 0
     for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
         siblings = list(group)
         if len(siblings) == 1:
