@@ -32,6 +32,8 @@ from tramontane.types import Request, SamplingParams
 from tramontane.verifier.length import length_penalty
 from tramontane.verifier.reward import grade
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"updates": 4, "n_async": 24, "n_batch": 16, "group_size": 4, "max_staleness": 2}
 STAGES: list[dict[str, Any]] = [
     {"name": "short", "until": {"updates": 2}, "l_max": 40, "l_cache": 20, "temperature": 0.7},

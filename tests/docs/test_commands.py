@@ -104,7 +104,6 @@ def shortened(words: list[str], desk: Path) -> list[str]:
     }.get(command, [])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", listed("tramontane"))
 def test_a_command_of_the_docs_works(
     command: Command, desk: Path, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +154,7 @@ def test_a_script_of_the_docs_exists_and_knows_its_options(command: Command) -> 
             assert f'"{option}"' in source, f"{command.where}: {option}"
 
 
+@pytest.mark.slow
 def test_the_tour_runs_from_start_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

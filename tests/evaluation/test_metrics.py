@@ -76,6 +76,12 @@ def test_majority_over_seeded_subsets_repeats_and_is_near_the_truth() -> None:
                      for s in combinations(range(20), 5)])  # fmt: skip
     assert maj_at_k(votes, right, 5, seed=1) == maj_at_k(votes, right, 5, seed=1)
     assert maj_at_k(votes, right, 5, seed=1) == pytest.approx(exact, abs=4 * 0.5 / MAX_SUBSETS**0.5)
+    assert len({maj_at_k(votes, right, 5, seed=seed) for seed in range(8)}) > 1
+
+
+def test_every_vote_has_a_judgement() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        maj_at_k(["7", "3", "3"], [True, False], 2)
 
 
 def test_powers_of_two() -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from examples import rl_loop
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_loop_learns_within_a_few_updates(capsys: pytest.CaptureFixture[str]) -> None:
     printed = rl_loop.run(updates=3, prompts=8, held_out=12)

@@ -23,6 +23,8 @@ from tramontane.run.session import open_run
 from tramontane.run.train import train
 from tramontane.types import Progress
 
+pytestmark = pytest.mark.slow
+
 
 class Harm:
     """A pipeline's workers by name, and the actions to take on them after an update."""

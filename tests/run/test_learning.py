@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.runs import small_config
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:

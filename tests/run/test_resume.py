@@ -25,6 +25,8 @@ from tramontane.run.session import open_run
 from tramontane.run.train import train
 from tramontane.types import Progress, Request
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 600  # seconds until a run that makes no progress counts as hung
 
 
