@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
-from tramontane.checksum import crc32
 from tramontane.errors import InputError
+from tramontane.models.checksum import crc32
 from tramontane.trainer.sharding import rank, ranks
 
 
