@@ -81,6 +81,13 @@ def test_a_run_gives_up_after_its_limit_of_unscorable_groups_in_a_row(
         filter_groups(run, 1, [unscorable("no sandbox")] * 2)
 
 
+def test_the_first_groups_may_already_be_too_many_unscorable_ones(forty: Path) -> None:
+    run = DrivenLedger(config(forty))
+    filter_groups(run, MAX_UNSCORABLE_GROUPS - 1, [unscorable()] * 2)
+    with pytest.raises(RuntimeError, match="last 64 groups were all unscorable"):
+        filter_groups(run, 1, [unscorable()] * 2)
+
+
 def seeds(train: Path, seed: int, groups: int = 8) -> list[int]:
     run = DrivenLedger(config(train, seed=seed))
     run.hand_out()
