@@ -178,7 +178,8 @@ def test_a_label_is_disputed_by_value_and_not_by_spelling(tmp_path):
         "unsolved": "unsolved", "both": "label_disputed", "silent": "",
     }  # fmt: skip
     said = re.fullmatch(r"9 of 16 answer (.*); 4 the label 4", decisions["wrong label"]["detail"])
-    assert said and said[1] in ("0.5", "\\frac{1}{2}")
+    # Answers arrive in any order: the first spelling that does stands for all nine.
+    assert said and said[1] in answers["wrong label"][:9]
     assert decisions["both"]["detail"] == "16 of 16 answer -1; 0 the label 4"
     assert kept["fine"]["regrade_pass_rate"] == 0.75
 
