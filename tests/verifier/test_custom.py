@@ -54,7 +54,7 @@ def sometimes(problem, text, n_tokens):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rewards")
-    (folder / "my_rewards.py").write_text(MODULE)
+    (folder / "test_custom_rewards.py").write_text(MODULE)
     (folder / "my_broken.py").write_text("1 / 0\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 def rewards(**functions):
     custom = [
-        CustomReward(name=name, function=f"my_rewards.{name}", weight=weight)
+        CustomReward(name=name, function=f"test_custom_rewards.{name}", weight=weight)
         for name, weight in functions.items()
     ]
     return VerifierConfig(timeout_s=1.0, reward=RewardConfig(custom=tuple(custom)))
@@ -119,10 +119,10 @@ def test_a_reward_of_weight_0_is_never_called(folder):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("my_rewards.brevety", "AttributeError.*brevety"),
+        ("test_custom_rewards.brevety", "AttributeError.*brevety"),
         ("no_such_module.f", "ModuleNotFoundError"),
         ("my_broken.f", "ZeroDivisionError"),
-        ("my_rewards.number", "is a int, not a function"),
+        ("test_custom_rewards.number", "is a int, not a function"),
     ],
 )
 def test_a_failed_import_is_reported_before_a_run_starts(folder, tmp_path, function, message):
@@ -148,7 +148,7 @@ def test_a_config_that_cannot_be_meant(custom, message):
 
 
 def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
-    brevity = {"name": "brevity", "function": "my_rewards.brevity", "weight": 0.2}
+    brevity = {"name": "brevity", "function": "test_custom_rewards.brevity", "weight": 0.2}
     run = tmp_path / "run"
     config = small_config(
         run,
@@ -168,7 +168,7 @@ def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
 
 @pytest.mark.parametrize("policy", ["drop", "wrong"])
 def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy):
-    sometimes = {"name": "sometimes", "function": "my_rewards.sometimes", "weight": 0.1}
+    sometimes = {"name": "sometimes", "function": "test_custom_rewards.sometimes", "weight": 0.1}
     config = small_config(
         tmp_path / "run",
         pipeline={
