@@ -163,8 +163,8 @@ def sft(
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
     """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`."""
+    from tramontane.config.sft import SFTConfig
     from tramontane.models import loading
-    from tramontane.sft.config import SFTConfig
     from tramontane.sft.sft import sft as run
     from tramontane.trainer import compiling
 

@@ -99,7 +99,7 @@ def sft(
 ) -> None:
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
-    from tramontane.sft.config import SFTConfig
+    from tramontane.config.sft import SFTConfig
     from tramontane.sft.sft import SFTMetrics
 
     settings = load_section(SFTConfig, config, overrides)
@@ -385,9 +385,9 @@ def show_config(
 ) -> None:
     """Describe the keys of a config: type, range, default and meaning."""
     from tramontane.config import Config, Section, reference
+    from tramontane.config.sft import SFTConfig
     from tramontane.curation.config import CurateConfig
     from tramontane.planning.machine import PlanConfig
-    from tramontane.sft.config import SFTConfig
 
     roots: dict[str, type[Section]] = {
         "": Config,

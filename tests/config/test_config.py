@@ -1,8 +1,8 @@
 import pytest
 
 from tramontane.config import Config, load_config, load_section, parse
+from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
-from tramontane.sft.config import SFTConfig
 
 
 @pytest.fixture

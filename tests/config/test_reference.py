@@ -11,10 +11,10 @@ from tests.paths import ROOT
 from tramontane.cli import app
 from tramontane.config import Config, Section
 from tramontane.config.reference import Entry, find, markdown, walk
+from tramontane.config.sft import SFTConfig
 from tramontane.curation.config import CurateConfig
 from tramontane.errors import InputError
 from tramontane.planning.machine import PlanConfig
-from tramontane.sft.config import SFTConfig
 
 ROOTS: dict[str, type[Section]] = {
     "": Config,

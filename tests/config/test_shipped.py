@@ -6,9 +6,9 @@ import pytest
 
 from tests.paths import ROOT
 from tramontane.config import Config, Section, load_section
+from tramontane.config.sft import SFTConfig
 from tramontane.curation.config import CurateConfig
 from tramontane.errors import InputError
-from tramontane.sft.config import SFTConfig
 
 FILES = sorted((ROOT / "configs").glob("*"))
 # Keys that a config leaves null, for the user to set on the command line.

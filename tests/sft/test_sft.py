@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tramontane.config.sft import SFTConfig
 from tramontane.data import playground
 from tramontane.data.prompts import encode_prompt
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.sft.config import SFTConfig
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import sft
 from tramontane.trainer.optimizer import build_optimizer
@@ -233,7 +233,7 @@ def test_two_ranks_train_what_one_trains_and_resume_each_other(base, data, tmp_p
 KILLED_AT_5 = """
 import os, signal, sys, torch
 from tramontane.config import load_section
-from tramontane.sft.config import SFTConfig
+from tramontane.config.sft import SFTConfig
 from tramontane.sft.sft import sft
 torch.set_num_threads(1)
 def on_log(metrics):

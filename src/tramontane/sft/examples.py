@@ -7,11 +7,11 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
 from tramontane.data.prompts import encode_prompt
 from tramontane.errors import InputError
-from tramontane.sft.config import SFTConfig, SFTDataConfig
 from tramontane.types import Problem
 
 CHUNK = 4096  # examples that are generated at once
@@ -109,7 +109,7 @@ class ExampleStream:
         return "take a model with more context"
 
 
-def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[str, str]]:
+def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[str, str]]:
     """Generate about `count` (prompt, response) texts from the playground and its drills."""
     total = sum(part.share for part in data.playground) + data.drills.share
     pairs = [
@@ -129,7 +129,7 @@ def generated_pairs(data: SFTDataConfig, seed: int, count: int) -> list[tuple[st
     return shuffled(pairs, seed)
 
 
-def _rows(data: SFTDataConfig) -> list[tuple[str, str, str]]:
+def _rows(data: ExamplesConfig) -> list[tuple[str, str, str]]:
     """(location, prompt, response) of every row."""
     if unknown := data.fields.keys() - {"prompt", "response"}:
         raise InputError(f"data.fields: {sorted(unknown)} unknown; use prompt and response")

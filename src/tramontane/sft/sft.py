@@ -25,11 +25,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tramontane.config.sft import SFTConfig
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import context_length, load_config, load_model, load_tokenizer
 from tramontane.placement.ranks import ProcessRanks, collective_backend
-from tramontane.sft.config import SFTConfig
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs
 from tramontane.trainer import Trainer
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence

@@ -1,4 +1,4 @@
-"""The configuration of a supervised run."""
+"""`sft`: supervised fine-tuning, as a run of its own or as the start of a training run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tramontane.config import Device, ObjectiveConfig, PlaygroundConfig, Section, TrainerConfig
+from tramontane.config.data import PlaygroundConfig
+from tramontane.config.device import Device
+from tramontane.config.section import Section
+from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
 
 
 class NewModelConfig(Section):
@@ -64,7 +67,7 @@ class DrillsConfig(Section):
     """Equations per example."""
 
 
-class SFTDataConfig(Section):
+class ExamplesConfig(Section):
     """Prompts and responses to learn from."""
 
     train: str = "playground:"
@@ -72,8 +75,6 @@ class SFTDataConfig(Section):
     Parquet file with a `prompt` and a `response` in each row."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of `prompt` and `response` in the rows, where they differ."""
-    system_prompt: str | None = None
-    """System prompt of every example, as in a training run's `data.system_prompt`."""
     playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
     """Parts of the generated data."""
     drills: DrillsConfig = Field(default_factory=DrillsConfig)
@@ -82,22 +83,11 @@ class SFTDataConfig(Section):
     """Frequencies of styles and failings in generated traces."""
 
 
-class SFTConfig(Section):
-    """A supervised run, as `tramontane sft` reads it. Optimizer and memory are set by keys of the
-    same names as in a training run's `trainer`, with other defaults."""
+class SupervisedConfig(Section):
+    """Supervised fine-tuning of a model before its reinforcement learning. Optimizer and memory are
+    set by keys of the same names as in `trainer`, with other defaults."""
 
-    name: str = "sft"
-    """Name of the run, for display."""
-    seed: int = 0
-    """Seed of initialisation, generated data and order."""
-    output: str
-    """Folder of the result, in the Hugging Face layout."""
-    model: str | None = None
-    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name. null: a new model, as
-    `new_model` describes it; exactly one of the two is set."""
-    new_model: NewModelConfig | None = None
-    """Architecture and tokenizer of a new model. null: the run starts from `model`."""
-    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
+    data: ExamplesConfig = Field(default_factory=ExamplesConfig)
     """Prompts and responses to learn from."""
     steps: int = Field(1000, ge=1)
     """Optimizer steps. The paper trains for 4 epochs (Small)."""
@@ -144,3 +134,29 @@ class SFTConfig(Section):
         shared = TrainerConfig.model_fields.keys() & type(self).model_fields.keys()
         objective = ObjectiveConfig(name="sft", loss_normalization="minibatch_tokens")
         return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})
+
+
+class SFTDataConfig(ExamplesConfig):
+    """Prompts and responses to learn from, and how prompts are written."""
+
+    system_prompt: str | None = None
+    """System prompt of every example, as in a training run's `data.system_prompt`."""
+
+
+class SFTConfig(SupervisedConfig):
+    """A supervised run, as `tramontane sft` reads it. Optimizer and memory are set by keys of the
+    same names as in a training run's `trainer`, with other defaults."""
+
+    name: str = "sft"
+    """Name of the run, for display."""
+    seed: int = 0
+    """Seed of initialisation, generated data and order."""
+    output: str
+    """Folder of the result, in the Hugging Face layout."""
+    model: str | None = None
+    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name. null: a new model, as
+    `new_model` describes it; exactly one of the two is set."""
+    new_model: NewModelConfig | None = None
+    """Architecture and tokenizer of a new model. null: the run starts from `model`."""
+    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
+    """Prompts and responses to learn from, and how prompts are written."""
