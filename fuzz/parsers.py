@@ -26,12 +26,12 @@ from tramontane.config import DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row
-from tramontane.types import Problem
+from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier import language
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import draw_tests, same_output, time_limit
 from tramontane.verifier.code.inside import records, wire
-from tramontane.verifier.format import OPEN, boxes, check_format, fences, last_box
+from tramontane.verifier.format import boxes, check_format, fences, last_box
 from tramontane.verifier.math.grade import judge_answer
 from tramontane.verifier.math.normalize import normalize, vote
 from tramontane.verifier.math.numbers import to_number
@@ -75,7 +75,7 @@ def check_parsed(text: str) -> None:
         ok, reason, thoughts, answer = check_format(text, domain)  # type: ignore[arg-type]
         assert ok != bool(reason)
         if ok:
-            assert text == f"{OPEN}{thoughts}</think>{answer}"
+            assert text.lstrip() == PAPER_TAGS.around(thoughts) + answer
             assert last_box(answer) is not None if domain == "math" else fences(answer)
 
 

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Domain = Literal["math", "code"]
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
 FilterKind = Literal["no diversity", "unscorable", "left over"]
+
+
+class ThinkingTags(NamedTuple):
+    """The texts before and after the thoughts of a response."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    def around(self, thoughts: str) -> str:
+        return f"{self.opening}{thoughts}{self.closing}"
+
+
+PAPER_TAGS = ThinkingTags()  # arXiv 2506.10910, section 2.2
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from tramontane.config import GeneratorConfig, VerifierConfig
 from tramontane.data.tokenizer import train_tokenizer
-from tramontane.evaluation import SamplingPlan, evaluate, mean_interval, summarize, thinking_text
+from tramontane.evaluation import SamplingPlan, evaluate, mean_interval, summarize
 from tramontane.evaluation.evaluate import vote
 from tramontane.generator import Generator
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
@@ -239,20 +239,6 @@ def test_with_a_real_generator(tokenizer: PreTrainedTokenizerBase, tmp_path: Pat
         return file.read_text()
 
     assert measure(tmp_path / "once.jsonl") == measure(tmp_path / "again.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("text", "thoughts"),
-    [
-        ("<think>a b</think> c", "a b"),
-        ("a b</think> c", "a b"),
-        ("<think>a b", "a b"),
-        ("a b", ""),
-        ("<think>a</think>b</think>", "a"),
-    ],
-)
-def test_thinking_text(text: str, thoughts: str) -> None:
-    assert thinking_text(text) == thoughts
 
 
 def test_votes_are_spelt_alike() -> None:

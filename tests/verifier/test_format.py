@@ -3,7 +3,10 @@ r"""Format: each condition of the paper, with near misses."""
 import pytest
 
 from tests.verifier import processor
-from tramontane.verifier.format import check_format, fences, last_box
+from tramontane.config import VerifierConfig, load_section
+from tramontane.errors import InputError
+from tramontane.types import ThinkingTags
+from tramontane.verifier.format import check_format, fences, last_box, thinking_text
 
 GOOD_MATH = r"<think>2 + 3 is 5.</think>The answer is \boxed{5}."
 GOOD_CODE = "<think>Easy.</think>Here:\n```python\nprint(5)\n```\n"
@@ -21,9 +24,7 @@ def test_good_responses():
     ("text", "reason"),
     [
         ("", "does not start"),
-        (" " + GOOD_MATH, "does not start"),
         ("Sure! " + GOOD_MATH, "does not start"),
-        ("\n" + GOOD_MATH, "does not start"),
         ("\ufeff" + GOOD_MATH, "does not start"),
         ("<think" + GOOD_MATH[len("<think>") :], "does not start"),
         (r"</think><think>a \boxed{5}", "does not start"),
@@ -54,6 +55,67 @@ def test_malformed_math(text, reason):
     ok, why, *_ = check_format(text, "math")
     assert not ok
     assert why.startswith(reason)
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\r\n\t", "\u3000"])
+def test_white_space_before_the_opening_tag_is_ignored(space):
+    assert check_format(space + GOOD_MATH, "math") == check_format(GOOD_MATH, "math")
+    assert check_format(space + GOOD_CODE, "code").ok
+
+
+MISTRAL = ThinkingTags("[THINK]", "[/THINK]")
+
+
+def with_tags(text, tags):
+    return text.replace("<think>", tags.opening).replace("</think>", tags.closing)
+
+
+@pytest.mark.parametrize(
+    "tags", [MISTRAL, ThinkingTags("◁think▷", "◁/think▷"), ThinkingTags("#", "$$")]
+)
+def test_other_tags_obey_the_same_conditions(tags):
+    parsed = check_format(with_tags(GOOD_MATH, tags), "math", tags)
+    assert parsed == check_format(GOOD_MATH, "math")
+    assert check_format(with_tags(GOOD_CODE, tags), "code", tags).ok
+    reasons = {
+        GOOD_MATH: f"does not start with {tags.opening}",
+        with_tags("<think>" + GOOD_MATH, tags): f"more than one {tags.opening}",
+        with_tags(GOOD_MATH + "</think>", tags): f"more than one {tags.closing}",
+        with_tags(GOOD_MATH.replace("</think>", ""), tags): f"no {tags.closing}",
+    }
+    for text, reason in reasons.items():
+        parsed = check_format(text, "math", tags)
+        assert (parsed.ok, parsed.reason) == (False, reason)
+
+
+def test_other_tags_leave_the_papers_tags_as_plain_text():
+    text = r"[THINK]a <think> b</think> c[/THINK]\boxed{5}"
+    assert check_format(text, "math", MISTRAL).thoughts == "a <think> b</think> c"
+
+
+def test_tags_are_a_setting_of_the_verifier(tmp_path):
+    assert VerifierConfig().tags == ("<think>", "</think>")
+    assert VerifierConfig(thinking_tags=("[THINK]", "[/THINK]")).tags == MISTRAL
+    for opening, closing in (("#", "##"), ("[A]", "[A]"), ("", "b"), (" a", "b")):
+        path = tmp_path / "verifier.yaml"
+        path.write_text(f"thinking_tags: ['{opening}', '{closing}']")
+        with pytest.raises(InputError, match="thinking_tags"):
+            load_section(VerifierConfig, path)
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts"),
+    [
+        ("<think>a b</think> c", "a b"),
+        ("a b</think> c", "a b"),
+        ("<think>a b", "a b"),
+        ("a b", ""),
+        ("<think>a</think>b</think>", "a"),
+    ],
+)
+def test_thinking_text(text, thoughts):
+    assert thinking_text(text) == thoughts
+    assert thinking_text(with_tags(text, MISTRAL), MISTRAL) == thoughts
 
 
 @pytest.mark.parametrize(

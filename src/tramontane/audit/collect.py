@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tramontane.audit.findings import Audit, Finding, clip
 from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
-from tramontane.verifier.format import CLOSE, OPEN, boxes, fences, last_box
+from tramontane.types import PAPER_TAGS
+from tramontane.verifier.format import boxes, fences, last_box
 from tramontane.verifier.math.normalize import vote
 
 LONGEST = 1000  # characters of an answer that the judge reads
@@ -49,7 +50,8 @@ class Collector:
         self._groups = defaultdict(list)
 
     def add(self, row: Rollout) -> None:
-        thoughts, _, answer_part = row.text.removeprefix(OPEN).partition(CLOSE)
+        opening, closing = PAPER_TAGS
+        thoughts, _, answer_part = row.text.removeprefix(opening).partition(closing)
         box = last_box(answer_part) if row.domain == "math" else None
         graded = Graded(
             file=row.file,

@@ -10,8 +10,7 @@ from tramontane.audit.collect import Graded, Pair
 from tramontane.audit.findings import Audit
 from tramontane.audit.opinions import math_verify, same_number, same_string
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
-from tramontane.types import Problem, Verdict
-from tramontane.verifier.format import CLOSE, OPEN
+from tramontane.types import PAPER_TAGS, Problem, Verdict
 from tramontane.verifier.pool import VerifierPool
 
 
@@ -41,7 +40,8 @@ def find_disputes(
     with VerifierPool(_only_math_verify(config), sys.maxsize, 0) as pool:
         futures = [
             pool.score(
-                Problem(str(i), "math", "", reference), [(f"{OPEN}{CLOSE}\\boxed{{{box}}}", 0)]
+                Problem(str(i), "math", "", reference),
+                [(f"{PAPER_TAGS.around('')}\\boxed{{{box}}}", 0)],
             )
             for i, (box, reference) in enumerate(pairs)
         ]
@@ -64,7 +64,7 @@ def _only_math_verify(config: VerifierConfig) -> VerifierConfig:
     function = f"{math_verify.__module__}.{math_verify.__name__}"
     opinion = CustomReward(name="math_verify", function=function, weight=1)
     weights = RewardConfig(format=0, correctness=0, length=0, language=0, custom=(opinion,))
-    return config.model_copy(update={"reward": weights})
+    return config.model_copy(update={"reward": weights, "thinking_tags": PAPER_TAGS})
 
 
 def _opinions(pair: Pair, verdict: Verdict) -> dict[str, bool | None]:

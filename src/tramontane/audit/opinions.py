@@ -10,8 +10,8 @@ import logging
 import re
 from fractions import Fraction
 
-from tramontane.types import Problem
-from tramontane.verifier.format import CLOSE, last_box
+from tramontane.types import PAPER_TAGS, Problem
+from tramontane.verifier.format import last_box
 
 _PLAIN = re.compile(r"[+-]?(?:\d{1,30}|\d{1,3}(?:,\d{3}){1,9})(?:\.\d{1,30}|/0*[1-9]\d{0,29})?")
 
@@ -39,7 +39,7 @@ def math_verify(problem: Problem, text: str, n_tokens: int) -> float:
     from math_verify.parser import LatexExtractionConfig
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout
-    box = last_box(text.rpartition(CLOSE)[2])
+    box = last_box(text.rpartition(PAPER_TAGS.closing)[2])
     if box is None or not problem.answer:
         return 0.5
     # LaTeX only: its parser of plain expressions calls `eval`.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from tramontane.config.section import Section, key_error
+from tramontane.types import PAPER_TAGS, ThinkingTags
+
+Tag = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]
 
 
 class CustomReward(Section):
@@ -58,6 +61,10 @@ class VerifierConfig(Section):
     """Limits of grading. Grading runs in worker processes that are killed from outside when they
     exceed a limit; the completion is then unscorable."""
 
+    thinking_tags: tuple[Tag, Tag] | None = None
+    """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The
+    system prompt `magistral` names the same tags. null: the pair that the model's tokenizer has as
+    tokens (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
     workers: int = Field(1, ge=1)
     """Number of grading processes."""
     timeout_s: float = Field(3.0, gt=0)
@@ -76,3 +83,18 @@ class VerifierConfig(Section):
     are unscorable there. See docs/rewards.md for what an unsandboxed program can do."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
+
+    @property
+    def tags(self) -> ThinkingTags:
+        """The configured thinking tags, or `<think>` and `</think>`."""
+        return ThinkingTags(*self.thinking_tags) if self.thinking_tags else PAPER_TAGS
+
+    @model_validator(mode="after")
+    def _distinct_tags(self) -> VerifierConfig:
+        opening, closing = self.tags
+        if opening in closing or closing in opening:
+            raise key_error(
+                f"{opening!r} and {closing!r}: neither tag may contain the other; change one",
+                "thinking_tags",
+            )
+        return self

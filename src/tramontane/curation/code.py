@@ -28,7 +28,7 @@ from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
 from tramontane.curation.rows import Row
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX
 from tramontane.verifier.code.trial import Trial, TrialOutput
@@ -78,7 +78,9 @@ class Code(ModelStage):
         missing = {key: row for key, row in programs.items() if key not in finished}
         if missing and self.pool is None:
             reward = RewardConfig(length=0, language=0)
-            verifier = self.config.verifier.model_copy(update={"reward": reward})
+            verifier = self.config.verifier.model_copy(
+                update={"reward": reward, "thinking_tags": PAPER_TAGS}
+            )
             self.pool = VerifierPool(verifier, 1, 0)
         running = {
             self.threads.submit(self._curate, row, proposals.get(key, NO_PROPOSAL)): key
@@ -240,7 +242,9 @@ class Code(ModelStage):
             return [row.drop(self.name, "no_solutions", f"none in {NAMES[language]}")]
         assert self.pool is not None
         _precompile(solutions)
-        responses = [(f"<think>-</think>\n{_fenced(language, code)}", 0) for code in programs]
+        responses = [
+            (f"{PAPER_TAGS.around('-')}\n{_fenced(language, code)}", 0) for code in programs
+        ]
         verdicts = self.pool.score(row.task, responses).result()
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):

@@ -28,8 +28,7 @@ from tramontane.curation.backend.stage import ModelStage
 from tramontane.curation.config import DifficultyConfig
 from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import Row
-from tramontane.types import Problem, Verdict
-from tramontane.verifier.format import CLOSE, OPEN
+from tramontane.types import PAPER_TAGS, Problem, Verdict
 
 
 class Sample(NamedTuple):
@@ -100,10 +99,11 @@ class Difficulty(ModelStage):
 
     def _response(self, answer: Answer) -> str:
         text = answer.text
-        if self.config.think_tags or text.startswith(OPEN):
+        opening, closing = PAPER_TAGS
+        if self.config.think_tags or text.startswith(opening):
             return text
         # Some templates write the opening tag into the prompt; some models write no tags.
-        return OPEN + text if CLOSE in text else OPEN + CLOSE + text
+        return opening + text if closing in text else opening + closing + text
 
     def _decide(self, row: Row, samples: Sequence[Sample]) -> Row:
         judged = [s for s in samples if s.outcome not in ("unanswered", "unscorable")]

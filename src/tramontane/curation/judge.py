@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tramontane.config import RewardConfig, VerifierConfig
-from tramontane.types import Problem, Verdict
+from tramontane.types import PAPER_TAGS, Problem, Verdict
 from tramontane.verifier.math.normalize import vote
 from tramontane.verifier.pool import VerifierPool
 
@@ -17,11 +17,14 @@ _PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:
-    """Asks the verifier about references; its pool starts with the first request that needs it."""
+    """Asks the verifier about references, in the paper's format.
+
+    Its pool starts with the first request that needs it.
+    """
 
     def __init__(self, config: VerifierConfig) -> None:
         reward = RewardConfig(length=0, language=0)
-        self._config = config.model_copy(update={"reward": reward})
+        self._config = config.model_copy(update={"reward": reward, "thinking_tags": PAPER_TAGS})
         self._pool: VerifierPool | None = None
 
     @property
@@ -63,7 +66,8 @@ class ReferenceJudge:
         """The verdict on each (reference, answer)."""
         futures = [
             self.pool.score(
-                Problem("", "math", "", reference), [(f"<think>-</think>\\boxed{{{answer}}}", 0)]
+                Problem("", "math", "", reference),
+                [(f"{PAPER_TAGS.around('-')}\\boxed{{{answer}}}", 0)],
             )
             for reference, answer in pairs
         ]

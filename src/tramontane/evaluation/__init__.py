@@ -6,7 +6,6 @@ from tramontane.evaluation.evaluate import (
     Slice,
     evaluate,
     summarize,
-    thinking_text,
 )
 from tramontane.evaluation.metrics import Estimate, maj_at_k, mean_interval, pass_at_k
 
@@ -20,5 +19,4 @@ __all__ = [
     "mean_interval",
     "pass_at_k",
     "summarize",
-    "thinking_text",
 ]

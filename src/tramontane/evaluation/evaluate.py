@@ -25,7 +25,7 @@ from tramontane.evaluation.metrics import (
     powers_of_two,
 )
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
-from tramontane.verifier.format import CLOSE, OPEN
+from tramontane.verifier.format import thinking_text
 from tramontane.verifier.math.normalize import vote
 
 Row = dict[str, Any]
@@ -277,19 +277,6 @@ def _rows(
         }
         for completion, verdict in zip(completions, verdicts, strict=True)
     ]
-
-
-def thinking_text(text: str) -> str:
-    """The text between the thinking tags of a response.
-
-    A missing opening tag is assumed at the start (some chat templates write it into the prompt), a
-    missing closing tag at the end. Without either tag there are no thoughts.
-    """
-    if OPEN not in text and CLOSE not in text:
-        return ""
-    start = text.find(OPEN)
-    body = text[start + len(OPEN) :] if start >= 0 else text
-    return body.partition(CLOSE)[0]
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:

@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Update
-from tramontane.evaluation.evaluate import thinking_text
 from tramontane.run.session import Verifiers
 from tramontane.types import Batch, Group
+from tramontane.verifier.format import thinking_text
 
 
 def reward_metrics(

@@ -1,7 +1,10 @@
 r"""The format that a response must have before it is graded (arXiv 2506.10910, section 2.2).
 
-It starts with `<think>`, has exactly one `<think>…</think>` pair, and its answer part (the text
-after `</think>`) has a balanced `\boxed{}` (maths) or a fenced block with a language tag (code).
+It starts with the opening thinking tag, has exactly one pair of thinking tags, and its answer part
+(the text after the closing tag) has a balanced `\boxed{}` (maths) or a fenced block with a language
+tag (code). The tags are `<think>` and `</think>` in the paper, and a setting here. White space
+before the opening tag is ignored: chat templates differ in who writes it.
+
 Every scan here is a single pass over the text: a response may be long and hostile.
 """
 
@@ -10,9 +13,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tramontane.types import Domain
-
-OPEN, CLOSE = "<think>", "</think>"
+from tramontane.types import PAPER_TAGS, Domain, ThinkingTags
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 # As in CommonMark: only these end a line, and no backtick may follow an opening of backticks.
@@ -39,25 +40,41 @@ class Fence(NamedTuple):
     end: int
 
 
-def check_format(response: str, domain: Domain) -> Parsed:
+def check_format(response: str, domain: Domain, tags: ThinkingTags = PAPER_TAGS) -> Parsed:
     """Check every condition of the format reward, in the paper's order.
 
     A response with a failed condition keeps the parts that could be read.
     """
-    if not response.startswith(OPEN):
-        return Parsed(False, f"does not start with {OPEN}", "", "")
-    if response.count(OPEN) > 1:
-        return Parsed(False, f"more than one {OPEN}", "", "")
-    if response.count(CLOSE) != 1:
-        count = "no" if CLOSE not in response else "more than one"
-        return Parsed(False, f"{count} {CLOSE}", "", "")
-    thoughts, answer = response[len(OPEN) :].split(CLOSE)
+    opening, closing = tags
+    response = response.lstrip()
+    if not response.startswith(opening):
+        return Parsed(False, f"does not start with {opening}", "", "")
+    if response.count(opening) > 1:
+        return Parsed(False, f"more than one {opening}", "", "")
+    if response.count(closing) != 1:
+        count = "no" if closing not in response else "more than one"
+        return Parsed(False, f"{count} {closing}", "", "")
+    thoughts, answer = response[len(opening) :].split(closing)
     if domain == "math" and last_box(answer) is None:
         return Parsed(False, r"no balanced \boxed{} in the answer part", thoughts, answer)
     if domain == "code" and not any(f.tag for f in fences(answer)):
         reason = "no fenced block with a language tag in the answer part"
         return Parsed(False, reason, thoughts, answer)
     return Parsed(True, "", thoughts, answer)
+
+
+def thinking_text(response: str, tags: ThinkingTags = PAPER_TAGS) -> str:
+    """The text between the thinking tags of a response.
+
+    A missing opening tag is assumed at the start, a missing closing tag at the end. Without either
+    tag there are no thoughts.
+    """
+    opening, closing = tags
+    if opening not in response and closing not in response:
+        return ""
+    start = response.find(opening)
+    body = response[start + len(opening) :] if start >= 0 else response
+    return body.partition(closing)[0]
 
 
 def boxes(text: str) -> list[tuple[int, int, int]]:

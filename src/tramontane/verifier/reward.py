@@ -44,7 +44,7 @@ def _grade(
 ) -> Verdict:
     weights = config.reward
     parts = dict.fromkeys(weights.parts, 0.0)
-    parsed = check_format(text, problem.domain)
+    parsed = check_format(text, problem.domain, config.tags)
     if not parsed.ok:
         return Verdict(0.0, parts, "malformed", parsed.reason)
     outcome, reason, answer, share = _correctness(problem, parsed.answer, config)

@@ -29,7 +29,7 @@ from tramontane.curation.backend.journal import Journal
 from tramontane.curation.config import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
-from tramontane.verifier.format import CLOSE, OPEN
+from tramontane.types import PAPER_TAGS
 
 MAX_BACKOFF_S = 60.0
 MAX_RETRY_AFTER_S = 600.0  # maximum pause at a server's request
@@ -225,7 +225,7 @@ def read_answer(content: bytes) -> Answer:
         cause = f"{type(error).__name__}: {error}"[:100]
         raise Failed(f"not a chat completion ({cause}): {content[:100]!r}") from None
     # JSON can hold half a surrogate pair, which cannot be encoded.
-    whole = f"{OPEN}{thoughts}{CLOSE}{text}" if thoughts else text
+    whole = PAPER_TAGS.around(thoughts) + text if thoughts else text
     return Answer(whole.encode(errors="replace").decode(), tokens)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tramontane.curation.backend import Answer, Prompt, check_model, open_backend
 from tramontane.curation.rows import Row, Stage
-from tramontane.verifier.format import CLOSE
+from tramontane.types import PAPER_TAGS
 
 
 class ModelStage(Stage):
@@ -44,4 +44,4 @@ class ModelStage(Stage):
 
 def conclusion(text: str) -> str:
     """The part of an answer after its thoughts."""
-    return text.rpartition(CLOSE)[2].strip()
+    return text.rpartition(PAPER_TAGS.closing)[2].strip()
