@@ -1,4 +1,5 @@
 import copy
+import math
 import random
 import shutil
 from array import array
@@ -228,14 +229,66 @@ def test_bfloat16_stays_near_float32_and_keeps_float32_weights():
     assert {w.dtype for w in rough.weights().values()} == {torch.float32}
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
-    t = trainer()
-    b = batch()
-    b.groups[0][0].logprobs[0] = float("nan")
-    before = t.weights()
-    with pytest.raises(RuntimeError, match="is not finite"):
-        t.step(b)
-    assert equal(before, t.weights())
+def spoilt(b, group=0):
+    """The same batch with a behaviour log-prob that makes the gradient of its minibatch NaN."""
+    b = copy.deepcopy(b)
+    b.groups[group][0].logprobs[0] = float("nan")
+    return b
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_the_version(dtype):
+    skipping, plain = trainer(dtype=dtype), trainer(dtype=dtype)
+    before = skipping.weights()
+    metrics = skipping.step(spoilt(batch()))
+    assert (metrics["skipped_steps"], skipping.version) == (1, 1)
+    assert not {"loss", "grad_norm"} & metrics.keys()  # JSON has no NaN
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert equal(before, skipping.weights())
+    # Moments, and the gradient of the next step, are as if the step had never been.
+    plain.version = 1
+    assert skipping.step(batch(1)) == plain.step(batch(1))
+    assert equal(skipping.weights(), plain.weights())
+
+
+def test_a_minibatch_is_skipped_alone_and_left_out_of_the_means():
+    skipping, by_hand = trainer(), trainer()
+    b = batch(n_minibatch=8)
+    metrics = skipping.step(spoilt(b, group=3))  # in the second minibatch
+    first = by_hand.step(train_batch(0, b.groups[:2]))
+    assert equal(skipping.weights(), by_hand.weights())
+    assert metrics["skipped_steps"] == 1
+    for key in ("loss", "grad_norm", "clip_fraction_high"):
+        assert metrics[key] == first[key]
+
+
+def test_consecutive_steps_without_a_finite_gradient_end_the_run():
+    t = trainer(max_nonfinite_steps=3)
+    start = t.weights()
+    for version in range(2):
+        t.step(spoilt(batch(version)))
+    moved = t.step(batch(2))["grad_norm"]
+    assert moved > 0  # a finite step: the count begins again
+    after = t.weights()
+    for version in range(3, 5):
+        t.step(spoilt(batch(version)))
+    with pytest.raises(InputError, match="3 consecutive optimizer steps are not finite"):
+        t.step(spoilt(batch(5)))
+    assert equal(after, t.weights()) and not equal(start, after)
+
+
+def test_an_infinite_weight_is_found_and_the_state_before_it_trains_on(tmp_path):
+    t = trainer(max_nonfinite_steps=2)
+    t.step(batch())
+    t.save_state(tmp_path)
+    with torch.no_grad():
+        t.model.lm_head.weight[0, 0] = torch.inf
+    assert t.step(batch(1))["skipped_steps"] == 1
+    with pytest.raises(InputError, match="not finite"):
+        t.step(batch(2))
+    again = trainer()
+    again.load_state(tmp_path)
+    assert again.step(batch(1))["skipped_steps"] == 0
 
 
 def test_weights_are_copies_under_the_names_of_the_state_dict(tmp_path):

@@ -64,6 +64,9 @@ class TrainerConfig(Section):
     """AdamW's weight decay, on matrices only. The paper does not print it."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are scaled down. The paper does not print it."""
+    max_nonfinite_steps: int = Field(5, ge=1)
+    """Consecutive optimizer steps with a gradient that is not finite (inf or NaN) after which the
+    run ends. Each such step is skipped: weights and moments stay as they were."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
     moments and log-probs are always float32."""

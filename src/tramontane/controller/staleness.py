@@ -34,6 +34,10 @@ g + S; a batch keeps it because it leaves at most n · (d − v) = n · (d − (
 of n can always hold all groups that are due, and no token trained is more than S versions old.
 Filtering a group only lowers the counts. The trainer waits for a long completion only when its
 group is due, so length decides nothing about being trained on.
+
+Versions count updates, whatever becomes of their optimizer steps. An update whose gradient is not
+finite leaves the weights as they were, and still publishes them as the next version. The rules know
+nothing but versions, so the proof holds; an age then overstates how far the weights have moved.
 """
 
 from __future__ import annotations

@@ -241,6 +241,8 @@ class LiveDisplay:
         for name, key in [("gen", "generator"), ("train", "trainer")]:
             if m.get(f"{key}_tokens_per_second") is not None:
                 fields.append(f"{name} {m[f'{key}_tokens_per_second']:,.0f}/s")
+        if m.get("skipped_steps"):
+            fields.append(f"skipped {m['skipped_steps']:.0f}")
         if m.get("staleness_mean") is not None:
             fields.append(f"stale {m['staleness_mean']:.1f}")
         return "  ".join(fields)
@@ -401,11 +403,13 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
 def _facts(summary: Mapping[str, Any]) -> list[str]:
     pause = summary.get("weight_update_pause_ms") or {}
     stale = summary.get("staleness") or {}
+    skipped = summary.get("skipped_steps")
     dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
     found = [
         _known(summary, "updates", "{} updates"),
         f"{dropped:,} unscorable groups dropped" if dropped else "",
         f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
+        f"{skipped:.0f} optimizer steps skipped" if skipped else "",
         clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
         _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
         _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),

@@ -55,6 +55,12 @@ class Recorder:
         metrics = self._metrics(update)
         self.folder.log(metrics)
         self.screen.update(metrics)
+        if skipped := int(metrics["skipped_steps"]):
+            steps = "1 optimizer step was" if skipped == 1 else f"{skipped} optimizer steps were"
+            self.session.announce(
+                f"update {number}: {steps} skipped, since the gradient is not finite; "
+                f"{self.config.trainer.max_nonfinite_steps} in a row end the run"
+            )
         if self.session.on_update:
             self.session.on_update(metrics)
         if number % SAMPLE_EVERY == 1:

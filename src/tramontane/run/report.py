@@ -132,6 +132,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("generator idle", "generator_idle_fraction", "{:.1%}"),
             ("generator held by the staleness bound", "generator_held_fraction", "{:.1%}"),
             ("padding", "padding_fraction", "{:.1%}"),
+            ("optimizer steps skipped", "skipped_steps", "{:,}"),
             ("unscorable groups dropped", "groups_unscorable", "{:,}"),
             ("unscorable completions trained on as wrong", "unscorable_trained", "{:,}"),
         ]

@@ -73,6 +73,7 @@ def summarize_run(
         "updates": len(metrics),
         "groups_unscorable": sum(m["groups_unscorable"] for m in metrics),
         "unscorable_trained": sum(m["unscorable_trained"] for m in metrics),
+        "skipped_steps": int(sum(m["skipped_steps"] for m in metrics)),
         "training_seconds": float(seconds.sum()),
         "trained_completion_tokens": tokens,
         "trained_tokens_per_second": tokens / float(seconds.sum()),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -118,12 +119,12 @@ class _Log:
         self._window.append(metrics)
         if step % self._config.log_every and step < self._config.steps:
             return
+        taken = [m for m in self._window if not m["skipped_steps"]]
+        if not taken:  # no gradient was finite: the next line has these steps too
+            return
         now = time.monotonic()
         tokens = sum(m["trained_tokens"] for m in self._window)
-        means = {
-            key: sum(m[key] for m in self._window) / len(self._window)
-            for key in ("loss", "accuracy", "grad_norm")
-        }
+        means = {key: mean(m[key] for m in taken) for key in ("loss", "accuracy", "grad_norm")}
         line = SFTMetrics(
             step=step,
             **means,

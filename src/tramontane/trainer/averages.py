@@ -27,9 +27,18 @@ class Averages:
         value = _summable(value)
         self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
+    def merge(self, other: Averages) -> None:
+        """Add everything that was added to `other`."""
+        for name, added in other._sums.items():
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
+        for name, value in other._maxima.items():
+            self.maximum(name, value)
+
     def result(self) -> dict[str, float]:
         """Means over all ranks by `name`, maxima by `name_max`, without those of weight 0."""
         names, tops = sorted(self._sums), sorted(self._maxima)
+        if not names:
+            return {}
         sums = total(torch.stack([self._sums[n] for n in names])).tolist()
         result = {n: s / w for n, (s, w) in zip(names, sums, strict=True) if w}
         if tops:

@@ -81,6 +81,7 @@ class Trainer:
             model.parameters(), config.learning_rate, config.betas, config.weight_decay
         )
         self._busy, self._tokens = 0.0, 0
+        self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
     def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int) -> Trainer:
@@ -95,12 +96,17 @@ class Trainer:
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: an optimizer step per minibatch, over groups in batch order.
 
+        A step whose gradient is not finite is skipped: weights and moments stay as they were, and
+        its figures are left out of the metrics. The gradient's norm is global, so all ranks decide
+        alike. The version grows in any case, since it counts updates.
+
         Returns:
             Metrics, all floats: see `docs/training.md`.
 
         Raises:
             InputError: no groups, or minibatches smaller than a group.
-            RuntimeError: the gradient is not finite; the weights stay as the last step left them.
+            InputError: `max_nonfinite_steps` consecutive steps had to be skipped; the weights are
+                those of the last finite step.
         """
         began = time.perf_counter()
         rate = self._set_learning_rate()
@@ -108,16 +114,21 @@ class Trainer:
         self._freeze_logprobs(minibatches)
         averages, norms = Averages(), []
         for number, minibatch in enumerate(minibatches):
+            found = Averages()
             for index in range(len(minibatch.microbatches)):
-                tokens = self._accumulate(minibatch, index, averages)
+                tokens = self._accumulate(minibatch, index, found)
                 if number == 0:  # later minibatches are computed with weights that have moved
-                    self._add_mismatch(minibatch, index, tokens, batch.version, averages)
-            norms.append(self._optimizer_step())
+                    self._add_mismatch(minibatch, index, tokens, batch.version, found)
+            norm = self._optimizer_step()
+            if math.isfinite(norm):
+                averages.merge(found)
+                norms.append(norm)
         self.version += 1
         ages = [batch.version - version for s in batch.sequences for version in s.versions]
         trained = sum(m.tokens_total for m in minibatches)
-        metrics = averages.result() | {
-            "grad_norm": sum(norms) / len(norms),
+        metrics = averages.result() | ({"grad_norm": sum(norms) / len(norms)} if norms else {})
+        metrics |= {
+            "skipped_steps": float(len(minibatches) - len(norms)),
             "learning_rate": rate,
             "padding_fraction": sum(m.padding for m in minibatches) / len(minibatches),
             "staleness_mean": sum(ages) / len(ages),
@@ -300,16 +311,26 @@ class Trainer:
             averages.maximum(f"mismatch_age_{name}", selected.max())
 
     def _optimizer_step(self) -> float:
+        """Clip the gradient and step, unless the gradient is not finite; returns its norm."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         value = float(sharding.whole(norm))
-        if not math.isfinite(value):
-            raise RuntimeError(
-                f"the gradient of update {self.version + 1} is not finite (norm {value}); lower "
-                f"learning_rate and resume from the last checkpoint"
-            )
-        self.optimizer.step()
+        if math.isfinite(value):
+            self._skipped_in_a_row = 0
+            self.optimizer.step()
+            precision.refresh(self._working, self.model)
+        else:
+            self._skipped_in_a_row += 1
         self.optimizer.zero_grad()
-        precision.refresh(self._working, self.model)
+        limit = self.config.max_nonfinite_steps
+        if self._skipped_in_a_row == limit:
+            raise InputError(
+                f"the gradients of {limit} consecutive optimizer steps are not finite (norm "
+                f"{value} in update {self.version + 1}; the limit is max_nonfinite_steps); none of "
+                f"them changed the weights. Resume with a learning_rate below "
+                f"{self.config.learning_rate:g}. If the run then ends in the same way, the newest "
+                f"checkpoint has weights that are too far gone: delete its folder, and resume from "
+                f"the checkpoint before"
+            )
         return value
 
     def _forward(
