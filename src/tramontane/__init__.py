@@ -1,7 +1,8 @@
 """Tramontane: asynchronous reinforcement learning with verifiable rewards.
 
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
-`train`, `dry_run`, `sft`, `evaluate`, `generate`, `score`, `audit`, `curate`, `plan`, `doctor`.
+`train`, `dry_run`, `sft`, `evaluate`, `generate`, `score`, `audit`, `curate`, `plan`, `fetch`,
+`doctor`.
 Noteworthy events are logged to the standard logger `tramontane`.
 """
 
@@ -18,6 +19,7 @@ from tramontane.api import (
     doctor,
     dry_run,
     evaluate,
+    fetch,
     generate,
     plan,
     score,
@@ -33,6 +35,7 @@ __all__ = [
     "doctor",
     "dry_run",
     "evaluate",
+    "fetch",
     "generate",
     "plan",
     "score",

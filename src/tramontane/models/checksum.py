@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from pathlib import Path
 
@@ -15,3 +16,12 @@ def crc32(path: Path) -> int:
         while block := file.read(BLOCK):
             value = zlib.crc32(block, value)
     return value
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

