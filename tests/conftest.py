@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes any example slow: no property is about time.
+settings.register_profile("tramontane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tramontane")
 
 EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 
