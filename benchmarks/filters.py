@@ -21,6 +21,7 @@ from tramontane.curation.config import FilterConfig
 from tramontane.curation.format_filter import FormatFilter
 from tramontane.curation.load import read_problems
 from tramontane.curation.rows import Row
+from tramontane.data.load import RowRules
 from tramontane.verifier.math.grade import judge_answer
 
 HERE = Path(__file__).parent
@@ -38,7 +39,7 @@ SETS = {
 
 
 def decide(path: Path) -> list[tuple[Row, Row]]:
-    rows = list(read_problems((str(path),), {}, "train"))
+    rows = list(read_problems((str(path),), RowRules(gradable=False), "train"))
     with TemporaryDirectory() as folder:
         stage = FormatFilter(FilterConfig(), Path(folder))
         decided = stage.decide(rows)

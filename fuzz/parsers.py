@@ -22,7 +22,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from fuzz.vocabulary import ANSWERS, ODD_VALUES, PART, RESPONSES, ROWS
-from tramontane.config import DataConfig, VerifierConfig
+from tramontane.config import BUILT_IN, DataConfig, VerifierConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_row
@@ -72,7 +72,7 @@ def check_fences(text: str) -> None:
 
 def check_parsed(text: str) -> None:
     for domain in ("math", "code"):
-        ok, reason, thoughts, answer = check_format(text, domain)  # type: ignore[arg-type]
+        ok, reason, thoughts, answer, _ = check_format(text, BUILT_IN[domain].format)
         assert ok != bool(reason)
         if ok:
             assert text.lstrip() == PAPER_TAGS.around(thoughts) + answer
@@ -262,7 +262,7 @@ def check_growth(before: str, repeated: str, after: str) -> None:
     response = f"<think></think>{text}"
     scans: list[Callable[[str], object]] = [
         boxes, fences, vote, language.strip, language.detect,
-        lambda t: check_format(f"<think></think>{t}", "math"),
+        lambda t: check_format(f"<think></think>{t}", BUILT_IN["math"].format),
         lambda t: language.on_target_share(t, "fr"),
         lambda t: same_output(b"1.0 2", t, {"checker": "float"}),
         lambda t: judge_answer(t, t), lambda t: split_unit(t[:1000]), lambda t: to_number(t),
@@ -272,7 +272,7 @@ def check_growth(before: str, repeated: str, after: str) -> None:
         scan(text)
         seconds = time.process_time() - started
         assert seconds < PARSE_SECONDS, f"{scan} took {seconds:.1f} s"
-    assert check_format(response, "math").reason != "does not start with <think>"
+    assert check_format(response, BUILT_IN["math"].format).reason != "does not start with <think>"
 
 
 _FIELDS = ("id", "problem", "answer", "response", "language", "difficulty", "source",

@@ -10,7 +10,6 @@ from array import array
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-Domain = Literal["math", "code"]
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
 FilterKind = Literal["no diversity", "unscorable", "left over"]
@@ -35,7 +34,7 @@ class Problem:
 
     Args:
         id: unique within its source.
-        domain: chooses the verifier for correctness.
+        domain: name in `verifier.domains`; decides the verifier and the format of responses.
         problem: the statement that the model reads.
         answer: the reference answer (maths), LaTeX or plain text without `$`.
         tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
@@ -43,11 +42,11 @@ class Problem:
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
         difficulty: a level, larger is harder, when known.
         source: where the problem comes from.
-        metadata: other fields of the source; carried along, never graded.
+        metadata: other fields of the source; for verifiers and rewards of the user's own.
     """
 
     id: str
-    domain: Domain
+    domain: str
     problem: str
     answer: str | None = None
     tests: dict[str, Any] | None = None

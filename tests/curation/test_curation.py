@@ -105,7 +105,7 @@ def test_kept_rows_load_again_unchanged(tmp_path):
             "hint": "x",
         },
         {"problem": "Add.", "tests": tests, "language": "python"},
-        {"problem": "Was ist $1+2$?", "answer": 3, "language": "de", "domain": "algebra"},
+        {"problem": "Was ist $1+2$?", "answer": 3, "language": "de", "difficulty": "hard"},
     ]
     source = write(tmp_path / "raw.jsonl", rows)
     _, out = run(tmp_path, source)
@@ -119,7 +119,7 @@ def test_kept_rows_load_again_unchanged(tmp_path):
         assert [getattr(old, f) for f in fields] == [getattr(new, f) for f in fields]
     assert after[0].metadata == {"hint": "x"}
     assert after[1].metadata == {"programming_language": "python"}
-    assert after[2].metadata == {"source_domain": "algebra"}
+    assert after[2].metadata == {"source_difficulty": "hard"}
     # A second curation changes nothing.
     _, again = run(tmp_path, str(out / "kept.jsonl"), name="again")
     assert lines(again / "kept.jsonl") == lines(out / "kept.jsonl")

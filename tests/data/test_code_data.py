@@ -7,7 +7,7 @@ import pytest
 from tramontane import InputError
 from tramontane.config import VerifierConfig
 from tramontane.data.code import Solution, parse_solutions, parse_tests
-from tramontane.data.load import parse_problem
+from tramontane.data.load import RowRules, parse_problem
 from tramontane.types import Problem
 from tramontane.verifier.code.grade import judge
 
@@ -98,7 +98,7 @@ def test_fields_name_tests_and_solutions():
     row = {"description": "Add.", "input_output": {"inputs": INPUTS, "outputs": OUTPUTS}}
     row["accepted"] = ["print(1)"]
     fields = {"problem": "description", "tests": "input_output", "solutions": "accepted"}
-    problem = parse_problem(row, "here", fields, "p", "s")
+    problem = parse_problem(row, "here", RowRules(fields), default_id="p", source="s")
     assert problem.tests == {"type": "stdio", "cases": CASES}
     assert parse_solutions(problem) == [Solution("python", "print(1)")]
     assert problem.metadata == {"solutions": ["print(1)"]}

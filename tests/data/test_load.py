@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from tramontane.config import DataConfig, PlaygroundConfig
+from tramontane.config import BUILT_IN, DataConfig, DomainConfig, PlaygroundConfig
 from tramontane.data.load import load_problems
 from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
@@ -165,6 +165,12 @@ def test_a_limit_is_spread_over_the_source(write):
             r":2: the tests need cases, each with input and output as text",
         ),
         ({"problem": "?", "tests": {"type": "python_assert"}}, r":2: the tests need code"),
+        (
+            {"problem": "?", "domain": "algebra", "answer": "1"},
+            r":2: unknown domain 'algebra'; known are math, code",
+        ),
+        ({"problem": "?", "domain": "maths", "answer": "1"}, r":2: .*did you mean 'math'"),
+        ({"problem": "?", "domain": ["math"], "answer": "1"}, r":2: unknown domain \['math'\]"),
     ],
 )
 def test_rows_that_cannot_be_graded_are_refused(write, row, message):
@@ -250,3 +256,18 @@ def test_reasoning_gym_is_an_extra(monkeypatch):
         )  # imports fail as if the package were missing
     with pytest.raises(InputError, match=r"pip install tramontane\[reasoning-gym\]"):
         load("reasoning_gym:chain_sum", limit=5)
+
+
+def test_the_domain_table_says_which_columns_a_row_needs(write):
+    table = BUILT_IN | {"chess": DomainConfig(), "quiz": DomainConfig(needs=("answer",))}
+    rows = [{"problem": "White to move.", "domain": "chess", "best": "e4"}, {"problem": "Sum?"}]
+    file = str(write(*rows))
+    sizes = {"split": "train", "limit": None, "seed": 0, "domains": table}
+    chess, _ = load_problems(file, DataConfig(domain="chess"), **sizes)
+    assert (chess.domain, chess.answer, chess.metadata["best"]) == ("chess", None, "e4")
+    with pytest.raises(InputError, match=r":2: no answer .* domain 'math' could not grade"):
+        load_problems(file, DataConfig(), **sizes)
+    with pytest.raises(InputError, match=r":1: no answer .* domain 'quiz' could not grade"):
+        load_problems(file, DataConfig(domain="quiz"), **sizes)
+    with pytest.raises(InputError, match=r":1: unknown domain 'ches'; did you mean 'chess'"):
+        load_problems(file, DataConfig(domain="ches"), **sizes)

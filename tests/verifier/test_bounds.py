@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.verifier import processor
-from tramontane.config import VerifierConfig
+from tramontane.config import BUILT_IN, VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, math
 from tramontane.verifier.format import check_format
@@ -213,7 +213,7 @@ def test_no_rule_backtracks(piece):
             math.judge_answer(text, "5")
     long = (piece * 100_000)[:100_000]
     with processor.at_most(1, piece):
-        check_format(f"<think>{long}</think>{long}", "math")
+        check_format(f"<think>{long}</think>{long}", BUILT_IN["math"].format)
         assert math.judge_answer(long, "5").outcome == "wrong"
 
 

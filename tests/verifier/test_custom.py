@@ -137,7 +137,7 @@ def test_a_failed_import_is_reported_before_a_run_starts(folder, tmp_path, funct
     ("custom", "message"),
     [
         ("[{name: length, function: a.b, weight: 1}]", "two rewards are named 'length'"),
-        ("[{name: x, function: b, weight: 1}]", "function: String should match"),
+        ("[{name: x, function: b, weight: 1}]", "function: 'b' is no import path"),
         ("[{name: x, function: a.b, weight: .inf}]", "weight: Input should be a finite number"),
         ("[{name: x, function: a.b, wieght: 1}]", "did you mean 'weight'"),
     ],

@@ -3,21 +3,23 @@ r"""Format: each condition of the paper, with near misses."""
 import pytest
 
 from tests.verifier import processor
-from tramontane.config import VerifierConfig, load_section
+from tramontane.config import BUILT_IN, VerifierConfig, load_section
 from tramontane.errors import InputError
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import check_format, fences, last_box, thinking_text
 
+MATH, CODE = BUILT_IN["math"].format, BUILT_IN["code"].format
 GOOD_MATH = r"<think>2 + 3 is 5.</think>The answer is \boxed{5}."
 GOOD_CODE = "<think>Easy.</think>Here:\n```python\nprint(5)\n```\n"
 
 
 def test_good_responses():
-    ok, reason, thoughts, answer = check_format(GOOD_MATH, "math")
+    ok, reason, thoughts, answer, box = check_format(GOOD_MATH, MATH)
     assert (ok, reason) == (True, "")
     assert thoughts == "2 + 3 is 5."
     assert answer == r"The answer is \boxed{5}."
-    assert check_format(GOOD_CODE, "code").ok
+    assert box == "5"
+    assert check_format(GOOD_CODE, CODE).ok
 
 
 @pytest.mark.parametrize(
@@ -52,15 +54,15 @@ def test_good_responses():
     ],
 )
 def test_malformed_math(text, reason):
-    ok, why, *_ = check_format(text, "math")
+    ok, why, *_ = check_format(text, MATH)
     assert not ok
     assert why.startswith(reason)
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\r\n\t", "\u3000"])
 def test_white_space_before_the_opening_tag_is_ignored(space):
-    assert check_format(space + GOOD_MATH, "math") == check_format(GOOD_MATH, "math")
-    assert check_format(space + GOOD_CODE, "code").ok
+    assert check_format(space + GOOD_MATH, MATH) == check_format(GOOD_MATH, MATH)
+    assert check_format(space + GOOD_CODE, CODE).ok
 
 
 MISTRAL = ThinkingTags("[THINK]", "[/THINK]")
@@ -74,9 +76,9 @@ def with_tags(text, tags):
     "tags", [MISTRAL, ThinkingTags("◁think▷", "◁/think▷"), ThinkingTags("#", "$$")]
 )
 def test_other_tags_obey_the_same_conditions(tags):
-    parsed = check_format(with_tags(GOOD_MATH, tags), "math", tags)
-    assert parsed == check_format(GOOD_MATH, "math")
-    assert check_format(with_tags(GOOD_CODE, tags), "code", tags).ok
+    parsed = check_format(with_tags(GOOD_MATH, tags), MATH, tags)
+    assert parsed == check_format(GOOD_MATH, MATH)
+    assert check_format(with_tags(GOOD_CODE, tags), CODE, tags).ok
     reasons = {
         GOOD_MATH: f"does not start with {tags.opening}",
         with_tags("<think>" + GOOD_MATH, tags): f"more than one {tags.opening}",
@@ -84,13 +86,13 @@ def test_other_tags_obey_the_same_conditions(tags):
         with_tags(GOOD_MATH.replace("</think>", ""), tags): f"no {tags.closing}",
     }
     for text, reason in reasons.items():
-        parsed = check_format(text, "math", tags)
+        parsed = check_format(text, MATH, tags)
         assert (parsed.ok, parsed.reason) == (False, reason)
 
 
 def test_other_tags_leave_the_papers_tags_as_plain_text():
     text = r"[THINK]a <think> b</think> c[/THINK]\boxed{5}"
-    assert check_format(text, "math", MISTRAL).thoughts == "a <think> b</think> c"
+    assert check_format(text, MATH, MISTRAL).thoughts == "a <think> b</think> c"
 
 
 def test_tags_are_a_setting_of_the_verifier(tmp_path):
@@ -145,7 +147,7 @@ def test_thinking_text(text, thoughts):
     ],
 )
 def test_malformed_code(text):
-    assert not check_format(text, "code").ok
+    assert not check_format(text, CODE).ok
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_malformed_code(text):
 )
 def test_fences_with_a_tag(opening, closing, tag):
     response = f"<think>a</think>Here:\n{opening}\nprint(5)\n{closing}\n"
-    parsed = check_format(response, "code")
+    parsed = check_format(response, CODE)
     assert parsed.ok, parsed.reason
     [fence] = fences(parsed.answer)
     assert (fence.tag, fence.body.strip()) == (tag, "print(5)")
@@ -181,7 +183,7 @@ def test_a_fence_in_a_list_is_not_indented():
 
 
 def test_a_tagged_fence_after_one_without_a_tag_is_accepted():
-    assert check_format("<think>a</think>```\n3\n```\n```py\nprint(3)\n```", "code").ok
+    assert check_format("<think>a</think>```\n3\n```\n```py\nprint(3)\n```", CODE).ok
 
 
 def test_last_box():
@@ -227,5 +229,5 @@ def test_fences():
 )
 def test_scans_take_linear_time(text):
     with processor.at_most(1.5, text):
-        check_format("<think>a</think>" + text, "math")
-        check_format("<think>a</think>" + text, "code")
+        check_format("<think>a</think>" + text, MATH)
+        check_format("<think>a</think>" + text, CODE)

@@ -11,6 +11,7 @@ from tramontane.config.data import (
     TooHard,
 )
 from tramontane.config.device import Device
+from tramontane.config.domains import BUILT_IN, DomainConfig, FormatConfig
 from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig
@@ -29,6 +30,7 @@ from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
 from tramontane.config.verifier import CustomReward, RewardConfig, VerifierConfig
 
 __all__ = [
+    "BUILT_IN",
     "LANGUAGES",
     "CheckpointConfig",
     "Config",
@@ -36,7 +38,9 @@ __all__ = [
     "CustomReward",
     "DataConfig",
     "Device",
+    "DomainConfig",
     "EvaluationConfig",
+    "FormatConfig",
     "GeneratorConfig",
     "Language",
     "ObjectiveConfig",

@@ -65,6 +65,9 @@ class DataConfig(Section):
     """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
+    domain: str | None = None
+    """Domain of all rows of files and datasets, a name in `verifier.domains`. null: the domain that
+    a row names itself; without one, `code` for a row with tests, else `math`."""
     split: str = "train"
     """Split of a Hugging Face dataset that is trained on. Files have no splits."""
     eval_split: str = "test"

@@ -27,8 +27,8 @@ _INTRODUCTION = (
     "`tramontane config --markdown`. `tramontane config SECTION` prints one section. A key is set "
     "in the YAML file, or on the command line by its path, as in "
     "`tramontane train configs/quickstart.yaml pipeline.updates=10`. In a path, N is a place in a "
-    "list, from 0. “The paper” is Magistral (arXiv 2506.10910); a default is ours unless its "
-    "description names the paper."
+    "list, from 0, and NAME a name of your choice. “The paper” is Magistral (arXiv 2506.10910); a "
+    "default is ours unless its description names the paper."
 )
 
 
@@ -37,7 +37,8 @@ class Key:
     """One key of a section.
 
     Attributes:
-        path: dotted path, as in an override or an error; `N` is a place in a list.
+        path: dotted path, as in an override or an error; `N` is a place in a list, `NAME` a
+            mapping's key.
         kind: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
         default: the default as YAML; None for a required key.
         description: the key's docstring, on one line.
@@ -59,7 +60,9 @@ class Key:
 
     @property
     def section_path(self) -> str:
-        """Path of the section that the key holds; the items of a list are at place N."""
+        """Path of the section that the key holds; N is a place in a list, NAME a mapping's key."""
+        if self.kind == "mapping":
+            return f"{self.path}.NAME"
         return f"{self.path}.N" if self.kind.startswith("list") else self.path
 
 
@@ -126,12 +129,14 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
     Args:
         roots: configs by name; the name of a training run's config is empty.
         path: a path in a training run's config, or the name of another config and a path in it.
-            Places in lists (`N`, or a number) are optional.
+            Places in lists and mappings (`N`, a number, `NAME`) are optional.
 
     Raises:
         InputError: no such section; the message has the nearest name.
     """
-    parts = [part for part in path.split(".") if part and part != "N" and not part.isdigit()]
+    parts = [
+        part for part in path.split(".") if part not in ("", "N", "NAME") and not part.isdigit()
+    ]
     root = parts.pop(0) if parts and parts[0] in roots else ""
     entry = Entry(root, "", roots[root])
     for part in parts:

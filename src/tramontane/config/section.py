@@ -98,7 +98,8 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
 
 
 def subsection(annotation: Any) -> type[Section] | None:
-    """The section that a key of this type holds: itself, `| None`, or the items of a tuple."""
+    """The section that a key of this type holds: itself, `| None`, or the items of a tuple or a
+    mapping."""
     options = (annotation, *get_args(annotation))
     return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
 
@@ -171,12 +172,15 @@ def _explain(cls: type[Section], error: dict[str, Any]) -> str:
 
 def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
     """The valid key nearest to the unknown key at `location`, with its description."""
-    parent = cls
+    parent, names_entry = cls, False
     for part in location[:-1]:
-        if isinstance(part, str):  # an integer is a place in a list, whose items are all alike
-            found = subsection(parent.model_fields[part].annotation)
-            assert found, "only sections forbid unknown keys"
-            parent = found
+        if isinstance(part, int) or names_entry:
+            names_entry = False  # a place in a list or a mapping, whose items are all alike
+            continue
+        annotation = parent.model_fields[part].annotation
+        found = subsection(annotation)
+        assert found, "only sections forbid unknown keys"
+        parent, names_entry = found, get_origin(annotation) is dict
     if near := nearest(str(location[-1]), parent.model_fields):
         description = first_sentence(parent.model_fields[near].description or "")
         return f"did you mean {near!r}? {description}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from tramontane.config.domains import BUILT_IN, DomainConfig, checked_path, with_built_in
 from tramontane.config.section import Section, key_error
 from tramontane.types import PAPER_TAGS, ThinkingTags
 
 Tag = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]
+DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
 
 class CustomReward(Section):
@@ -17,11 +19,19 @@ class CustomReward(Section):
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores."""
-    function: str = Field(pattern=r"^\w+(\.\w+)+$")
+    function: str
     """Import path of the function, e.g. `my_rewards.brevity`."""
     weight: float = Field(allow_inf_nan=False)
     """Factor applied to the function's result, which lies between 0 and 1. A negative weight makes
     a penalty; 0 turns the reward off."""
+    malformed: bool = False
+    """Call the function for malformed completions too, and add its result to their reward, which is
+    0 otherwise."""
+
+    @field_validator("function")
+    @classmethod
+    def _importable(cls, path: str) -> str:
+        return checked_path(path)
 
 
 class RewardConfig(Section):
@@ -29,8 +39,8 @@ class RewardConfig(Section):
     weight of 0 turns an axis off."""
 
     format: float = Field(0.1, ge=0)
-    """Reward of a well-formed completion. A malformed completion has reward 0 in total. The paper:
-    0.1."""
+    """Reward of a well-formed completion. A malformed completion has reward 0 in total, apart from
+    custom rewards with `malformed: true`. The paper: 0.1."""
     correctness: float = Field(0.9, ge=0)
     """Reward of a correct completion. The paper: 0.9."""
     length: float = Field(0.1, ge=0)
@@ -83,6 +93,14 @@ class VerifierConfig(Section):
     are unscorable there. See docs/rewards.md for what an unsandboxed program can do."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
+    domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
+    """The kinds of tasks by name, which a row's `domain` refers to. `math` and `code` are there
+    from the start; entries of other names are added; see docs/rewards.md."""
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _with_built_in(cls, value: Any) -> Any:
+        return with_built_in(value)
 
     @property
     def tags(self) -> ThinkingTags:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from tramontane.config import (
     LANGUAGES,
     Device,
+    DomainConfig,
     Language,
     Section,
     VerifierConfig,
@@ -238,6 +239,9 @@ class CurateConfig(Section):
     """Folder of the result."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, where they differ from a Problem's."""
+    domain: str | None = None
+    """Domain of all rows, as `data.domain` in training. Known domains are those in a stage's
+    `verifier.domains`. null: the domain that a row names itself, else `code` or `math`."""
     split: str = "train"
     """Split of Hugging Face datasets that is read."""
     chunk_rows: int = Field(2000, ge=1)
@@ -260,6 +264,12 @@ class CurateConfig(Section):
     """Translation of a share of the English problems."""
     code: CodeConfig = Field(default_factory=CodeConfig)
     """Programming problems, on whose tests the given solutions vote."""
+
+    @property
+    def domains(self) -> dict[str, DomainConfig]:
+        """The domains of all stages' verifiers."""
+        stages = self.filter, self.difficulty, self.regrade, self.code
+        return {k: v for stage in stages for k, v in stage.verifier.domains.items()}
 
     @model_validator(mode="after")
     def _stages(self) -> CurateConfig:

@@ -20,6 +20,7 @@ from tramontane.curation.config import DecontaminateConfig
 from tramontane.curation.load import check_inputs, read_problems
 from tramontane.curation.rows import Row, Stage
 from tramontane.curation.similarity import SimilarityIndex, numbers, similarity, spelling
+from tramontane.data.load import RowRules
 from tramontane.errors import InputError
 
 
@@ -43,7 +44,9 @@ class Decontaminate(Stage):
         self.spelt: list[str] = []
         self.grams: dict[str, list[int]] = defaultdict(list)  # n-gram → problems
         self.sizes: list[int] = []
-        for row in read_problems(config.against, config.fields, config.split):
+        # Only statements are compared: the domain plays no part.
+        rules = RowRules(config.fields, domain="math", gradable=False)
+        for row in read_problems(config.against, rules, config.split):
             if row.problem is None:
                 raise InputError(f"{row.where}: {row.detail}; fix this evaluation set first")
             self.ids.append(row.problem.id)

@@ -51,10 +51,11 @@ class Difficulty(ModelStage):
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         decided, asked = list(rows), []
         for i, row in enumerate(rows):
-            if row.task.answer or row.task.tests:
-                asked.append(i)
+            needs = self.config.verifier.domains[row.task.domain].needs
+            if lacking := [name for name in needs if not getattr(row.task, name)]:
+                decided[i] = row.drop(self.name, "unscorable", f"no {' and no '.join(lacking)}")
             else:
-                decided[i] = row.drop(self.name, "unscorable", "no answer and no tests")
+                asked.append(i)
         for place, samples in self._graded(rows, [rows[i] for i in asked]).items():
             decided[asked[place]] = self._decide(rows[asked[place]], samples)
         return decided

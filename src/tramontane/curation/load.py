@@ -13,7 +13,7 @@ from typing import Any
 
 from tramontane.curation.rows import Row
 from tramontane.data.files import ENDINGS, JSON_ENDINGS, SCHEMES, read_rows, require_file
-from tramontane.data.load import check_fields, parse_problem
+from tramontane.data.load import RowRules, check_fields, parse_problem
 from tramontane.errors import InputError
 
 STAGE = "load"
@@ -40,13 +40,13 @@ def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, A
 
 
 def read_problems(
-    inputs: tuple[str, ...], fields: dict[str, str], split: str, skip: int = 0
+    inputs: tuple[str, ...], rules: RowRules, split: str, skip: int = 0
 ) -> Iterator[Row]:
     """Every row of every input, in order, without the first `skip` rows.
 
-    A row that is not a problem (not JSON, not UTF-8, no statement, tests of no known form) is
-    dropped as `malformed`. So is the point at which a file breaks off. Rows without an answer pass:
-    later stages judge them.
+    A row that is not a problem (not JSON, not UTF-8, no statement, an unknown domain, tests of no
+    known form) is dropped as `malformed`. So is the point at which a file breaks off. Rows without
+    an answer pass: later stages judge them.
 
     Raises:
         InputError: a dataset cannot be loaded.
@@ -58,7 +58,7 @@ def read_problems(
             parsed = _parse(content, where)
             stem = Path(source).name.partition(".")[0] if source.endswith(ENDINGS) else source
             name = f"{stem}-{re.findall(r'[0-9]+', where)[-1]}"
-            problem = parse_problem(parsed, where, fields, name, stem, gradable=False)
+            problem = parse_problem(parsed, where, rules, default_id=name, source=stem)
             row = Row(number, where, problem)
             row.dump().encode()  # half a surrogate pair cannot be written
         except InputError as error:

@@ -35,6 +35,7 @@ from tramontane.curation.report import Tally, write_report
 from tramontane.curation.review import Review
 from tramontane.curation.rows import Row, Stage
 from tramontane.curation.translate import Translate
+from tramontane.data.load import RowRules
 from tramontane.errors import InputError
 
 STAGES: dict[str, type[Stage]] = {
@@ -120,7 +121,8 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
     if (folder / "end").is_file():
         return
     chunk = _finished(folder)
-    rows = read_problems(config.inputs, config.fields, config.split, chunk * config.chunk_rows)
+    rules = RowRules(config.fields, config.domain, config.domains, gradable=False)
+    rows = read_problems(config.inputs, rules, config.split, chunk * config.chunk_rows)
     while batch := list(islice(rows, config.chunk_rows)):
         _write_rows(folder, chunk, batch)
         chunk += 1

@@ -62,7 +62,9 @@ class Curriculum:
         self._streams: dict[str, ProblemStream] = {}
         for config in stages:
             if config.data.train not in self._streams:
-                self._streams[config.data.train] = ProblemStream(config.data, config.seed)
+                self._streams[config.data.train] = ProblemStream(
+                    config.data, config.seed, config.verifier.domains
+                )
         self._recorded = [_recorded(data) for data in self._data]
         self._records: dict[str, Record] = {}
         self._retired: set[str] = set()

@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from tramontane.config import LANGUAGES, DataConfig
+from tramontane.config import BUILT_IN, LANGUAGES, DataConfig, DomainConfig, nearest
 from tramontane.data import playground
 from tramontane.data.code import parse_tests
 from tramontane.data.files import ENDINGS, SCHEMES, read_rows
 from tramontane.errors import InputError
-from tramontane.types import Domain, Problem
+from tramontane.types import Problem
 
 Split = Literal["train", "test"]
 
@@ -32,25 +32,49 @@ ALIASES = {
 METADATA_FIELDS = ("solutions",)
 
 
+@dataclass(frozen=True)
+class RowRules:
+    """Rules for reading rows as problems.
+
+    Args:
+        fields: names of a row's columns by field of a Problem, where they differ (`data.fields`).
+        domain: domain of every row; None: each row's own (`data.domain`).
+        domains: the known domains, with the columns that they need (`verifier.domains`).
+        gradable: refuse rows without the columns that their domain needs.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    domain: str | None = None
+    domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
+    gradable: bool = True
+
+
 def load_problems(
-    source: str, config: DataConfig, *, split: Split, limit: int | None, seed: int
+    source: str,
+    config: DataConfig,
+    *,
+    split: Split,
+    limit: int | None,
+    seed: int,
+    domains: Mapping[str, DomainConfig] = BUILT_IN,
 ) -> list[Problem]:
     """All problems of a finite source.
 
     Args:
         source: a .jsonl, .jsonl.gz or .parquet file, a Hugging Face dataset (`NAME` or
             `NAME#SUBSET`), `reasoning_gym:NAME`, or `playground:`.
-        config: `fields`, `playground`, and the datasets' names for the two splits (`split` and
-            `eval_split`) are used here.
+        config: `fields`, `domain`, `playground`, and the datasets' names for the two splits
+            (`split` and `eval_split`) are used here.
         split: the problems to train on, or to evaluate with. Files have no splits; no problem of a
             generated source is in both.
         limit: maximum number of problems, evenly spaced over the source (which may be sorted);
             required for the generated sources, which are endless.
         seed: seed of the generated sources.
+        domains: the known domains (`verifier.domains`).
 
     Raises:
-        InputError: no such source, a damaged file, a row that cannot be graded, an unknown name in
-            `fields`, or too few different generated problems.
+        InputError: no such source, a damaged file, a row that cannot be graded, an unknown domain,
+            an unknown name in `fields`, or too few different generated problems.
     """
     check_fields(config.fields)
     scheme, name = generated(source)
@@ -73,24 +97,25 @@ def load_problems(
             )
         return problems
     hub_split = config.split if split == "train" else config.eval_split
-    problems = _file_problems(source, config.fields, hub_split)
+    rules = RowRules(config.fields, config.domain, domains)
+    problems = _file_problems(source, rules, hub_split)
     if limit is not None and limit < len(problems):
         problems = [problems[i * len(problems) // limit] for i in range(limit)]
     return problems
 
 
-def check_fields(fields: dict[str, str]) -> None:
+def check_fields(fields: Mapping[str, str]) -> None:
     """Check that `data.fields` names fields of problems.
 
     Raises:
         InputError: an unknown field; the message suggests the nearest name.
     """
     known = (*FIELDS, *METADATA_FIELDS)
-    for field in fields:
-        if field not in known:
-            near = difflib.get_close_matches(field, known, n=1)
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise InputError(f"data.fields.{field}: a problem has no such field; {hint}")
+            raise InputError(f"data.fields.{name}: a problem has no such field; {hint}")
 
 
 def generated(source: str) -> tuple[str, str]:
@@ -169,7 +194,7 @@ def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:
     return list(found.values())
 
 
-def _file_problems(source: str, fields: dict[str, str], split: str) -> list[Problem]:
+def _file_problems(source: str, rules: RowRules, split: str) -> list[Problem]:
     is_file = source.endswith(ENDINGS)
     stem = Path(source).name.partition(".")[0] if is_file else source
     # A run may read both splits of a dataset: their rows are different problems.
@@ -179,60 +204,53 @@ def _file_problems(source: str, fields: dict[str, str], split: str) -> list[Prob
     for where, row in read_rows(source, split):
         names.update(row)
         line = re.findall(r"\d+", where)[-1]
-        problem = parse_problem(row, where, fields, default_id=f"{prefix}-{line}", source=stem)
+        problem = parse_problem(row, where, rules, default_id=f"{prefix}-{line}", source=stem)
         while problem.id in problems:
             # A run's records name problems by id, so ids must differ.
             problem = replace(problem, id=f"{problem.id}-{line}")
         problems[problem.id] = problem
-    for field, name in fields.items():
+    for key, name in rules.fields.items():
         if name not in names:
             raise InputError(
-                f"data {source!r}: data.fields maps {field!r} to {name!r}, but no row has that; "
+                f"data {source!r}: data.fields maps {key!r} to {name!r}, but no row has that; "
                 f"the rows have {', '.join(sorted(names))}"
             )
     return list(problems.values())
 
 
 def parse_problem(
-    row: dict[str, Any],
-    where: str,
-    fields: dict[str, str],
-    default_id: str,
-    source: str,
-    gradable: bool = True,
+    row: dict[str, Any], where: str, rules: RowRules, *, default_id: str, source: str
 ) -> Problem:
     """One row as a Problem; all values without a field in Problem go into `metadata`.
 
     Raises:
-        InputError: no statement, tests of no known form, or, if the problem must be `gradable`,
-            neither an answer nor tests.
+        InputError: no statement, an unknown domain, tests of no known form, or, if the problem must
+            be gradable, no value in a column that its domain needs.
     """
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
-    for field in FIELDS:
-        named = (fields[field],) if field in fields else (field, *ALIASES.get(field, ()))
-        name = next((n for n in named if n in rest), None)
-        values[field] = None if name is None else rest.pop(name)
+    for name in FIELDS:
+        columns = _columns(name, rules)
+        column = next((n for n in columns if n in rest), None)
+        values[name] = None if column is None else rest.pop(column)
+    fields = rules.fields
     rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
     statement, tests = values["problem"], parse_tests(values["tests"], where)
-    domain: Domain = "code" if values["domain"] == "code" or tests else "math"
     says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
     if not isinstance(statement, str) or not statement.strip():
         raise InputError(f"{where}: no text in field {fields.get('problem', 'problem')!r}; {says}")
-    if gradable and domain == "code" and not tests:
-        raise InputError(f"{where}: no tests in field {fields.get('tests', 'tests')!r}; {says}")
-    if values["domain"] not in (None, "math", "code"):
+    domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
+    if rules.domain is not None and values["domain"] is not None:
         rest["domain"] = values["domain"]
     answer = _answer(values["answer"])
-    if gradable and domain == "math" and not answer:
-        raise InputError(
-            f"{where}: no answer (text or a number) in field "
-            f"{fields.get('answer', 'answer')!r}, and no tests: the row could not be graded; "
-            f"{says}, or remove the row"
-        )
-    language, level = _language(values["language"], domain), _level(values["difficulty"])
+    if rules.gradable:
+        for name in rules.domains[domain].needs:
+            if not {"answer": answer, "tests": tests}[name]:
+                raise InputError(f"{where}: {_missing(name, domain, rules, says)}")
+    is_program = bool(tests) or rules.domains[domain].verifier == "code"
+    language, level = _language(values["language"], is_program), _level(values["difficulty"])
     if values["language"] is not None and language is None:
-        rest["programming_language" if domain == "code" else "language"] = values["language"]
+        rest["programming_language" if is_program else "language"] = values["language"]
     if values["difficulty"] is not None and level is None:
         rest["difficulty"] = values["difficulty"]
     return Problem(
@@ -248,6 +266,39 @@ def parse_problem(
     )
 
 
+def _columns(field_name: str, rules: RowRules) -> tuple[str, ...]:
+    """Names of the columns that may hold a field, the first one first."""
+    if field_name in rules.fields:
+        return (rules.fields[field_name],)
+    return (field_name, *ALIASES.get(field_name, ()))
+
+
+def _domain(value: Any, where: str, rules: RowRules) -> str | None:
+    """The domain that a row or `data.domain` names, if any."""
+    name = value if rules.domain is None else rules.domain
+    if name is None or (isinstance(name, str) and name in rules.domains):
+        return name
+    near = nearest(str(name), rules.domains)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise InputError(
+        f"{where}: unknown domain {name!r}; {hint}known are "
+        f"{', '.join(rules.domains)}. Add it to verifier.domains, name another column in "
+        f"data.fields, or set data.domain to the domain of all rows"
+    )
+
+
+def _missing(column: str, domain: str, rules: RowRules, says: str) -> str:
+    """The fault of a row without a column that its domain needs; `says` lists its columns."""
+    name = rules.fields.get(column, column)
+    if column == "tests":
+        return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"
+    return (
+        f"no answer (text or a number) in field {name!r}, and no tests: domain {domain!r} could "
+        f"not grade the row; {says}, remove the row, or set data.domain to a domain of your own "
+        f"(verifier.domains) that needs no answer"
+    )
+
+
 def _answer(value: Any) -> str | None:
     """The reference answer as text; in GSM8K's worked answers the number after `####`."""
     if isinstance(value, float) and value.is_integer():
@@ -259,9 +310,9 @@ def _answer(value: Any) -> str | None:
     return value.rpartition("####")[2].strip()
 
 
-def _language(value: Any, domain: Domain) -> str | None:
-    """The statement's language; in rows with tests, `language` is often the program's."""
-    if domain == "code":
+def _language(value: Any, is_program: bool) -> str | None:
+    """The statement's language; in rows for programs, `language` is often the program's."""
+    if is_program:
         return value if value in LANGUAGES else None
     return value if isinstance(value, str) and re.fullmatch("[a-z]{2}", value) else None
 

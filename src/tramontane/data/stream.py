@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from random import Random
 from typing import Any
 
-from tramontane.config import DataConfig
+from tramontane.config import BUILT_IN, DataConfig, DomainConfig
 from tramontane.data import playground
 from tramontane.data.files import shuffled
 from tramontane.data.load import check_fields, generated, gym_problems, load_problems
@@ -29,6 +29,7 @@ class ProblemStream:
     Args:
         config: the source (`train`) and its settings.
         seed: seed of the order, and of generated problems.
+        domains: the known domains (`verifier.domains`).
 
     Attributes:
         problems: all problems of a finite source, in the source's order; None for an endless one.
@@ -37,14 +38,21 @@ class ProblemStream:
         InputError: the errors of `load_problems`, before any problem is handed out.
     """
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(
+        self, config: DataConfig, seed: int, domains: Mapping[str, DomainConfig] = BUILT_IN
+    ) -> None:
         check_fields(config.fields)
         self.config, self.seed = config, seed
         self._scheme, self._name = generated(config.train)
         self.problems: list[Problem] | None = None
         if not self._scheme or config.limit is not None:
             self.problems = load_problems(
-                config.train, config, split="train", limit=config.limit, seed=seed
+                config.train,
+                config,
+                split="train",
+                limit=config.limit,
+                seed=seed,
+                domains=domains,
             )
         self._handed_out = 0
         self._block: tuple[int, Sequence[Problem]] = (-1, ())

@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from tramontane.config import VerifierConfig
+from tramontane.config import BUILT_IN, DomainConfig, VerifierConfig
 from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
 from tramontane.errors import InputError
@@ -20,6 +20,7 @@ from tramontane.types import Problem, Verdict
 from tramontane.verifier.pool import VerifierPool
 
 WINDOW = 256  # rows being graded at once
+ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
 
 
 @dataclass
@@ -67,7 +68,7 @@ def score_file(
 
     Raises:
         InputError: no such file or folder, no rows, a file that is cut off or damaged, or a
-            custom reward that cannot be imported; before anything is graded.
+            verifier or reward that cannot be imported; before anything is graded.
     """
     path = Path(path)
     total = _check_files(path, out)
@@ -92,7 +93,7 @@ def score_file(
 
         for number, line in row_lines(path):
             try:
-                problem, response, tokens = parse_row(line)
+                problem, response, tokens = parse_row(line, config.domains)
             except InputError as error:
                 summary.bad_rows.append(f"{path}:{number}: {error}")
                 continue
@@ -141,11 +142,18 @@ def parse_object(line: str) -> dict[str, Any]:
     return row
 
 
-def parse_row(line: str) -> tuple[Problem, str, int]:
+def parse_row(
+    line: str, domains: Mapping[str, DomainConfig] = BUILT_IN
+) -> tuple[Problem, str, int]:
     """Parse one line of input into its problem, the response, and the response's tokens.
 
+    Args:
+        line: the line.
+        domains: the known domains (`verifier.domains`).
+
     Raises:
-        InputError: not UTF-8, not JSON, or a field that is missing or of the wrong type.
+        InputError: not UTF-8, not JSON, an unknown domain, or a field that is missing or of the
+            wrong type.
     """
     row = parse_object(line)
     if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
@@ -153,16 +161,17 @@ def parse_row(line: str) -> tuple[Problem, str, int]:
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row["id"] = str(row["id"])
     domain = row.get("domain")
-    if domain not in ("math", "code"):
-        raise InputError(f'domain must be "math" or "code", not {json.dumps(domain)}')
+    if not isinstance(domain, str) or domain not in domains:
+        raise InputError(f"domain must be one of {', '.join(domains)}, not {json.dumps(domain)}")
     needed: dict[str, type] = {"id": str, "problem": str, "response": str}
-    needed |= {"answer": str} if domain == "math" else {"tests": dict}
+    needed |= {name: {"answer": str, "tests": dict}[name] for name in domains[domain].needs}
     for key, kind in needed.items():
         if not isinstance(row.get(key), kind):
             state = "missing" if row.get(key) is None else "of the wrong type"
             raise InputError(f"{key} is {state} (needed: {kind.__name__})")
-    tests = parse_tests(row["tests"], "tests") if domain == "code" else None
-    if domain == "code" and not tests:
+    needs_tests = "tests" in needed
+    tests = parse_tests(row["tests"], "tests") if needs_tests else None
+    if needs_tests and not tests:
         raise InputError("tests is empty")
     language = row.get("language")
     if not isinstance(language, str | None):
@@ -172,8 +181,11 @@ def parse_row(line: str) -> tuple[Problem, str, int]:
     tokens = 0 if row.get("response_tokens") is None else row["response_tokens"]
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
         raise InputError("response_tokens is of the wrong type (needed: int, 0 or more)")
-    answer = row["answer"] if domain == "math" else None
-    problem = Problem(row["id"], domain, row["problem"], answer, tests, language=spoken)
+    answer = row.get("answer") if isinstance(row.get("answer"), str) else None
+    rest = {name: value for name, value in row.items() if name not in ROW_FIELDS}
+    problem = Problem(
+        row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest
+    )
     return problem, row["response"], tokens
 
 

@@ -19,7 +19,7 @@ from tramontane.models import loading
 from tramontane.placement.place import check
 from tramontane.trainer import compiling
 from tramontane.types import Problem
-from tramontane.verifier import custom
+from tramontane.verifier import correctness
 
 PROBE_PROMPTS = 8
 SAMPLE = 256  # problems of an endless source whose prompts are measured
@@ -102,7 +102,7 @@ def _check_machine(config: Config) -> None:
         loading.check_device(config.trainer.device, "trainer.device")
     if config.trainer.compile:
         compiling.check(config.trainer.device)
-    custom.check(config.verifier.reward.custom)
+    correctness.check(config.verifier)
 
 
 def _held_out(config: Config) -> list[Problem]:
@@ -111,7 +111,12 @@ def _held_out(config: Config) -> list[Problem]:
     if data.eval is None:
         return []
     return load_problems(
-        data.eval, data, split="test", limit=config.evaluation.problems, seed=config.seed
+        data.eval,
+        data,
+        split="test",
+        limit=config.evaluation.problems,
+        seed=config.seed,
+        domains=config.verifier.domains,
     )
 
 

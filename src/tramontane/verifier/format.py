@@ -3,17 +3,20 @@ r"""The format that a response must have before it is graded (arXiv 2506.10910, 
 It starts with the opening thinking tag, has exactly one pair of thinking tags, and its answer part
 (the text after the closing tag) has a balanced `\boxed{}` (maths) or a fenced block with a language
 tag (code). The tags are `<think>` and `</think>` in the paper, and a setting here. White space
-before the opening tag is ignored: chat templates differ in who writes it.
+before the opening tag is ignored: chat templates differ in who writes it. Other domains may ask for
+a regular expression, JSON of a schema, or nothing (`config.FormatConfig`).
 
-Every scan here is a single pass over the text: a response may be long and hostile.
+Every scan of ours is a single pass over the text: a response may be long and hostile.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tramontane.types import PAPER_TAGS, Domain, ThinkingTags
+from tramontane.config import FormatConfig
+from tramontane.types import PAPER_TAGS, ThinkingTags
+from tramontane.verifier.schema import read_json
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 # As in CommonMark: only these end a line, and no backtick may follow an opening of backticks.
@@ -23,12 +26,16 @@ _TAG = re.compile(r"[A-Za-z][\w+#.-]*")
 
 
 class Parsed(NamedTuple):
-    """A response split into its parts; `reason` names the failed condition when not `ok`."""
+    """A response split into its parts; `reason` names the failed condition when not `ok`.
+
+    `answer` is the answer part, `extracted` the part of it that a verifier receives.
+    """
 
     ok: bool
     reason: str
     thoughts: str
     answer: str
+    extracted: Any = None
 
 
 class Fence(NamedTuple):
@@ -40,12 +47,29 @@ class Fence(NamedTuple):
     end: int
 
 
-def check_format(response: str, domain: Domain, tags: ThinkingTags = PAPER_TAGS) -> Parsed:
-    """Check every condition of the format reward, in the paper's order.
+def check_format(response: str, form: FormatConfig, tags: ThinkingTags = PAPER_TAGS) -> Parsed:
+    """Check every condition of a domain's format, the thoughts first, as in the paper.
 
     A response with a failed condition keeps the parts that could be read.
     """
+    parsed = split_thoughts(response, tags, required=form.needs_thoughts)
+    if not form.has_conditions:
+        thoughts, answer = (parsed.thoughts, parsed.answer) if parsed.ok else ("", response)
+        return Parsed(True, "", thoughts, answer, answer)
+    if not parsed.ok:
+        return parsed
+    reason, extracted = _extract(parsed.answer, form)
+    return parsed._replace(ok=not reason, reason=reason, extracted=extracted)
+
+
+def split_thoughts(response: str, tags: ThinkingTags, *, required: bool) -> Parsed:
+    """Split a response into thoughts and answer part.
+
+    Unless thoughts are `required`, a response without any tag is all answer.
+    """
     opening, closing = tags
+    if not required and opening not in response and closing not in response:
+        return Parsed(True, "", "", response)
     response = response.lstrip()
     if not response.startswith(opening):
         return Parsed(False, f"does not start with {opening}", "", "")
@@ -55,12 +79,31 @@ def check_format(response: str, domain: Domain, tags: ThinkingTags = PAPER_TAGS)
         count = "no" if closing not in response else "more than one"
         return Parsed(False, f"{count} {closing}", "", "")
     thoughts, answer = response[len(opening) :].split(closing)
-    if domain == "math" and last_box(answer) is None:
-        return Parsed(False, r"no balanced \boxed{} in the answer part", thoughts, answer)
-    if domain == "code" and not any(f.tag for f in fences(answer)):
-        reason = "no fenced block with a language tag in the answer part"
-        return Parsed(False, reason, thoughts, answer)
     return Parsed(True, "", thoughts, answer)
+
+
+def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
+    """The failed condition on an answer part (empty if none), and what its verifier receives."""
+    if form.regex is not None:
+        match = None
+        for match in re.finditer(form.regex, answer):  # noqa: B007 (the last one counts)
+            pass
+        if match is None:
+            return "no match of the domain's regular expression in the answer part", None
+        names = match.re.groupindex
+        return "", match["answer" if "answer" in names else 1 if match.re.groups else 0]
+    if form.json_schema is not None:
+        blocks = fences(answer)
+        return read_json(blocks[-1].body if blocks else answer, form.json_schema)
+    if form.answer == "boxed":
+        box = last_box(answer)
+        return (r"no balanced \boxed{} in the answer part" if box is None else ""), box
+    if form.answer == "fenced":
+        blocks = fences(answer)
+        if not any(block.tag for block in blocks):
+            return "no fenced block with a language tag in the answer part", None
+        return "", blocks[0].body
+    return "", answer
 
 
 def thinking_text(response: str, tags: ThinkingTags = PAPER_TAGS) -> str:

@@ -34,8 +34,9 @@ from types import TracebackType
 from typing import Any
 
 from tramontane.config import VerifierConfig
+from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
-from tramontane.verifier import code, custom
+from tramontane.verifier import code, correctness
 from tramontane.verifier.reward import unscorable
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
@@ -66,11 +67,11 @@ class VerifierPool:
         l_cache: number of tokens below `l_max` at which the penalty starts.
 
     Raises:
-        InputError: a custom reward cannot be imported.
+        InputError: a verifier or reward of the user's cannot be imported.
     """
 
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
-        custom.check(config.reward.custom)
+        correctness.check(config)
         self.config = config
         self._lengths = l_max, l_cache
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
@@ -100,12 +101,11 @@ class VerifierPool:
             RuntimeError: the pool is closed.
         """
         group = _Group(problem, responses, self.config, lengths or self._lengths)
-        if problem.domain == "code":  # slow: each program may go to another worker
-            limit = code.time_limit(problem, self.config)
-            tasks = [_Task(group, [index], limit) for index in range(len(responses))]
-        else:
-            tasks = [_Task(group, list(range(len(responses))), self.config.timeout_s)]
-        return self._submit(group, tasks)
+        indices = list(range(len(responses)))
+        limit = correctness.time_limit(problem, self.config)
+        # Code is slow: each program may go to another worker.
+        parts = [[i] for i in indices] if correctness.is_slow(problem, self.config) else [indices]
+        return self._submit(group, [_Task(group, part, limit) for part in parts])
 
     def run(self, trial: code.Trial) -> Future[list[code.TrialOutput]]:
         """Run a program; the future holds its output for each input.
@@ -324,6 +324,7 @@ class _Worker:
         Raises:
             RuntimeError: MAX_STARTS processes in a row died before they were ready, or the pool
                 was closed.
+            InputError: a process could not import a function of the user's.
         """
         for _ in range(MAX_STARTS):
             if self.process is not None and self.process.poll() is not None:
@@ -335,7 +336,10 @@ class _Worker:
             if self._warm:
                 return self.connection
             try:
-                if self.connection.poll(START_SECONDS) and self.connection.recv() == "ready":
+                if self.connection.poll(START_SECONDS):
+                    if fault := self.connection.recv():
+                        self._stop()
+                        raise InputError(fault)
                     self._warm = True
                     return self.connection
             except (EOFError, OSError):

@@ -15,9 +15,12 @@ import tempfile
 from multiprocessing.connection import Connection
 
 from tramontane.config import VerifierConfig
+from tramontane.errors import InputError
 from tramontane.placement.orphans import die_with_parent
-from tramontane.verifier import code, custom, language, math
+from tramontane.verifier import code, correctness, language, math
 from tramontane.verifier.reward import grade
+
+READY = ""  # the first message of a worker that can grade; any other text says why it cannot
 
 
 def main(descriptor: int) -> None:
@@ -32,8 +35,12 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     math.warm_up()
     language.warm_up()
-    custom.check(config.reward.custom)
-    connection.send("ready")
+    try:
+        correctness.check(config)
+    except InputError as error:  # under the memory limit an import may fail that succeeded outside
+        connection.send(f"{error} (in a worker, with verifier.memory_mb {config.memory_mb})")
+        return
+    connection.send(READY)
     while True:
         problem, items, l_max, l_cache = connection.recv()
         for item in items:

@@ -1,4 +1,5 @@
-r"""Decides whether the last `\boxed{}` of an answer equals the reference (arXiv 2506.10910, 2.2).
+r"""Decides whether an answer (for maths, the content of the last `\boxed{}`) equals the reference
+(arXiv 2506.10910, section 2.2).
 
 Both sides are brought into one spelling (`normalize`). Cheap and exact rules come first: words
 (`wording`), lists and tuples item by item (`items`), numbers (`numbers`) and their units (`units`).
@@ -13,7 +14,6 @@ import re
 from typing import NamedTuple
 
 from tramontane.types import Outcome
-from tramontane.verifier.format import last_box
 from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
 from tramontane.verifier.math.items import same_structure
 from tramontane.verifier.math.normalize import normalize
@@ -44,18 +44,10 @@ class Judgement(NamedTuple):
     answer: str | None
 
 
-def judge(answer_part: str, reference: str | None) -> Judgement:
-    """Compare the last balanced box of the answer part with the reference."""
+def judge_answer(prediction: str, reference: str | None) -> Judgement:
+    """Compare two answers as strings: LaTeX or plain text, without the box."""
     if reference is None or not reference.strip():
         return Judgement("unscorable", "the problem has no reference answer", None)
-    box = last_box(answer_part)
-    if box is None:
-        return Judgement("wrong", "no box", None)
-    return judge_answer(box, reference)
-
-
-def judge_answer(prediction: str, reference: str) -> Judgement:
-    """Compare two answers as strings: LaTeX or plain text, without the box."""
     if len(prediction) > MAX_LENGTH:
         return Judgement("wrong", f"the answer is longer than {MAX_LENGTH:,} characters", None)
     if len(reference) > MAX_LENGTH:
