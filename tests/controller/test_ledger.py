@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.controller.driven import DrivenLedger, config, unscorable, verdict
-from tramontane.controller.ledger import MAX_UNSCORABLE_GROUPS
 from tramontane.types import FilterReason, Verdict
 
 RIGHT, WRONG = verdict(True), verdict(False)
@@ -17,10 +16,11 @@ def reason_for(train: Path, verdicts: list[Verdict], **pipeline: Any) -> FilterR
     """The reason for filtering a group with these verdicts; None if the group is kept."""
     run = DrivenLedger(config(train, pipeline=pipeline))
     run.hand_out()
-    run.grade(0, verdicts)
+    reason = run.ledger.grade(run.complete(0), verdicts)
     kept = run.ledger.ready == [0]
-    assert kept == (0 in run.ledger.outstanding) == (not run.ledger.filtered)
-    return None if kept else run.ledger.filtered[0][1]
+    assert kept == (0 in run.ledger.outstanding) == (not run.ledger.filtered) == (reason is None)
+    assert kept or run.ledger.filtered[0][1] == reason
+    return reason
 
 
 @pytest.mark.parametrize(
@@ -61,31 +61,6 @@ def test_an_unscorable_completion_drops_its_group_or_counts_as_wrong(
 def test_a_reason_reads_as_its_kind_and_detail() -> None:
     assert str(FilterReason("no diversity")) == "no diversity"
     assert str(FilterReason("unscorable", "timed out")) == "unscorable: timed out"
-
-
-def filter_groups(run: DrivenLedger, groups: int, verdicts: list[Verdict]) -> None:
-    for _ in range(groups):
-        run.hand_out()
-        run.grade(next(iter(run.ledger.outstanding)), verdicts)
-
-
-@pytest.mark.parametrize("policy", ["drop", "wrong"])
-def test_a_run_gives_up_after_its_limit_of_unscorable_groups_in_a_row(
-    forty: Path, policy: str
-) -> None:
-    run = DrivenLedger(config(forty, pipeline={"unscorable": policy}))
-    filter_groups(run, MAX_UNSCORABLE_GROUPS - 1, [unscorable()] * 2)
-    filter_groups(run, 1, [RIGHT, RIGHT])  # a verdict: the count begins again
-    filter_groups(run, MAX_UNSCORABLE_GROUPS - 1, [unscorable()] * 2)
-    with pytest.raises(RuntimeError, match="last 64 groups were all unscorable: no sandbox"):
-        filter_groups(run, 1, [unscorable("no sandbox")] * 2)
-
-
-def test_the_first_groups_may_already_be_too_many_unscorable_ones(forty: Path) -> None:
-    run = DrivenLedger(config(forty))
-    filter_groups(run, MAX_UNSCORABLE_GROUPS - 1, [unscorable()] * 2)
-    with pytest.raises(RuntimeError, match="last 64 groups were all unscorable"):
-        filter_groups(run, 1, [unscorable()] * 2)
 
 
 def seeds(train: Path, seed: int, groups: int = 8) -> list[int]:

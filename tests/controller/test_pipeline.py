@@ -254,11 +254,19 @@ def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.M
     assert names >= {"finish update 1", "send weights 1", "grade group 0"}
 
 
-def test_groups_that_never_differ_end_in_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_wait_for_a_batch_that_never_comes_ends_in_an_error_that_names_it(
+    tmp_path: Path,
+) -> None:
     config = small_config(
         tmp_path / "run",
         # Too short for an answer: every completion is malformed, and a group soon filtered.
-        pipeline={"l_max": 8, "l_cache": 4, "n_async": 8, "n_batch": 8},
+        pipeline={
+            "l_max": 8,
+            "l_cache": 4,
+            "n_async": 8,
+            "n_batch": 8,
+            "max_groups_without_signal": 100_000,
+        },
         timeouts={"batch": 4.0},
     )
     with pytest.raises(WorkerStalled, match="filtered since update 0 .*no diversity"):

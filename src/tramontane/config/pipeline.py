@@ -40,6 +40,19 @@ class PipelineConfig(Section):
     """Treatment of a completion that the verifier could not judge: `drop` its whole group, or train
     on the completion as `wrong`, with reward 0. The paper does not mention such completions."""
 
+    max_groups_without_signal: int | None = Field(None, ge=1)
+    """Number of groups after which a run ends with a diagnosis if all of them were dropped, counted
+    from its start. Once a group was kept, the run ends after four times as many consecutive dropped
+    groups. null: four batches of groups, at least 32."""
+    min_kept_share: float = Field(0.1, ge=0, le=1)
+    """Share of kept groups below which a warning with the same diagnosis is shown, measured over as
+    many groups. 0: no warning."""
+
+    @property
+    def groups_without_signal(self) -> int:
+        """`max_groups_without_signal` with its default resolved."""
+        return self.max_groups_without_signal or max(32, 4 * self.groups_per_batch)
+
     @property
     def minibatch(self) -> int:
         """Completions per optimizer step: `n_minibatch`, by default `n_batch`."""

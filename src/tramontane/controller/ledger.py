@@ -25,8 +25,6 @@ from tramontane.types import (
     Verdict,
 )
 
-MAX_UNSCORABLE_GROUPS = 64  # filtered in a row as unscorable, after which a run gives up
-
 
 class Problems(Protocol):
     """The source of problems, which also receives the verdicts on them; `data.curriculum` is one.
@@ -180,12 +178,9 @@ class Ledger:
         """Whole groups without verdicts."""
         return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
 
-    def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> None:
-        """Keep a group if it has diversity to learn from (paper: section 2.1).
-
-        Raises:
-            RuntimeError: the last `MAX_UNSCORABLE_GROUPS` filtered groups could not be graded.
-        """
+    def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> FilterReason | None:
+        """Keep a group if it has diversity to learn from (paper: section 2.1); returns the reason
+        of a group that is filtered."""
         group.verdicts = verdicts
         reason = self._filter_reason(verdicts)
         if reason is None:
@@ -200,9 +195,7 @@ class Ledger:
                     graded.problem, graded.verdicts, self.stages.number, self.trained_version
                 )
             self._to_note, self._no_problem_left = [], False
-        last = [reason for _, reason in self.filtered[-MAX_UNSCORABLE_GROUPS:]]
-        if len(last) == MAX_UNSCORABLE_GROUPS and all(r.kind == "unscorable" for r in last):
-            raise RuntimeError(f"the last {MAX_UNSCORABLE_GROUPS} groups were all {last[-1]}")
+        return reason
 
     def _filter_reason(self, verdicts: list[Verdict]) -> FilterReason | None:
         unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]

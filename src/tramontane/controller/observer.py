@@ -55,9 +55,9 @@ class PipelineState(Protocol):
 class Observer(Protocol):
     """Receives the events of one run; `run.recorder.Recorder` is one."""
 
-    def graded(self, ready: int, filtered: list[FilterReason]) -> None:
-        """A group was graded: the number of groups ready for a batch, and the reasons of those
-        filtered since the last update."""
+    def graded(self, group: Group, filtered: FilterReason | None, ready: int) -> None:
+        """A group was graded: the reason if it was filtered, and the number of groups that are now
+        ready for a batch. An error that this raises ends the run."""
         ...
 
     def holds(self, update: int) -> bool:

@@ -261,8 +261,8 @@ class Pipeline:
 
     async def _grade(self, group: OpenGroup) -> None:
         ledger = self.ledger
-        ledger.grade(group, await self._verdicts(group))
-        self.observer.graded(len(ledger.ready), [reason for _, reason in ledger.filtered])
+        filtered = ledger.grade(group, await self._verdicts(group))
+        self.observer.graded(group.group(), filtered, len(ledger.ready))
         await self._notify()
 
     async def _verdicts(self, group: OpenGroup) -> list[Verdict]:

@@ -176,8 +176,11 @@ class LiveDisplay:
             self._status = dict(values)
 
     def warn(self, text: str) -> None:
-        """Print something that a user should know on a line of its own."""
-        self.console.print(Text(printable(text), style="bold yellow"), soft_wrap=True)
+        """Print something that a user should know; further lines hold its details."""
+        headline, *details = printable(text, keep="\n").split("\n")
+        self.console.print(Text(headline, style="bold yellow"), soft_wrap=True)
+        for line in details:
+            self.console.print(Text(line), soft_wrap=True)
 
     def sample(self, problem: str, text: str, verdict: Outcome) -> None:
         """Show one completion."""

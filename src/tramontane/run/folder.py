@@ -94,7 +94,8 @@ class RunFolder:
     def log_event(self, text: str, level: int = logging.WARNING) -> None:
         """Add an event to `events.log`, and to the logger `tramontane` at the given level."""
         logger.log(level, text)
-        self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+        indented = text.replace("\n", "\n    ")
+        self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {indented}")
 
     def log_worker(self, worker: str, **facts: Any) -> None:
         """Add facts about a worker to `workers.jsonl`, for programs to read.

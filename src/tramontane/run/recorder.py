@@ -12,6 +12,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import PipelineState, Update
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.gate import check_parity
+from tramontane.run.learning_signal import SignalMonitor
 from tramontane.run.measurement import measure
 from tramontane.run.metrics import Throughput, reward_metrics, staleness_histogram
 from tramontane.run.session import Session, Verifiers
@@ -42,6 +43,10 @@ class Recorder:
         self._parity_due = True  # checked once more after the session's first update
         self._pieces: dict[int, str] = {}  # text of each token
         self.throughput = Throughput(generators, verifiers, self.config.verifier.workers)
+        self._signal = SignalMonitor(
+            self.config, self.folder.path, session.announce, session.version
+        )
+        self._filtered, self._last_filtered = 0, "–"  # groups since the last update
         self._saved_version = session.restored.version if session.restored else -1
 
     @property
@@ -51,6 +56,7 @@ class Recorder:
     async def trained(self, update: Update, state: PipelineState) -> None:
         """Record one update; take a checkpoint and measure where they are due."""
         number, batch = update.number, update.batch
+        self._filtered = 0
         await asyncio.to_thread(self.folder.write_rollouts, number, self._rollouts(update))
         metrics = self._metrics(update)
         self.folder.log(metrics)
@@ -92,10 +98,23 @@ class Recorder:
         every = self.config.evaluation.every
         return bool(every) and update % every == 0 and update < self.updates
 
-    def graded(self, ready: int, filtered: list[FilterReason]) -> None:
-        """Show the figures that change between updates."""
-        values = {"groups ready": ready, "groups filtered": len(filtered)}
-        self.screen.status(values | ({"last filtered": str(filtered[-1])} if filtered else {}))
+    def graded(self, group: Group, filtered: FilterReason | None, ready: int) -> None:
+        """Show the figures that change between updates.
+
+        Raises:
+            NoSignal: there is nothing to learn from.
+        """
+        if filtered is not None:
+            self._filtered += 1
+            self._last_filtered = str(filtered)
+        self.screen.status(
+            {
+                "groups ready": ready,
+                "groups filtered": self._filtered,
+                "last filtered": self._last_filtered,
+            }
+        )
+        self._signal.graded(group, filtered)
 
     def happened(self, event: str) -> None:
         """Log and show an event of the pipeline."""

@@ -76,7 +76,7 @@ class Session:
             state = json.loads((checkpoint / "pipeline.json").read_bytes())
             session.restored = Restored(checkpoint, state)
             session.began -= state["seconds"]
-        session.folder.rewind(session.restored.version if session.restored else 0)
+        session.folder.rewind(session.version)
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(prepared), config.pipeline.updates)
         return session
@@ -89,6 +89,11 @@ class Session:
     def seconds(self) -> float:
         """Wall time of the run, over all its sessions."""
         return time.monotonic() - self.began
+
+    @property
+    def version(self) -> int:
+        """Updates done when the session began."""
+        return self.restored.version if self.restored else 0
 
     def announce(self, event: str, level: int = logging.WARNING) -> None:
         """Log an event that a user should know of, and show it."""

@@ -22,6 +22,7 @@ from tramontane.placement.place import Placement, place
 from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_parity
 from tramontane.run.interrupt import Interrupt
+from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
@@ -49,7 +50,9 @@ def train(
         on_update: called with the metrics of each update.
 
     Raises:
-        InputError: before anything is started; or when no update could be made.
+        InputError: before anything is started; or when no update could be made; or when the
+            gradient stays not finite.
+        NoSignal: no group can be learnt from.
         ParityError: trainer and generator disagree about log-probs.
         WorkerStalled: a wait outlasted its timeout.
     """
@@ -62,6 +65,9 @@ def train(
         _verifiers(session, placement) as verifiers,
     ):
         before = measure(session, verifiers, "before", config.model)
+        if before and not session.version:
+            for warning in evaluation_warnings(before):
+                session.announce(warning)
         interrupt = Interrupt()
         updates, finished = interrupt.run(_run(session, placement, verifiers, interrupt))
         if finished and not updates:
