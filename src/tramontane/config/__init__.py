@@ -12,7 +12,7 @@ from tramontane.config.data import (
 )
 from tramontane.config.device import Device
 from tramontane.config.domains import BUILT_IN, DomainConfig, FormatConfig
-from tramontane.config.evaluation import EvaluationConfig
+from tramontane.config.evaluation import HELD_OUT, EvaluationConfig, EvaluationSetConfig
 from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.placement import PlacementConfig, Resources
@@ -24,6 +24,7 @@ from tramontane.config.section import (
     parse,
     parse_settings,
 )
+from tramontane.config.sft import SFTConfig, SupervisedConfig
 from tramontane.config.stages import StageConfig, StageData, Until
 from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
@@ -31,6 +32,7 @@ from tramontane.config.verifier import CustomReward, RewardConfig, VerifierConfi
 
 __all__ = [
     "BUILT_IN",
+    "HELD_OUT",
     "LANGUAGES",
     "CheckpointConfig",
     "Config",
@@ -40,6 +42,7 @@ __all__ = [
     "Device",
     "DomainConfig",
     "EvaluationConfig",
+    "EvaluationSetConfig",
     "FormatConfig",
     "GeneratorConfig",
     "Language",
@@ -49,9 +52,11 @@ __all__ = [
     "PlaygroundConfig",
     "Resources",
     "RewardConfig",
+    "SFTConfig",
     "Section",
     "StageConfig",
     "StageData",
+    "SupervisedConfig",
     "TimeoutsConfig",
     "TooHard",
     "TrainerConfig",

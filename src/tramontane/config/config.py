@@ -13,6 +13,7 @@ from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
 from tramontane.config.placement import PlacementConfig
 from tramontane.config.section import Section, key_error, load_section, nearest
+from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
 from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import TrainerConfig, objective_names
@@ -33,6 +34,9 @@ class Config(Section):
     """Folder of the run. null: `runs/NAME`."""
     data: DataConfig = Field(default_factory=DataConfig)
     """Problem sources, and which of their problems are handed out."""
+    cold_start: SupervisedConfig | None = None
+    """Cold start: fine-tuning of `model` before the reinforcement learning, as Magistral
+    Small had. null: reinforcement learning starts from `model`."""
     pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
     """Sizes of the asynchronous loop."""
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig)

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tramontane.config.section import Section
+from tramontane.config.section import Section, key_error
+
+HELD_OUT = "held_out"  # name of the problems of `data.eval`
+
+
+class EvaluationSetConfig(Section):
+    """A further set of problems that a run is measured on, before and after."""
+
+    source: str
+    """Source of the problems, as in `data.eval`."""
+    split: str = "test"
+    """Split of a Hugging Face dataset."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields, as in `data.fields`."""
+    problems: int | None = Field(None, ge=1)
+    """Maximum number of problems, evenly spaced over the source. null: all."""
+    samples: int = Field(1, ge=1)
+    """Completions per problem."""
+    temperature: float = Field(0.7, ge=0)
+    """Sampling temperature; 0 is greedy. The paper: 0.7."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Maximum length of a completion, in tokens. null: the last stage's `l_max`."""
 
 
 class EvaluationConfig(Section):
@@ -20,3 +43,13 @@ class EvaluationConfig(Section):
     """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     every: int = Field(0, ge=0)
     """Updates between two measurements. 0: only before and after the run."""
+    also: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
+    """Further sets by name, measured before and after the run only, e.g. a public benchmark."""
+
+    @model_validator(mode="after")
+    def _names(self) -> EvaluationConfig:
+        if HELD_OUT in self.also:
+            raise key_error(
+                f"{HELD_OUT!r} names the problems of data.eval: take another name", "also"
+            )
+        return self

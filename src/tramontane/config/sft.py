@@ -1,4 +1,4 @@
-"""`sft`: supervised fine-tuning, as a run of its own or as the start of a training run."""
+"""Supervised fine-tuning: a run of its own, or the `cold_start` of a training run."""
 
 from __future__ import annotations
 

@@ -387,12 +387,11 @@ def _known(m: Metrics, key: str, form: str) -> str:
 
 def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     """(measure, before, after, change); a dash for a value that was not measured."""
-    rows = []
     passed = summary.get("pass_at_1") or {}
-    ends = [passed.get("before"), passed.get("after")]
-    shown = [f"{e['value']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" if e else "–" for e in ends]
-    change = f"{ends[1]['value'] - ends[0]['value']:+.3f}" if all(ends) else ""  # type: ignore[index]
-    rows.append(("pass@1", shown[0], shown[1], change))
+    rows = [_estimates("pass@1", passed.get("before"), passed.get("after"))]
+    first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
+    for name in first.keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
+        rows.append(_estimates(f"pass@1, {name}", first[name], last.get(name)))
     for name, key, show in _MEASURES:
         measure = summary.get(key) or {}
         before, after = measure.get("before"), measure.get("after")
@@ -403,12 +402,22 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     return rows
 
 
+def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
+    """A row of `_before_after` for two estimates with their intervals."""
+    ends = (before, after)
+    texts = [f"{e['value']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" if e else "–" for e in ends]
+    change = f"{after['value'] - before['value']:+.3f}" if before and after else ""
+    return name, texts[0], texts[1], change
+
+
 def _facts(summary: Mapping[str, Any]) -> list[str]:
     pause = summary.get("weight_update_pause_ms") or {}
     stale = summary.get("staleness") or {}
     skipped = summary.get("skipped_steps")
     dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
+    base = summary.get("base") if "sft" in summary else None  # else it is the table's `before`
     found = [
+        f"pass@1 of the base model {base['pass_at_1']['value']:.3f}" if base else "",
         _known(summary, "updates", "{} updates"),
         f"{dropped:,} unscorable groups dropped" if dropped else "",
         f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",

@@ -243,7 +243,7 @@ class RunFolder:
 
 def _update_of(when: str) -> float:
     """The update after which a measurement was taken: `before`, `update_N` or `after`."""
-    ends = {"before": 0.0, "after": math.inf}
+    ends = {"base": 0.0, "before": 0.0, "after": math.inf}
     return ends[when] if when in ends else int(when.removeprefix("update_"))
 
 

@@ -1,54 +1,78 @@
-"""Evaluation of a run's checkpoints on its held-out problems."""
+"""Evaluation of a run's checkpoints on its held-out problems and on further sets."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
-from tramontane.evaluation import EvaluationResult, SamplingPlan, evaluate, summarize
+from tramontane.config import HELD_OUT
+from tramontane.evaluation import EvaluationResult, evaluate, summarize
 from tramontane.generator import Generator
 from tramontane.placement import Limit
 from tramontane.run.folder import read_log
 from tramontane.run.session import Session, Verifiers
-from tramontane.types import SamplingParams
+
+ENDS = ("base", "before", "after")  # measurements on all sets; other ones use `data.eval` alone
 
 
 def measure(
-    session: Session, verifiers: Verifiers, name: str, model: str | Path
-) -> EvaluationResult | None:
-    """Evaluate a checkpoint on the held-out problems; None where the config names none.
+    session: Session, verifiers: Verifiers, when: str, model: str | Path
+) -> dict[str, EvaluationResult]:
+    """Evaluate a checkpoint; the results by name of the set, empty if the config names none.
 
-    The completions are written to `evaluation_NAME.jsonl`, the figures to `evaluations.jsonl`.
+    The completions are written to `evaluation_WHEN.jsonl` (a further set's to
+    `evaluation_WHEN_SET.jsonl`), the figures to `evaluations.jsonl`.
 
     Args:
         session: gives the problems, the settings and the folder.
         verifiers: grade the completions.
-        name: `before`, `after`, or `update_N`.
+        when: `base` (before a cold start), `before`, `update_N` or `after`.
         model: folder or name of the checkpoint.
     """
-    prepared, folder, config = session.prepared, session.folder, session.config
-    if not prepared.held_out:
-        return None
-    rows_file = folder.path / f"evaluation_{name}.jsonl"
+    prepared, config = session.prepared, session.config
+    names = prepared.sets if when in ENDS else prepared.sets.keys() & {HELD_OUT}
+    found = {name: _recorded(session, when, name) for name in names}
+    due = [name for name, result in found.items() if result is None]
+    if due:
+        sets = [prepared.sets[name] for name in due]
+        max_len = prepared.max_prompt + max(s.plan.sampling.max_tokens for s in sets)
+        slots = prepared.stages[-1].pipeline.n_async
+        generator = Generator.load(str(model), config.generator, slots, max_len)
+        for name in due:
+            found[name] = _evaluate(session, generator, verifiers, when, name)
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def _evaluate(
+    session: Session, generator: Generator, verifiers: Verifiers, when: str, name: str
+) -> EvaluationResult:
+    folder, problems = session.folder, session.prepared.sets[name]
+    rows_file = _rows_file(session, when, name)
     unfinished = rows_file.with_suffix(".partial")
-    if name == "before" and rows_file.is_file():  # measured by an earlier session of the run
-        return summarize(list(read_log(rows_file)))
-    # Always at the sizes of the last stage: `before` and `after` must be comparable.
-    sizes, settings = prepared.stages[-1].pipeline, config.evaluation
-    sampling = SamplingParams(sizes.l_max, settings.temperature, settings.top_p)
-    plan = SamplingPlan(settings.samples, sampling, config.seed, config.data.system_prompt)
-    max_len = prepared.max_prompt + sizes.l_max
-    generator = Generator.load(str(model), config.generator, sizes.n_async, max_len)
+    title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
     with folder.room_for(unfinished):
         result = evaluate(
             generator,
             verifiers,
-            prepared.held_out,
-            plan,
+            problems.problems,
+            problems.plan,
             write_to=unfinished,
-            on_progress=partial(session.screen.phase, f"evaluation {name}"),
-            timeout_s=Limit.of(config.timeouts, "verification", "start").seconds,
+            on_progress=partial(session.screen.phase, title),
+            timeout_s=Limit.of(session.config.timeouts, "verification", "start").seconds,
         )
         unfinished.replace(rows_file)
-    folder.log_evaluation({"when": name} | result.to_dict())
+    folder.log_evaluation({"when": when, "set": name} | result.to_dict())
     return result
+
+
+def _recorded(session: Session, when: str, name: str) -> EvaluationResult | None:
+    """The result of an earlier session of the run, which measured the same weights."""
+    file = _rows_file(session, when, name)
+    if when not in ("base", "before") or not file.is_file():
+        return None
+    return summarize(list(read_log(file)))
+
+
+def _rows_file(session: Session, when: str, name: str) -> Path:
+    suffix = "" if name == HELD_OUT else f"_{name}"
+    return session.folder.path / f"evaluation_{when}{suffix}.jsonl"

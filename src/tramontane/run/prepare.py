@@ -8,22 +8,39 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from tramontane.config import Config, Until
+from tramontane.config import (
+    HELD_OUT,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    EvaluationSetConfig,
+    Until,
+)
 from tramontane.controller.generators import slots
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.load import load_problems
 from tramontane.data.prompts import check_prompt_length, encode_prompt
 from tramontane.errors import InputError
+from tramontane.evaluation import SamplingPlan
 from tramontane.generator.cache import max_positions
 from tramontane.models import loading
 from tramontane.placement.place import check
+from tramontane.run import cold_start
 from tramontane.trainer import compiling
-from tramontane.types import Problem
+from tramontane.types import Problem, SamplingParams
 from tramontane.verifier import correctness
 
 PROBE_PROMPTS = 8
 SAMPLE = 256  # problems of an endless source whose prompts are measured
 ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Problems that a run is measured on, and how they are asked."""
+
+    problems: list[Problem]
+    plan: SamplingPlan
 
 
 @dataclass
@@ -35,7 +52,7 @@ class Prepared:
         tokenizer: tokenizer of the base model.
         stages: the config of each stage; a run without stages has one.
         problems: the training problems.
-        held_out: problems that evaluations use.
+        sets: problems that the run is measured on, by name; `held_out` are those of `data.eval`.
         max_prompt: tokens of the longest prompt.
         probes: prompts for the parity check, as token ids.
     """
@@ -44,7 +61,7 @@ class Prepared:
     tokenizer: PreTrainedTokenizerBase
     stages: tuple[Config, ...]
     problems: Curriculum
-    held_out: list[Problem]
+    sets: dict[str, EvaluationSet]
     max_prompt: int
     probes: list[list[int]]
 
@@ -59,9 +76,11 @@ def prepare(config: Config) -> Prepared:
         InputError: the model, the data or the sizes are wrong.
     """
     _check_machine(config)
+    if config.cold_start:
+        cold_start.check(config)
     data, stages = config.data, config.by_stage()
     tokenizer = loading.load_tokenizer(config.model)
-    problems, held_out = Curriculum(stages), _held_out(config)
+    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1].pipeline.l_max)
     train = _first_problems(problems)
     l_max, key = max(
         (stage.pipeline.l_max, f"stages.{number}.l_max" if config.stages else "pipeline.l_max")
@@ -70,11 +89,11 @@ def prepare(config: Config) -> Prepared:
     context = loading.context_length(loading.load_config(config.model))
     longest = check_prompt_length(
         tokenizer,
-        [*train, *held_out],
+        [*train, *(problem for s in sets.values() for problem in s.problems)],
         system_prompt=data.system_prompt,
         limit=data.max_prompt_tokens,
         context=context,
-        max_tokens=l_max,
+        max_tokens=max([l_max, *(s.plan.sampling.max_tokens for s in sets.values())]),
     )
     if data.max_prompt_tokens is not None:
         longest = data.max_prompt_tokens
@@ -89,7 +108,7 @@ def prepare(config: Config) -> Prepared:
     probes = [
         encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
     ]
-    prepared = Prepared(config, tokenizer, stages, problems, held_out, longest, probes)
+    prepared = Prepared(config, tokenizer, stages, problems, sets, longest, probes)
     _check_memory(prepared)
     return prepared
 
@@ -105,30 +124,45 @@ def _check_machine(config: Config) -> None:
     correctness.check(config.verifier)
 
 
-def _held_out(config: Config) -> list[Problem]:
-    """The problems of `data.eval`."""
-    data = config.data
-    if data.eval is None:
-        return []
-    return load_problems(
-        data.eval,
-        data,
-        split="test",
-        limit=config.evaluation.problems,
-        seed=config.seed,
-        domains=config.verifier.domains,
-    )
+def _evaluation_sets(config: Config, l_max: int) -> dict[str, EvaluationSet]:
+    """The problems of `data.eval` and of `evaluation.also`.
+
+    Completions have the length of the last stage, `l_max`: all measurements must be comparable.
+    """
+    data, evaluation, sets = config.data, config.evaluation, {}
+
+    def add(
+        name: str, source: str, rows: DataConfig, settings: EvaluationConfig | EvaluationSetConfig
+    ) -> None:
+        problems = load_problems(
+            source,
+            rows,
+            split="test",
+            limit=settings.problems,
+            seed=config.seed,
+            domains=config.verifier.domains,
+        )
+        length = getattr(settings, "max_tokens", None) or l_max
+        sampling = SamplingParams(length, settings.temperature, settings.top_p)
+        plan = SamplingPlan(settings.samples, sampling, config.seed, data.system_prompt)
+        sets[name] = EvaluationSet(problems, plan)
+
+    if data.eval is not None:
+        add(HELD_OUT, data.eval, data, evaluation)
+    for name, also in evaluation.also.items():
+        add(name, also.source, DataConfig(fields=also.fields, eval_split=also.split), also)
+    return sets
 
 
 def _first_problems(problems: Curriculum) -> list[Problem]:
     """All problems of the finite sources, and the first SAMPLE of each endless one."""
-    start = problems.state()
+    position = problems.state()
     found = [
         problem
         for stream in problems.streams
         for problem in stream.problems or [stream.next() for _ in range(SAMPLE)]
     ]
-    problems.load_state(start)
+    problems.load_state(position)
     return found
 
 
@@ -141,7 +175,7 @@ class DryRunResult:
         lines: the sizes as text by name, as `tramontane train --dry-run` prints them.
         longest_prompt: tokens.
         kv_cache_bytes: the most that keys and values of all generators take in any stage.
-        held_out: number of problems that the run is measured on.
+        held_out: number of problems of `data.eval` that the run is measured on.
     """
 
     config: Config
@@ -158,7 +192,7 @@ def sizes(prepared: Prepared) -> DryRunResult:
         lines=resolved(prepared),
         longest_prompt=prepared.max_prompt,
         kv_cache_bytes=max(_cache_bytes(prepared, stage) for stage in prepared.stages),
-        held_out=len(prepared.held_out),
+        held_out=len(prepared.sets[HELD_OUT].problems) if HELD_OUT in prepared.sets else 0,
     )
 
 

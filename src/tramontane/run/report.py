@@ -76,7 +76,7 @@ def write_report(run_dir: str | Path) -> Path:
         tiles=_tiles(summary),
         passed=_ends(summary.get("pass_at_1")),
         facts=_facts(run.summary),
-        tables=_tables(results),
+        tables=[*_models_table(run.summary), *_tables(results)],
         sections=_sections(run.metrics, summary),
         samples=_samples(run),
         traces=[_trace(row) for row in _spanning(run.folder / "rollouts")],
@@ -191,6 +191,19 @@ def _tables(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
         }
         for title, (kind, keys) in kinds.items()
     ]
+
+
+def _models_table(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Table of the run's models on the held-out problems and on the further sets, where it has
+    more to say than the other tables: after a cold start, or with further sets."""
+    models = [name for name in ("base", "sft", "rl") if name in summary]
+    figures = [summary[name] for name in models]
+    sets = [key for key in (figures[0] if figures else {}) if key != "format_rate"]
+    if len(models) < 3 and sets == ["pass_at_1"]:
+        return []
+    titles = {"pass_at_1": "held-out problems"}
+    rows = [(titles.get(key, key), [model[key] for model in figures]) for key in sets]
+    return [{"title": "Models", "ends": models, "rows": rows}] if rows else []
 
 
 def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:

@@ -86,6 +86,16 @@ class Session:
         return self.prepared.config
 
     @property
+    def sft_folder(self) -> Path:
+        """The result of the cold start, if the run has one."""
+        return self.folder.path / "sft"
+
+    @property
+    def model(self) -> str:
+        """Checkpoint that reinforcement learning starts from."""
+        return str(self.sft_folder) if self.config.cold_start else self.config.model
+
+    @property
     def seconds(self) -> float:
         """Wall time of the run, over all its sessions."""
         return time.monotonic() - self.began

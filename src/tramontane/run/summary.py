@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tramontane.config import HELD_OUT
 from tramontane.evaluation import Estimate, EvaluationResult
+
+# Evaluations of a run by the time (`base`, `before`, `after`) and the name of the problem set.
+Measured = Mapping[str, Mapping[str, EvaluationResult]]
 
 
 class BeforeAfter(NamedTuple):
@@ -18,8 +23,9 @@ class BeforeAfter(NamedTuple):
     after: Estimate | None
 
     @classmethod
-    def of(cls, before: EvaluationResult | None, after: EvaluationResult | None) -> BeforeAfter:
-        return cls(*(result.pass_at_1 if result else None for result in (before, after)))
+    def of(cls, measured: Measured) -> BeforeAfter:
+        found = (measured.get(when, {}).get(HELD_OUT) for when in ("before", "after"))
+        return cls(*(result.pass_at_1 if result else None for result in found))
 
 
 @dataclass(frozen=True)
@@ -46,9 +52,9 @@ class TrainResult:
 
 
 def summarize_run(
-    metrics: list[dict[str, Any]], before: EvaluationResult | None, after: EvaluationResult | None
+    metrics: list[dict[str, Any]], measured: Measured, wall_seconds: float
 ) -> dict[str, Any]:
-    """Summarize a run from the metrics of its updates and its two evaluations.
+    """Summarize a run from the metrics of its updates and its evaluations.
 
     Shares and rates are means over time: an update counts as long as it took. The first update's
     time, which includes the start, is replaced by the mean of the others.
@@ -62,9 +68,9 @@ def summarize_run(
     def mean(key: str) -> float:
         return float(np.average([m[key] for m in metrics], weights=seconds))
 
-    summary: dict[str, Any] = {}
-    if before and after:
-        pairs = {"before": before, "after": after}
+    summary = _models(measured)
+    if HELD_OUT in measured["after"]:
+        pairs = {when: measured[when][HELD_OUT] for when in ("before", "after")}
         summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
         for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
@@ -90,4 +96,27 @@ def summarize_run(
             "mean": sum(age * count for age, count in ages) / tokens,
             "max": max(age for age, _ in ages),
         },
+        "wall_seconds": round(wall_seconds, 2),
+        "minutes": round(wall_seconds / 60, 1),
     }
+
+
+def _models(measured: Measured) -> dict[str, Any]:
+    """Figures of each model of the run: `base`, `sft` (after a cold start) and `rl`.
+
+    Each has `pass_at_1` and `format_rate` on the held-out problems, and pass@1 on every further
+    set under the set's name.
+    """
+    names = {"base": "base", "before": "sft", "after": "rl"}
+    if "base" not in measured:
+        names["before"] = "base"
+    models: dict[str, Any] = {}
+    for when, results in measured.items():
+        figures = models[names[when]] = {}
+        for name, result in results.items():
+            if name == HELD_OUT:
+                figures["pass_at_1"] = result.pass_at_1.to_dict()
+                figures["format_rate"] = result.format_rate
+            else:
+                figures[name] = result.pass_at_1.to_dict()
+    return models

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from tramontane.config import Config
+from tramontane.config import HELD_OUT, Config
 from tramontane.controller.generators import GeneratorPool, slots
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
@@ -19,6 +19,7 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.placement import Handle, Limit, call, started
 from tramontane.placement.place import Placement, place
+from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_parity
 from tramontane.run.interrupt import Interrupt
@@ -64,7 +65,12 @@ def train(
         closing(place(config, folder.log_worker)) as placement,
         _verifiers(session, placement) as verifiers,
     ):
-        before = measure(session, verifiers, "before", config.model)
+        measured = {}
+        if config.cold_start:
+            measured["base"] = measure(session, verifiers, "base", config.model)
+            fine_tune(session)
+        measured["before"] = measure(session, verifiers, "before", session.model)
+        before = measured["before"].get(HELD_OUT)
         if before and not session.version:
             for warning in evaluation_warnings(before):
                 session.announce(warning)
@@ -75,11 +81,10 @@ def train(
                 f"{folder.path}: no update could be made: no problem is left to learn from, since "
                 f"data.curriculum retired all; give harder ones"
             )
-        weights, after, summary = folder.checkpoints / f"step_{updates}" / "weights", None, {}
+        weights, summary = folder.checkpoints / f"step_{updates}" / "weights", {}
         if finished:
-            after = measure(session, verifiers, "after", weights)
-            summary = summarize_run(folder.metrics(), before, after)
-            summary["wall_seconds"] = round(session.seconds, 2)
+            measured["after"] = measure(session, verifiers, "after", weights)
+            summary = summarize_run(folder.metrics(), measured, session.seconds)
             folder.write_json("summary.json", summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:
@@ -94,7 +99,7 @@ def train(
         weights=weights,
         updates=updates,
         finished=finished,
-        pass_at_1=BeforeAfter.of(before, after),
+        pass_at_1=BeforeAfter.of(measured),
         summary=summary,
         report=report_file,
     )
@@ -114,7 +119,7 @@ async def _run(
         ledger.restore(restored.state)
     generators = _generators(session, placement, ledger)
     updates = config.pipeline.updates
-    make = partial(Trainer.load, config.model, config.trainer, updates, config.seed)
+    make = partial(Trainer.load, session.model, config.trainer, updates, config.seed)
     trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
     try:
@@ -144,7 +149,7 @@ def _generators(session: Session, placement: Placement, ledger: Ledger) -> Gener
         # pool sends the newest weights. Sizes are those of the stage at the time of the call.
         stage = ledger.stages.config
         sizes = slots(stage), longest_prompt + stage.pipeline.l_max
-        load = partial(Generator.load, config.model, config.generator, *sizes)
+        load = partial(Generator.load, session.model, config.generator, *sizes)
         return placement.generator(number, load)
 
     log_worker = session.folder.log_worker

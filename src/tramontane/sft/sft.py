@@ -242,6 +242,11 @@ def _load_state(call: Call, folder: Path) -> dict[str, Any]:
     return progress
 
 
+def is_unfinished(output: Path) -> bool:
+    """True if the folder holds the state of a run that can be resumed."""
+    return _newest_state(output) is not None
+
+
 def _newest_state(output: Path) -> Path | None:
     folders = [f for f in (output / STATES).glob("step_*") if not f.suffix]
     return max(folders, key=lambda f: int(f.name.removeprefix("step_")), default=None)

@@ -1,0 +1,78 @@
+"""The cold start of a run: fine-tuning before the reinforcement learning (`cold_start`).
+
+Magistral Small had such a start (arXiv 2506.10910, section 5). Its result is `sft/` in the run's
+folder, the checkpoint from which reinforcement learning goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from tramontane.config import Config, SFTConfig
+from tramontane.models import loading
+from tramontane.sft.examples import ExampleStream
+from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
+from tramontane.trainer import compiling
+
+if TYPE_CHECKING:
+    from tramontane.run.session import Session
+
+
+def check(config: Config) -> None:
+    """Check the machine and the examples of the cold start, before any work is done.
+
+    Raises:
+        InputError: a device or compiler that is missing, or examples that cannot be learnt from.
+    """
+    settings = supervised_config(config, Path("sft"))
+    loading.check_device(settings.device, "cold_start.device")
+    if settings.compile:
+        compiling.check(settings.device)
+    context = loading.context_length(loading.load_config(config.model))
+    ExampleStream(settings, loading.load_tokenizer(config.model), context)
+
+
+def supervised_config(config: Config, output: Path) -> SFTConfig:
+    """The supervised run that starts a training run; prompts are written as in the latter."""
+    assert config.cold_start is not None
+    settings = config.cold_start.model_dump()
+    settings["data"]["system_prompt"] = config.data.system_prompt
+    of_run = {
+        "name": config.name,
+        "seed": config.seed,
+        "model": config.model,
+        "output": str(output),
+    }
+    return SFTConfig.model_validate(settings | of_run)
+
+
+def fine_tune(session: Session) -> None:
+    """Fine-tune the base model into `session.model`, or finish what an earlier session began."""
+    if session.config.cold_start is None or session.sft_folder.is_dir():
+        return
+    unfinished = session.sft_folder.with_suffix(".partial")
+    settings = supervised_config(session.config, unfinished)
+
+    def show(metrics: SFTMetrics) -> None:
+        session.screen.phase("cold start", metrics.step, settings.steps)
+
+    with session.folder.room_for(unfinished), _all_threads():
+        sft(settings, resume=is_unfinished(unfinished), on_log=show)
+        unfinished.rename(session.sft_folder)
+
+
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """Let torch use every core: no generator works beside the cold start."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
