@@ -415,9 +415,9 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
     stale = summary.get("staleness") or {}
     skipped = summary.get("skipped_steps")
     dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
-    base = summary.get("base") if "sft" in summary else None  # else it is the table's `before`
+    base = summary["base"].get("pass_at_1") if "sft" in summary else None  # else it is `before`
     found = [
-        f"pass@1 of the base model {base['pass_at_1']['value']:.3f}" if base else "",
+        f"pass@1 of the base model {base['value']:.3f}" if base else "",
         _known(summary, "updates", "{} updates"),
         f"{dropped:,} unscorable groups dropped" if dropped else "",
         f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
