@@ -14,25 +14,22 @@ import re
 from typing import NamedTuple
 
 from tramontane.types import Outcome
+from tramontane.verifier.math import equations
 from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
+from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
 from tramontane.verifier.math.items import same_structure
+from tramontane.verifier.math.modular import same_remainder
 from tramontane.verifier.math.normalize import normalize
-from tramontane.verifier.math.numbers import (
-    read_numbers,
-    same_base,
-    same_congruence,
-    same_number,
-    same_ratio,
-)
+from tramontane.verifier.math.numbers import read_numbers, same_number, same_ratio
+from tramontane.verifier.math.numerals import same_numeral
 from tramontane.verifier.math.refusals import (
     Refused,
     Unscorable,
-    refuse_contradiction,
     refuse_more_than_a_number,
     refuse_notation,
-    refuse_unsolved,
 )
 from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
+from tramontane.verifier.math.vectors import same_vector
 from tramontane.verifier.math.wording import choice, same_text, unwrap
 
 
@@ -45,20 +42,27 @@ class Judgement(NamedTuple):
 
 
 def judge_answer(prediction: str, reference: str | None) -> Judgement:
-    """Compare two answers as strings: LaTeX or plain text, without the box."""
+    """Compare two answers as strings: LaTeX or plain text, without the box.
+
+    Equal spellings are right whatever their length; only others must keep the limits (`caps`).
+    """
     if reference is None or not reference.strip():
         return Judgement("unscorable", "the problem has no reference answer", None)
-    if len(prediction) > MAX_LENGTH:
-        return Judgement("wrong", f"the answer is longer than {MAX_LENGTH:,} characters", None)
-    if len(reference) > MAX_LENGTH:
-        reason = f"the reference is longer than {MAX_LENGTH:,} characters"
-        return Judgement("unscorable", reason, None)
+    if len(prediction) > max(MAX_LENGTH, 2 * len(reference)):
+        return _too_long()
     pred, gold = normalize(prediction), normalize(reference)
     answer = pred or None
     if not gold:
         return Judgement("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgement("wrong", "the box is empty", answer)
+    if gold == pred or _compact(gold) == _compact(pred):
+        return Judgement("right", "", answer if len(prediction) <= MAX_LENGTH else None)
+    if len(prediction) > MAX_LENGTH:
+        return _too_long()
+    if len(reference) > MAX_LENGTH:
+        reason = f"the reference is longer than {MAX_LENGTH:,} characters"
+        return Judgement("unscorable", reason, None)
     if nesting(pred) > MAX_NESTING:
         return Judgement("wrong", f"brackets nested deeper than {MAX_NESTING}", answer)
     if nesting(gold) > MAX_NESTING:
@@ -71,6 +75,10 @@ def judge_answer(prediction: str, reference: str | None) -> Judgement:
     except Unscorable as unscorable:
         return Judgement("unscorable", str(unscorable), answer)
     return Judgement("right" if right else "wrong", "" if right else "not the reference", answer)
+
+
+def _too_long() -> Judgement:
+    return Judgement("wrong", f"the answer is longer than {MAX_LENGTH:,} characters", None)
 
 
 def warm_up() -> None:
@@ -88,33 +96,52 @@ def _equal(gold: str, pred: str) -> bool:
     if "\\boxed" in pred:
         raise Refused("a box within the box")
     gold, pred = _exact_sides(gold, pred)
+    if (decided := same_vector(gold, pred, _equal)) is not None:
+        return decided
     refuse_notation(gold, pred)
-    if (decided := same_congruence(gold, pred)) is not None:
+    if (decided := same_remainder(gold, pred)) is not None:
         return decided
     if (decided := same_structure(gold, pred, _equal)) is not None:
         return decided
     refuse_contradiction(pred, _equal)
-    refuse_unsolved(gold, pred)
+    refuse_unsolved(gold, pred, _equal)
+    without_names = equations.values(gold, pred)
+    if without_names != (gold, pred):
+        return _equal(*without_names)
     return _equal_quantities(gold, pred)
 
 
 def _equal_quantities(gold: str, pred: str) -> bool:
     """Compare single values with their units: as numbers where both are plain ones, else as
     expressions."""
-    gold, gold_unit = split_unit(gold)
-    pred, pred_unit = split_unit(pred)
+    gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
     if units_clash(gold_unit, pred_unit):
         raise Refused(f"the unit is {pred_unit}, not {gold_unit}")
-    for rule in (same_base, same_ratio):
+    for rule in (same_numeral, same_ratio):
         if (decided := rule(gold, pred)) is not None:
             return decided
     scales = percent_scales(gold_unit, pred_unit)
     gold_number, pred_number = read_numbers(gold, pred)
     if gold_number is not None and pred_number is not None:
-        return any(same_number(gold_number * g, pred_number * p, pred) for g, p in scales)
+        return any(same_number(gold_number * g / p, pred_number, pred) for g, p in scales)
     if gold_number is not None:
         refuse_more_than_a_number(pred)
     return _equal_by_value(gold, pred, scales)
+
+
+def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
+    """(reference, its unit, prediction, its unit).
+
+    A letter attached to the prediction's number (`3s`) is a unit if the reference has no variables;
+    in a reference it is one only if the prediction names it as a unit.
+    """
+    gold_body, gold_unit = split_unit(gold)
+    pred_body, pred_unit = split_unit(pred, attached=not equations.variables(gold_body))
+    if pred_unit and not gold_unit:
+        body, unit = split_unit(gold, attached=True)
+        if unit == pred_unit:
+            return body, unit, pred_body, pred_unit
+    return gold_body, gold_unit, pred_body, pred_unit
 
 
 def _equal_by_value(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
@@ -133,21 +160,14 @@ def _compact(text: str) -> str:
 
 _APPROXIMATELY = re.compile(r"\s*\\approx(?![A-Za-z])\s*")
 _APPROXIMATION = re.compile(r"\\(?:approx|simeq|doteq)(?![A-Za-z])")
-_LABEL_LAST = re.compile(r"([^=<>]+?)\s*=\s*([A-Za-z])")
 
 
 def _exact_sides(gold: str, pred: str) -> tuple[str, str]:
-    """Both answers up to their first `\\approx`, and `5 = x` as `x = 5`.
+    """Both answers up to their first `\\approx`, the values of equations last (`5 = x` as `x = 5`).
 
     A reference that starts with `\\approx` asks for an approximation: the sign is dropped.
     """
     if _APPROXIMATELY.match(gold):
         gold, pred = _APPROXIMATELY.sub("", gold), _APPROXIMATELY.sub("", pred)
     gold, pred = (_APPROXIMATION.split(side)[0].strip() or side for side in (gold, pred))
-    return _label_first(gold), _label_first(pred)
-
-
-def _label_first(text: str) -> str:
-    """`5 = x` as `x = 5`."""
-    match = _LABEL_LAST.fullmatch(text)
-    return f"{match[2]} = {match[1]}" if match and not re.search("[a-zA-Z]", match[1]) else text
+    return equations.value_last(gold), equations.value_last(pred)

@@ -23,6 +23,7 @@ def parse_answer(text: str) -> Any:
     """
     if (union := _parse_union(split(text, "\\cup"))) is not None:
         return union
+    text = text.replace("\\bmod", "\\mod")  # the parser knows only one of them
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
     parsed = parse_latex(text)

@@ -53,6 +53,9 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r":=|\\coloneqq(?![A-Za-z])", "="),
         (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
         (r"\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
         (r"\\gt(?![A-Za-z])", ">"),
@@ -135,6 +138,23 @@ def _scaled(m: re.Match[str]) -> str:
     return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
 
+# `]1, 2[` and `[1; 2[`: intervals as written in Europe.
+_BEFORE_INTERVAL = r"(^\s*|[=,;({]\s*|\\(?:cup|cap|in|notin|setminus|backslash)(?![A-Za-z])\s*)"
+_END = r"((?:[^\[\](),;]|\([^()]*\))+?)"
+_END_WITH_COMMA = r"((?:[^\[\](),;]|(?<=\d),(?=\d)|\([^()]*\))+?)"
+_INTERVALS = [
+    re.compile(rf"{_BEFORE_INTERVAL}([\[\](])\s*{end}\s*{sign}\s*{end}\s*(?<!\\sqrt)([\[\])])")
+    for end, sign in ((_END_WITH_COMMA, ";"), (_END, ","))
+]
+
+
+def _standard_interval(m: re.Match[str]) -> str:
+    """`]1; 2[` as `(1, 2)`: brackets turned outwards are open ends, a semicolon separates ends that
+    may have decimal commas."""
+    ends = (end.strip().replace(",", ".") for end in (m[3], m[4]))
+    return f"{m[1]}{m[2].replace(']', '(')}{', '.join(ends)}{m[5].replace('[', ')')}"
+
+
 MAX_PASSES = 5  # two are enough for any sensible answer
 
 
@@ -161,6 +181,9 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", " ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    if "[" in text or "]" in text or ";" in text:
+        for interval in _INTERVALS:
+            text = interval.sub(_standard_interval, text)
     text = _SCALE.sub(_scaled, text)
     if _INEQUALITY.search(text):
         text = _OR.sub(r" \\cup ", text)

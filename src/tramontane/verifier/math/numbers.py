@@ -1,8 +1,7 @@
 r"""Plain numbers, read and compared exactly.
 
 `to_number` reads integers, decimals, fractions, mixed numbers, powers and repeating decimals as
-fractions. Ratios, numerals in another base and congruences have rules of their own. A comparison
-returns None where neither side has the form that it knows.
+fractions. Ratios have a rule of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from fractions import Fraction
 
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-MIN_PLACES = 6  # decimals required of a rounded value of a fraction such as 1/3
+MIN_PLACES = 6  # decimals required of a rounded value of a fraction such as 1/3 …
+MIN_DIGITS = 4  # … and significant digits: 0.000033 says too little about 1/30000
+MIN_FLOAT_DIGITS = 16  # significant digits from which a decimal is taken for a printed float …
+FLOAT_ERROR = Fraction(1, 2**51)  # … and its relative error, of a few roundings
 
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _NUMERATOR = rf"(?:\{{\s*(?P<num>[+-]?\s*{DECIMAL})\s*\}}|(?P<num1>\d))"
@@ -83,21 +85,52 @@ def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None
 
 
 def same_number(gold: Fraction, pred: Fraction, spelling: str) -> bool:
-    """Compare exactly, or up to rounding where no finite decimal equals the reference.
+    """Compare exactly, or up to the rounding that `is_rounded` accepts; `spelling` is the
+    prediction as written."""
+    return gold == pred or is_rounded(gold, spelling, terminates=_is_finite_decimal(gold))
 
-    `spelling` is the prediction as written: it must have at least MIN_PLACES decimal places to be
-    accepted as the reference cut off or rounded there.
+
+_DECIMAL = re.compile(
+    rf"[+-]?\s*(?P<mantissa>{DECIMAL})"
+    r"(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{(?P<exp1>[+-]?\d+)\}|(?P<exp2>\d)))?"
+)
+
+
+def is_rounded(exact: Fraction, spelling: str, *, terminates: bool) -> bool:
+    """True if `spelling` is a decimal, also in scientific notation, that stands for a number that
+    it does not equal:
+
+    - the number cut off or rounded at the last digit shown, if no decimal equals the number, with
+      at least MIN_PLACES places (of the decimal or of its mantissa) and MIN_DIGITS significant
+      digits;
+    - the number up to the error of a computed float, if MIN_FLOAT_DIGITS digits or more are shown.
+
+    Args:
+        exact: the number, to 40 digits or more.
+        spelling: the decimal.
+        terminates: the number is a decimal itself.
     """
-    if gold == pred:
-        return True
-    places = len(spelling.partition(".")[2])
-    if "." not in spelling or not spelling[-1].isdigit() or places < MIN_PLACES:
+    match = _DECIMAL.fullmatch(spelling.strip())
+    if match is None or "." not in match["mantissa"] or len(spelling) > MAX_DIGITS:
         return False
-    if _is_finite_decimal(gold):
+    written = to_number(spelling)
+    if not written or not exact or (written > 0) != (exact > 0):
         return False
-    exact = abs(gold) * 10**places
-    cut_or_rounded = abs(pred) * 10**places in (int(exact), round(exact))
-    return cut_or_rounded and gold * pred > 0 and abs(pred) > Fraction(1, 10)
+    digits, places = match["mantissa"].replace(".", ""), len(match["mantissa"].partition(".")[2])
+    significant = len(digits.lstrip("0"))
+    if significant >= MIN_FLOAT_DIGITS and (not terminates or _is_short(exact)):
+        return abs(written - exact) <= abs(exact) * FLOAT_ERROR
+    exponent = int(match["exp1"] or match["exp2"] or 0)
+    if terminates or significant < MIN_DIGITS or max(places, places - exponent) < MIN_PLACES:
+        return False
+    scaled, shown = (abs(x) * Fraction(10) ** (places - exponent) for x in (exact, written))
+    return shown in (int(scaled), round(scaled))
+
+
+def _is_short(value: Fraction) -> bool:
+    """True for a decimal that a float holds: of at most 15 significant digits."""
+    scale = Fraction(10) ** (15 - len(str(int(abs(value)))))
+    return (value * scale).denominator == 1 if abs(value) < 10**15 else False
 
 
 def _is_finite_decimal(value: Fraction) -> bool:
@@ -121,38 +154,3 @@ def same_ratio(gold: str, pred: str) -> bool | None:
     if is_time or not b or not d:
         return (a, b) == (c, d)
     return a * d == b * c
-
-
-_NUMERAL = re.compile(r"(?:[A-Za-z]\s*=\s*)?(-?\d[\w.]*)_\{?(\d+)\}?")
-
-
-def same_base(gold: str, pred: str) -> bool | None:
-    """Compare numerals with a base, such as `204_5`: digits and base must both agree.
-
-    The prediction may leave the base out.
-    """
-    gold_numeral, pred_numeral = (_NUMERAL.fullmatch(side) for side in (gold, pred))
-    if not gold_numeral:
-        return False if pred_numeral and to_number(gold) is not None else None
-    if pred_numeral:
-        return gold_numeral.groups() == pred_numeral.groups()
-    return gold_numeral[1] == pred
-
-
-_CONGRUENCE = re.compile(
-    r"(?:.*\\equiv\s*)?([+-]?\d{1,9})\s*"
-    r"(?:\\pmod|\(?\s*(?:\\(?:bmod|mod)|\\(?:text|mathrm|operatorname)\s*\{\s*mod\s*\}|mod)(?![A-Za-z]))"
-    r"\s*\{?\s*(\d{1,9})\s*\}?\s*\)?"
-)
-
-
-def same_congruence(gold: str, pred: str) -> bool | None:
-    """Compare `3 \\pmod 7` with another congruence by remainder, with a number as written."""
-    g, p = _CONGRUENCE.fullmatch(gold), _CONGRUENCE.fullmatch(pred)
-    if g and p:
-        return g[2] == p[2] and int(p[2]) > 0 and (int(g[1]) - int(p[1])) % int(g[2]) == 0
-    if g or p:
-        match, number = (g, to_number(pred)) if g else (p, to_number(gold))
-        assert match is not None
-        return None if number is None else int(match[1]) == number
-    return None

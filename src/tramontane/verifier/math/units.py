@@ -24,6 +24,7 @@ KNOWN_UNITS = {
     for word in names.split()
     for name in ([word, f"{word}s"] if len(word) > 1 else [word])
 }
+ATTACHED = {"m", "s", "h", "g", "L", "J", "W"}  # symbols of one letter, read as units in `3s`
 _NEUTRAL = {"unit", "units", "of", "the", "a", "an", "in", "total", "each"}
 _HEDGES = re.compile(
     r"\b(?:not|no|or|maybe|perhaps|possibly|probably|sometimes|otherwise|else|if|unless"
@@ -54,11 +55,16 @@ _CURRENCIES = {
 }
 
 
-def split_unit(text: str) -> tuple[str, str]:
+def split_unit(text: str, *, attached: bool = False) -> tuple[str, str]:
     """Take a unit off a normalised answer: ("15", "cm") of `15\\text{ cm}`; ("x", "") of `x`.
 
     Bare words count as a unit only after a number. A hedge (`5 \\text{ or not}`) stays in the
     answer, for the judge to refuse.
+
+    Args:
+        text: the answer.
+        attached: read a letter that is attached to a number, as in `3s`, as a unit, not as a
+            variable, where it is one of ATTACHED.
     """
     if match := _PREFIX.match(text):
         return match[1] + text[match.end() :], _CURRENCIES.get(match[2], match[2].lower())
@@ -69,7 +75,7 @@ def split_unit(text: str) -> tuple[str, str]:
     words = match["text"] or match["bare"]
     if words and _HEDGES.search(words.lower()):
         return text, ""
-    if match["bare"] and not _is_unit(words, body, text[match.start("bare") - 1]):
+    if match["bare"] and not _is_unit(words, body, text[match.start("bare") - 1], attached):
         return text, ""
     if match["degree"]:
         if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])", body):
@@ -80,12 +86,14 @@ def split_unit(text: str) -> tuple[str, str]:
     return body, canonical_unit(words or "%", match["power"])
 
 
-def _is_unit(words: str, body: str, before: str) -> bool:
+def _is_unit(words: str, body: str, before: str, attached: bool) -> bool:
     """True if bare words after `body` are a unit, and no variables; `before`: the last character
     in front of the words."""
     known = canonical_unit(words).partition("^")[0] in KNOWN_UNITS
-    attached = words[:1].isascii() and not words[1:2].isalpha() and not before.isspace()
-    if attached or (not known and words.isascii() and len(words) < 3):
+    if words[:1].isascii() and not words[1:2].isalpha() and not before.isspace():
+        symbols = words.replace(" ", "").split("/")
+        return attached and symbols[0] in ATTACHED and set(symbols) <= ATTACHED | set(KNOWN_UNITS)
+    if not known and words.isascii() and len(words) < 3:
         return False  # 2s, 3xy: variables
     ends_as_number = known and len(words) > 1 and body[-1] in "0123456789})"
     return to_number(body) is not None or ends_as_number

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,8 @@ import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-from tramontane.verifier.math.numbers import MIN_PLACES
+from tramontane.verifier.math import modular
+from tramontane.verifier.math.numbers import is_rounded
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
@@ -26,6 +28,8 @@ MAX_TERMS = 1000  # terms of a sum or product
 MAX_STEPS = 20_000  # nodes visited in one evaluation of an expression
 POINTS = 6  # near zero
 FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `100 - x`
+MAX_ROUNDED_BITS = 100  # magnitude, up and down, of constants that may be rounded
+ROUNDED_PLACES = 15
 MAX_ARGUMENT = 10**6  # limit for functions that are costly at large arguments
 
 
@@ -114,8 +118,11 @@ class _Evaluation:
         if isinstance(e, sympy.Sum | sympy.Product):
             return self._series(e)
         if isinstance(e, sympy.Mod):
-            a, b = self._integer(e.args[0]), self._integer(e.args[1])
-            return mpmath.fmod(a, b) if b else mpmath.nan
+            b = self._integer(e.args[1])
+            if not b:
+                return mpmath.nan
+            known = modular.remainder(e.args[0], int(b)) if b > 0 else None
+            return mpmath.fmod(self._integer(e.args[0]), b) if known is None else mpmath.mpf(known)
         if isinstance(e, sympy.Max | sympy.Min):
             values = [self(a) for a in e.args]
             if any(mpmath.im(v) for v in values):
@@ -334,18 +341,15 @@ def number(e: Any) -> Any:
 
 
 def rounded(e: Any, spelling: str) -> bool:
-    """True if `spelling` is the constant cut off or rounded at MIN_PLACES decimals or more."""
-    signed, _, decimals = spelling.strip().partition(".")
-    places = len(decimals)
-    whole = signed.lstrip("+-")
-    if places < MIN_PLACES or places > DIGITS - SLACK or not (decimals + (whole or "0")).isdigit():
-        return False
+    """True if `spelling` is a decimal that stands for the constant (`numbers.is_rounded`)."""
     value = number(e)
-    if value is None or mpmath.isinf(value) or len(whole) > DIGITS - SLACK - places:
+    if value is None or not mpmath.isfinite(value) or not value:
         return False
-    with mpmath.workdps(DIGITS):
-        written = mpmath.mpf(spelling.strip())
-        exact = value * 10**places
-        units = written * 10**places
-        near = abs(exact - units) < 1 and abs(units) <= abs(exact) + mpmath.mpf("0.5")
-        return bool(near and value * written > 0 and abs(written) > 0.1)
+    if abs(mpmath.mag(value)) > MAX_ROUNDED_BITS:
+        return False
+    sign, mantissa, exponent, _ = value._mpf_
+    exact = Fraction(int(mantissa)) * Fraction(2) ** exponent * (-1) ** sign
+    # `\sqrt{4}` is 2 in the first 40 digits: a decimal that ends, not one to be rounded.
+    nearest = Fraction(round(exact * 10**ROUNDED_PLACES), 10**ROUNDED_PLACES)
+    terminates = abs(exact - nearest) <= abs(exact) * Fraction(1, 10**40)
+    return is_rounded(nearest if terminates else exact, spelling, terminates=terminates)

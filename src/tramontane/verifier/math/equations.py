@@ -1,0 +1,177 @@
+r"""Equations in answers: names, values, chains, contradictions.
+
+`x = 5`, `5 = x`, `\frac{10}{2} = 5` and `C = 2\pi r = 2\pi` are answers with a value and something
+that stands for it. `value_last` brings the value to the end; the refusals find equations that
+contradict themselves or are not solved; `values` takes the names off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tramontane.verifier.math.refusals import Refused, Unscorable
+from tramontane.verifier.math.structure import split
+from tramontane.verifier.math.units import split_unit
+
+Equal = Callable[[str, str], bool]
+
+# Commands that may stand in an expression without variables; all others count as variables.
+_COMMANDS = """
+    frac sqrt pi cdot times div pm mp infty circ left right binom choose overline ldots begin end
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp max min gcd operatorname
+    mathrm lfloor rfloor lceil rceil lvert rvert bmod mod pmod
+"""
+_CONSTANT = set(_COMMANDS.split())
+_ENVIRONMENT = re.compile(r"(\\(?:begin|end))\s*\{[a-zA-Z]*\*?\}(?:\{[lcr|]*\})?")
+_TOKEN = re.compile(r"\\([A-Za-z]+)|([^\W\d_])")
+_GREEK = (
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho"
+    r"|sigma|tau|upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)"
+    r"(?![A-Za-z])|\\ell(?![A-Za-z])"
+)
+_FONT = (
+    r"\\(?:vec|hat|bar|tilde|overline|widehat|overrightarrow|overleftrightarrow|mathbf|mathbb"
+    r"|mathrm|mathcal|mathsf|boldsymbol|bm|text|textbf|textit|mbox|operatorname)\s*\{[^{}]*\}"
+)
+_ATOM = rf"(?:{_FONT}|{_GREEK}|[A-Z]{{2,5}}|[^\W\d_])"
+_INDEX = r"(?:\s*_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?\w))"
+_ARGUMENT = r"(?:\s*\((?:[^()]|\([^()]*\))*\))"
+_NAMED = rf"{_ATOM}{_INDEX}?(?:'|\^\s*\{{?(?:\\prime|-1)\}}?)*{_INDEX}?{_ARGUMENT}?"
+_NAME = re.compile(
+    rf"(?:m\s*)?(?:\\(?:angle|measuredangle|triangle|Delta|square|arc|deg|det|dim|gcd|min|max)\s*)?"
+    rf"{_NAMED}"
+    rf"|(?:\||\\[lr]?vert\s*|\\[lr]?Vert\s*|\\\|)\s*{_NAMED}\s*(?:\||\\[lr]?vert|\\[lr]?Vert|\\\|)"
+    rf"|\[\s*[A-Z]{{3,5}}\s*\]"
+    r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)[^{}]*\}(?:\s*\w)?"
+    rf"|(?:m\s*)?\\(?:angle|measuredangle)\s*\d"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc|gcd|operatorname\{{\w+\}})\s*(?:\\angle\s*)?(?:{_NAMED}|{_ARGUMENT})"
+)
+_RELATION = re.compile(r"[<>]|\\(?:[lg]e|neq?|in|notin|approx|equiv|sim|to)(?![A-Za-z])")
+
+
+def is_name(text: str) -> bool:
+    r"""True for a text that names a value: `x`, `f(3)`, `|AB|`, `\angle ABC`, `\text{Area}`."""
+    return bool(_NAME.fullmatch(text.strip()))
+
+
+def variables(text: str) -> set[str]:
+    r"""The letters of an expression, and the commands that may be letters, such as `\theta`."""
+    found = _TOKEN.findall(_ENVIRONMENT.sub(" ", text))
+    return {command or letter for command, letter in found if command not in _CONSTANT}
+
+
+def _members(statement: str) -> list[str]:
+    return split(statement, "=")
+
+
+def value_last(text: str) -> str:
+    r"""Move the value of each equation to its end: `5 = x` becomes `x = 5`, `2x = f(x) = y` becomes
+    `f(x) = y = 2x`.
+
+    The value is a member without variables; without one, a member that is no name.
+    """
+    if "=" not in text:
+        return text
+    separator = ";" if len(split(text, ";")) > 1 else ","
+    statements = split(text, separator)
+    ordered = [" = ".join(_value_last(_members(s))) for s in statements]
+    kept = [" = ".join(_members(s)) for s in statements]
+    return text if ordered == kept else f"{separator} ".join(ordered)
+
+
+def _value_last(members: list[str]) -> list[str]:
+    if len(members) < 2 or _RELATION.search("".join(members)):
+        return members
+    if not variables(members[-1]):
+        return members
+    for is_value in (
+        lambda m: not variables(m),
+        lambda m: not variables(split_unit(m)[0]),
+        lambda m: not is_name(m),
+    ):
+        if any(map(is_value, members)):
+            return sorted(members, key=is_value)  # stable: names first, in their order
+    return members
+
+
+def refuse_contradiction(pred: str, equal: Equal) -> None:
+    """Refuse a chain such as `1 = 2 = 5`.
+
+    Every member without variables must equal the last one, and so must every member that has the
+    variables of the last one and is no name; of two members that is left to `refuse_unsolved`.
+    """
+    for statement in split(pred, ",", ";") if "=" in pred else []:
+        members = _members(statement)
+        if len(members) < 2:
+            continue
+        of_last = variables(members[-1])
+        for member in members[:-1]:
+            letters = variables(member)
+            same = letters == of_last and len(members) > 2 and not is_name(member)
+            if (same or not letters) and not _holds(member, members[-1], equal):
+                raise Refused(f"contradicts itself: {member} = {members[-1]}")
+
+
+def _holds(left: str, right: str, equal: Equal) -> bool:
+    """Compare two members of the prediction: `left` takes the reference's place, but a member that
+    cannot be judged is still the prediction's fault."""
+    try:
+        return equal(left, right)
+    except Unscorable as error:
+        raise Refused("the answer cannot be parsed") from error
+
+
+_POLYNOMIAL = re.compile(r"[\dA-Za-zα\s.+*/^{}()|-]*")
+_PARTS = re.compile(r"_(?:\{[^{}]*\}|\w)|[A-Za-z]+'*\s*\([^()]*\)")  # an index; f(x)
+
+
+def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
+    """Refuse `2x = 5` and `x = 5 - x` as the answer 5; `x = 5`, `a + b = 5` and identities such as
+    `(x+1)^2 = x^2 + 2x + 1` are accepted.
+
+    A reference that is an equation itself accepts any equation.
+    """
+    members = _members(pred)
+    if len(members) != 2 or "=" in gold:
+        return
+    left, right = (_plain(member) for member in members)
+    letters = set(re.findall("[A-Za-zα]", _PARTS.sub("", left)))
+    one_unknown = len(letters) == 1 and len(left.strip()) > 1 and _POLYNOMIAL.fullmatch(left)
+    unsolved = one_unknown and not _PARTS.search(left) and not is_name(members[0])
+    if unsolved or letters & set(re.findall("[A-Za-zα]", right)):
+        of_left, of_right = (variables(member) for member in members)
+        is_identity = of_left == of_right and not is_name(members[0])
+        if not (is_identity and _holds(*members, equal)):
+            raise Refused(f"an equation that is not solved: {pred}")
+
+
+def _plain(member: str) -> str:
+    """A member with one letter for each greek letter or segment (`AB`), without other commands."""
+    member = re.sub(r"(?<![A-Za-z\\])[A-Z]{2,5}(?![A-Za-z])", "A", re.sub(_GREEK, "α", member))
+    return re.sub(r"\\[A-Za-z]+", " ", member)
+
+
+def values(gold: str, pred: str) -> tuple[str, str]:
+    """The values of two equations without the names; the answers themselves where the names are
+    part of the comparison, as in `x = 5` against `y = 5`."""
+    if "=" not in gold + pred:
+        return gold, pred
+    g, p = (split(side, ",", ";") for side in (gold, pred))
+    if len(g) > 1 or len(p) > 1 or _RELATION.search(gold + pred):
+        return gold, pred
+    of_gold, of_pred = _members(gold), _members(pred)
+    if len(of_gold) == 1:
+        return gold, of_pred[-1] if of_pred else pred
+    if not is_name(of_gold[0]):
+        return gold, pred
+    if len(of_pred) == 1 or _same_name(of_gold[0], of_pred[0]):
+        return of_gold[-1], of_pred[-1]
+    return gold, pred
+
+
+def _same_name(a: str, b: str) -> bool:
+    a, b = (
+        re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
+    )
+    return a == b and bool(a)
