@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from tramontane.verifier.math.numerals import numeral_value
 from tramontane.verifier.math.refusals import Refused, Unscorable
 from tramontane.verifier.math.structure import split
 from tramontane.verifier.math.units import split_unit
@@ -43,16 +44,25 @@ _NAME = re.compile(
     rf"{_NAMED}"
     rf"|(?:\||\\[lr]?vert\s*|\\[lr]?Vert\s*|\\\|)\s*{_NAMED}\s*(?:\||\\[lr]?vert|\\[lr]?Vert|\\\|)"
     rf"|\[\s*[A-Z]{{3,5}}\s*\]"
-    r"|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)[^{}]*\}(?:\s*\w)?"
     rf"|(?:m\s*)?\\(?:angle|measuredangle)\s*\d"
     rf"|\\(?:sin|cos|tan|cot|sec|csc|gcd|operatorname\{{\w+\}})\s*(?:\\angle\s*)?(?:{_NAMED}|{_ARGUMENT})"
 )
-_RELATION = re.compile(r"[<>]|\\(?:[lg]e|neq?|in|notin|approx|equiv|sim|to)(?![A-Za-z])")
+_LONG_NAME = re.compile(
+    r"\\(?:int|lim|sum|prod)(?![A-Za-z]).*|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)"
+    r"[^{}]*\}.*",
+    re.DOTALL,
+)
+_RELATIONS = ("<", ">", "\\le", "\\ge", "\\ne", "\\neq", "\\in", "\\notin", "\\approx", "\\equiv")
 
 
 def is_name(text: str) -> bool:
     r"""True for a text that names a value: `x`, `f(3)`, `|AB|`, `\angle ABC`, `\text{Area}`."""
-    return bool(_NAME.fullmatch(text.strip()))
+    return bool(_NAME.fullmatch(text.strip()) or _LONG_NAME.fullmatch(text.strip()))
+
+
+def _has_relation(text: str) -> bool:
+    """True if a relation other than `=` stands outside of all brackets."""
+    return len(split(text, *_RELATIONS)) > 1
 
 
 def variables(text: str) -> set[str]:
@@ -75,13 +85,17 @@ def value_last(text: str) -> str:
         return text
     separator = ";" if len(split(text, ";")) > 1 else ","
     statements = split(text, separator)
+    first, last = statements[:-1], _members(statements[-1])
+    if first and len(last) == 2 and is_name(last[1]) and not any("=" in s for s in first):
+        listed = f"{separator} ".join([*first, last[0]])
+        return f"{last[1]} = {listed}"  # `1, 2 = x`
     ordered = [" = ".join(_value_last(_members(s))) for s in statements]
     kept = [" = ".join(_members(s)) for s in statements]
     return text if ordered == kept else f"{separator} ".join(ordered)
 
 
 def _value_last(members: list[str]) -> list[str]:
-    if len(members) < 2 or _RELATION.search("".join(members)):
+    if len(members) < 2 or any(map(_has_relation, members)):
         return members
     if not variables(members[-1]):
         return members
@@ -115,7 +129,9 @@ def refuse_contradiction(pred: str, equal: Equal) -> None:
 
 def _holds(left: str, right: str, equal: Equal) -> bool:
     """Compare two members of the prediction: `left` takes the reference's place, but a member that
-    cannot be judged is still the prediction's fault."""
+    cannot be judged is still the prediction's fault. Numerals of different bases may be equal."""
+    if None not in (numbers := (numeral_value(left), numeral_value(right))):
+        return numbers[0] == numbers[1]
     try:
         return equal(left, right)
     except Unscorable as error:
@@ -135,7 +151,9 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
     members = _members(pred)
     if len(members) != 2 or "=" in gold:
         return
-    left, right = (_plain(member) for member in members)
+    if _LONG_NAME.fullmatch(members[0]):
+        return
+    left, right = _plain(members)
     letters = set(re.findall("[A-Za-zα]", _PARTS.sub("", left)))
     one_unknown = len(letters) == 1 and len(left.strip()) > 1 and _POLYNOMIAL.fullmatch(left)
     unsolved = one_unknown and not _PARTS.search(left) and not is_name(members[0])
@@ -146,10 +164,18 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
             raise Refused(f"an equation that is not solved: {pred}")
 
 
-def _plain(member: str) -> str:
-    """A member with one letter for each greek letter or segment (`AB`), without other commands."""
-    member = re.sub(r"(?<![A-Za-z\\])[A-Z]{2,5}(?![A-Za-z])", "A", re.sub(_GREEK, "α", member))
-    return re.sub(r"\\[A-Za-z]+", " ", member)
+def _plain(members: list[str]) -> list[str]:
+    """Members without commands, with one letter for each segment (`AB`), and for greek letters."""
+    segments: dict[str, str] = {}
+    plain = []
+    for member in members:
+        member = re.sub(
+            r"(?<![A-Za-z\\])[A-Z]{2,5}(?![A-Za-z])",
+            lambda m: segments.setdefault(m[0], chr(ord("A") + len(segments) % 26)),
+            re.sub(_GREEK, "α", member),
+        )
+        plain.append(re.sub(r"\\[A-Za-z]+", " ", member))
+    return plain
 
 
 def values(gold: str, pred: str) -> tuple[str, str]:
@@ -158,7 +184,7 @@ def values(gold: str, pred: str) -> tuple[str, str]:
     if "=" not in gold + pred:
         return gold, pred
     g, p = (split(side, ",", ";") for side in (gold, pred))
-    if len(g) > 1 or len(p) > 1 or _RELATION.search(gold + pred):
+    if len(g) > 1 or len(p) > 1 or _has_relation(gold) or _has_relation(pred):
         return gold, pred
     of_gold, of_pred = _members(gold), _members(pred)
     if len(of_gold) == 1:

@@ -114,12 +114,13 @@ def _equal(gold: str, pred: str) -> bool:
 def _equal_quantities(gold: str, pred: str) -> bool:
     """Compare single values with their units: as numbers where both are plain ones, else as
     expressions."""
+    if (decided := same_numeral(gold, pred)) is not None:
+        return decided
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
     if units_clash(gold_unit, pred_unit):
         raise Refused(f"the unit is {pred_unit}, not {gold_unit}")
-    for rule in (same_numeral, same_ratio):
-        if (decided := rule(gold, pred)) is not None:
-            return decided
+    if (decided := same_ratio(gold, pred)) is not None:
+        return decided
     scales = percent_scales(gold_unit, pred_unit)
     gold_number, pred_number = read_numbers(gold, pred)
     if gold_number is not None and pred_number is not None:

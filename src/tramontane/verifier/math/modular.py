@@ -61,6 +61,10 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     Raises:
         Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.
     """
+    if "mod" not in gold + pred:
+        return None
+    if (g_list := _classes(gold)) and (p_list := _classes(pred)):
+        return g_list == p_list
     g, p = read_modular(gold), read_modular(pred)
     if g is None and p is None:
         return None
@@ -77,6 +81,22 @@ def same_remainder(gold: str, pred: str) -> bool | None:
     if g and p and g.is_operation != p.is_operation and g.modulus != p.modulus:
         return False
     return bool((g_values[0] | g_values[1]) & (p_values[0] | p_values[1]))
+
+
+def _classes(text: str) -> tuple[int, set[int]] | None:
+    r"""Modulus and remainders of several classes: `1, 3 \pmod 4`, `1 \pmod 4, 3 \pmod 4`."""
+    items = split(text, ",", ";")
+    last = read_modular(items[-1]) if len(items) > 1 else None
+    if last is None or last.is_operation:
+        return None
+    remainders: set[int] = set()
+    for item in items:
+        read = read_modular(item) or Modular(split(item, "\\equiv", "="), last.modulus, False)
+        known = _remainders(read)
+        if known is None or read.modulus != last.modulus or len(known[1]) > 1:
+            return None
+        remainders |= known[1]
+    return (last.modulus, remainders) if len(remainders) == len(items) else None
 
 
 def _written(text: str) -> tuple[set[int], set[int]] | None:

@@ -48,7 +48,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Layout only.
-        (r"\\(?:left|right|[bB]ig[lr]?)(?![A-Za-z])\.?", " "),
+        (r"\\(?:left|right|mathopen|mathclose|[bB]igg?[lr]?)(?![A-Za-z])\.?", " "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
@@ -71,6 +71,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
         (r"\ue000", ""),
+        (r"(?<=\d)\{,\}(?=\d)", ","),  # a decimal comma
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
         # Plain-text notation of people and programs.
         (r"\*\*", "^"),
@@ -140,8 +141,8 @@ def _scaled(m: re.Match[str]) -> str:
 
 # `]1, 2[` and `[1; 2[`: intervals as written in Europe.
 _BEFORE_INTERVAL = r"(^\s*|[=,;({]\s*|\\(?:cup|cap|in|notin|setminus|backslash)(?![A-Za-z])\s*)"
-_END = r"((?:[^\[\](),;]|\([^()]*\))+?)"
-_END_WITH_COMMA = r"((?:[^\[\](),;]|(?<=\d),(?=\d)|\([^()]*\))+?)"
+_END = r"((?:[^\[\](),;]|\([^()]*\)|(?<=sqrt)\[\d+\])+?)"
+_END_WITH_COMMA = r"((?:[^\[\](),;]|(?<=\d),(?=\d)|\([^()]*\)|(?<=sqrt)\[\d+\])+?)"
 _INTERVALS = [
     re.compile(rf"{_BEFORE_INTERVAL}([\[\](])\s*{end}\s*{sign}\s*{end}\s*(?<!\\sqrt)([\[\])])")
     for end, sign in ((_END_WITH_COMMA, ";"), (_END, ","))

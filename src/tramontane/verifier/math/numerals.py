@@ -7,9 +7,10 @@ base is another answer, as questions about bases ask for the digits.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import NamedTuple
 
-from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.numbers import MAX_DIGITS, to_number
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NAMES = {
@@ -32,8 +33,12 @@ class Numeral(NamedTuple):
     base: int
 
 
-def read_numeral(text: str) -> Numeral | None:
-    """Read a numeral whose digits exist in its base; None for any other text."""
+def read_numeral(text: str, *, lower: bool = False) -> Numeral | None:
+    """Read a numeral whose digits exist in its base; None for any other text.
+
+    A letter with an index is a name (`A_{12}`, `ab_{16}`); several capitals are digits, and with
+    `lower` small letters, too.
+    """
     bare = re.sub(r"[\s{}()]", "", _WRAPPER.sub("", text))
     bare = _LABEL.sub("", bare, count=1) if "=" in bare else bare
     if match := _PREFIXED.fullmatch(bare):
@@ -41,8 +46,11 @@ def read_numeral(text: str) -> Numeral | None:
     if match := _SUBSCRIPT.fullmatch(bare):
         named = match[3] or match[4]
         base = _NAMES.get(named.lower()) or int(named)
-        # A letter with an index is a name: `A_{12}`.
-        if any(c.isdigit() for c in match[2]) or (len(match[2]) > 1 and match[2].isupper()):
+        if (
+            lower
+            or any(c.isdigit() for c in match[2])
+            or (len(match[2]) > 1 and match[2].isupper())
+        ):
             return _numeral(match[1], match[2], base)
     return None
 
@@ -56,13 +64,25 @@ def _numeral(sign: str, digits: str, base: int) -> Numeral | None:
     return Numeral(sign + (digits.lstrip("0") or "0"), base)
 
 
+def numeral_value(text: str) -> Fraction | None:
+    """The value of a numeral, or of a plain number; None for any other text."""
+    numeral = read_numeral(text)
+    if numeral is None or len(numeral.digits) > MAX_DIGITS:
+        return to_number(text)
+    whole, _, places = numeral.digits.lstrip("-").partition(".")
+    value = Fraction(int(whole + places, numeral.base), numeral.base ** len(places))
+    return -value if numeral.digits.startswith("-") else value
+
+
 def same_numeral(gold: str, pred: str) -> bool | None:
     """Compare numerals by digits and base; None where the reference is no numeral, and the
-    prediction is none or the reference no number."""
+    prediction is none or the reference no number. A numeral with base 10 is the number itself."""
     g, p = read_numeral(gold), read_numeral(pred)
     if g is None:
-        return False if p is not None and to_number(gold) is not None else None
-    if p is not None:
+        if p is None or (number := to_number(gold)) is None:
+            return None
+        return p.base == 10 and numeral_value(pred) == number
+    if p := read_numeral(pred, lower=True):
         return g == p
     bare = _WRAPPER.sub("", re.sub(r"[\s{}()]", "", pred)).upper()
     sign, digits = ("-", bare[1:]) if bare.startswith("-") else ("", bare)
