@@ -71,6 +71,10 @@ def variables(text: str) -> set[str]:
     return {command or letter for command, letter in found if command not in _CONSTANT}
 
 
+def _is_closed(text: str) -> bool:
+    return not variables(text) or numeral_value(text) is not None
+
+
 def _members(statement: str) -> list[str]:
     return split(statement, "=")
 
@@ -97,10 +101,10 @@ def value_last(text: str) -> str:
 def _value_last(members: list[str]) -> list[str]:
     if len(members) < 2 or any(map(_has_relation, members)):
         return members
-    if not variables(members[-1]):
+    if _is_closed(members[-1]):
         return members
     for is_value in (
-        lambda m: not variables(m),
+        _is_closed,
         lambda m: not variables(split_unit(m)[0]),
         lambda m: not is_name(m),
     ):
@@ -123,7 +127,7 @@ def refuse_contradiction(pred: str, equal: Equal) -> None:
         for member in members[:-1]:
             letters = variables(member)
             same = letters == of_last and len(members) > 2 and not is_name(member)
-            if (same or not letters) and not _holds(member, members[-1], equal):
+            if (same or _is_closed(member)) and not _holds(member, members[-1], equal):
                 raise Refused(f"contradicts itself: {member} = {members[-1]}")
 
 
@@ -139,7 +143,8 @@ def _holds(left: str, right: str, equal: Equal) -> bool:
 
 
 _POLYNOMIAL = re.compile(r"[\dA-Za-zα\s.+*/^{}()|-]*")
-_PARTS = re.compile(r"_(?:\{[^{}]*\}|\w)|[A-Za-z]+'*\s*\([^()]*\)")  # an index; f(x)
+# A function of something, such as `f_1(x)`; an index.
+_PARTS = re.compile(r"[A-Za-z]+(?:_(?:\{[^{}]*\}|\w))?'*\s*\([^()]*\)|_(?:\{[^{}]*\}|\w)")
 
 
 def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:

@@ -43,6 +43,7 @@ _SYMBOLS = str.maketrans(
 )  # fmt: skip
 
 TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
+_BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
@@ -95,7 +96,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             r"\\frac{\1}{\2}",
         ),
         # Scientific notation, millions.
-        (rf"(?<![A-Za-z\d])({DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.])", r"\1 \\times 10^{\2}"),
+        (
+            rf"(?<![A-Za-z\d])({DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.]|{_BASED})",
+            r"\1 \\times 10^{\2}",
+        ),
         # Degrees, percent and text that only wraps a number or a letter.
         (r"\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
         (r"(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^{\\circ}"),
