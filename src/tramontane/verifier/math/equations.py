@@ -165,7 +165,7 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
     if unsolved or letters & set(re.findall("[A-Za-zα]", right)):
         of_left, of_right = (variables(member) for member in members)
         is_identity = of_left == of_right and not is_name(members[0])
-        if not (is_identity and _holds(*members, equal)):
+        if not (is_identity and _holds(members[0], members[1], equal)):
             raise Refused(f"an equation that is not solved: {pred}")
 
 
