@@ -13,15 +13,23 @@ RUNG ?=
 # Duration of `make soak`, and its placement: ray or thread.
 MINUTES ?= 60
 KIND ?= ray
-# Seed of `make chaos`; by default its own.
+# Seed of `make chaos` and `make real`; by default the config's own.
 SEED ?=
+# Problems of GSM8K that `make real` reports: a file, or a Hugging Face dataset.
+GSM8K ?= $(firstword $(wildcard ../shared/data/gsm8k_test.jsonl.gz) openai/gsm8k\#main)
 # Benchmarks that `make bench` runs; all by default.
 BENCH ?=
 
-.PHONY: quickstart test check docs mutants fuzz hostile bench proof chaos soak clean
+.PHONY: quickstart real test check docs mutants fuzz hostile bench proof chaos soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
+
+real: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+	$(BIN)/tramontane fetch smollm2
+	$(BIN)/tramontane train configs/real.yaml evaluation.also.gsm8k.source='$(GSM8K)' \
+		$(if $(SEED),seed=$(SEED))
 
 test: $(DEV)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
