@@ -32,7 +32,7 @@ real: $(READY)
 		$(if $(SEED),seed=$(SEED))
 
 test: $(DEV)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 check: $(DEV)
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A busy machine makes any example slow: no property is about time.
 settings.register_profile("tramontane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,10 +39,35 @@ def placement(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def uses_ray(item: pytest.Item) -> bool:
+    """True for a test on the cluster of `ray_cluster`, by its fixtures or a parameter."""
+    callspec = getattr(item, "callspec", None)
+    named = {"ray", "actor", "nixl"} & {*map(str, callspec.params.values())} if callspec else set()
+    return bool(named) or "ray_cluster" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist adds the names of groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests come first, so that no process is left alone with one."""
+    """Tests on Ray go to one process, which starts one cluster. They and the files with the most
+    slow tests come first, so that no process is left alone with one."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    on_ray = {item for item in items if uses_ray(item)}
+    for item in on_ray:
+        item.add_marker(pytest.mark.xdist_group("ray"))
+    items.sort(key=lambda item: (item not in on_ray, -slow[item.path]))
+
+
+class ByFile(LoadScopeScheduling):
+    """Sends a file's tests to one process, but those of a group to the process of the group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        group = name.rpartition("@")[2] if name.rfind("@") > name.rfind("]") else ""
+        return group or file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 class SkipList:

@@ -1,17 +1,18 @@
 """Runs with stages over real workers: sizes, settings, resumption, and an early end."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
+import tramontane
+from tests import forked
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.placement.test_survival import Harm
 from tests.runs import small_config
@@ -165,17 +166,14 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     assert counted == len(rollouts(tmp_path / "whole"))
 
 
-# A run that kills itself as soon as its third update is recorded.
-KILLED = """
-import os, signal, sys
-import tramontane
+def run_killed_at_update_3(config: str) -> None:
+    """A run that kills itself as soon as its third update is recorded."""
 
-def kill(metrics):
-    if metrics["update"] == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def kill(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-tramontane.train(sys.argv[1], on_update=kill)
-"""
+    tramontane.train(Config.model_validate_json(config), quiet=True, on_update=kill)
 
 
 def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) -> None:
@@ -183,10 +181,8 @@ def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) ->
     config = small_config(
         tmp_path / "run", pipeline=SIZES | {"updates": 6}, stages=stages, checkpoint={"every": 1}
     )
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(file)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = forked.start(run_killed_at_update_3, config.model_dump_json())
+    assert forked.end(killed) == -signal.SIGKILL
     folder, resumed = open_run(tmp_path / "run")
     train(resumed, QuietScreen(), folder)
     check_stages(tmp_path / "run", config)

@@ -1,34 +1,19 @@
-"""Curations and scripts in processes that are killed, at an exact moment or from outside.
+"""Curations and scripts in processes that are killed, at an exact moment or from outside."""
 
-A fork server imports the package once, so that a process starts in milliseconds.
-"""
-
-import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
+from tests import forked
+from tests.forked import TIMEOUT_S, end
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
-
-TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    [
-        "pytest",
-        "tests.curation.killing",
-        "tramontane.generator",
-        "tramontane.curation.backend.endpoint",
-        "tramontane.run.session",
-    ]
-)
 
 
 def start(config: CurateConfig, killed_at: str | None = None) -> BaseProcess:
@@ -37,25 +22,12 @@ def start(config: CurateConfig, killed_at: str | None = None) -> BaseProcess:
     A file is complete once it is renamed from its partial name. At that moment only the partial
     file exists, of which half is left, as if the kill had come while it was written.
     """
-    return _start(_curate, config.model_dump_json(), killed_at)
+    return forked.start(_curate, config.model_dump_json(), killed_at)
 
 
 def start_script(script: Path, arguments: list[str], killed_at: str | None = None) -> BaseProcess:
     """The same with a Python script, which runs as if its folder were Python's first path."""
-    return _start(_run_script, str(script), arguments, killed_at)
-
-
-def _start(target: Callable[..., None], *args: object) -> BaseProcess:
-    process = _context.Process(target=target, args=args)
-    process.start()
-    return process
-
-
-def end(process: BaseProcess) -> int:
-    """Wait for a process; returns its exit code, the negative signal if it was killed."""
-    process.join(TIMEOUT_S)
-    assert process.exitcode is not None, f"still running after {TIMEOUT_S} s"
-    return process.exitcode
+    return forked.start(_run_script, str(script), arguments, killed_at)
 
 
 def kill_once_written(process: BaseProcess, path: Path, lines: int = 0) -> None:

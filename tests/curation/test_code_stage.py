@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.curation.killing import end, kill_once_written, start
+from tests.curation.killing import kill_once_written, start
+from tests.forked import end
 from tests.paths import DATA
 from tramontane.config import VerifierConfig
 from tramontane.curation.agreement import decisive, fate, poll, steady, voters, with_checker

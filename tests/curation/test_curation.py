@@ -15,7 +15,8 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 import tramontane
-from tests.curation.killing import end, start
+from tests.curation.killing import start
+from tests.forked import end
 from tramontane import InputError
 from tramontane.cli import app
 from tramontane.config import DataConfig

@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from tests.curation.killing import end, kill_once_written, start
+from tests.curation.killing import kill_once_written, start
 from tests.curation.server import Server
 from tests.curation.test_curation import lines, results
 from tests.curation.test_translate import translator
+from tests.forked import end
 from tramontane.curation.config import CurateConfig
 
 CONCURRENCY = 2

@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from tests.curation.killing import end, start_script
+from tests.curation.killing import start_script
+from tests.forked import end
 from tests.paths import ROOT
 
 SCRIPT = ROOT / "benchmarks/curation_proof.py"

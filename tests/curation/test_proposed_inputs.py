@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.curation.killing import end, kill_once_written, start
+from tests.curation.killing import kill_once_written, start
 from tests.curation.server import DIE, STALL, Server, body, status
 from tests.curation.test_code_stage import DOUBLE, NAMES, doubles, lines, row, write
+from tests.forked import end
 from tramontane import InputError
 from tramontane.config import parse_settings
 from tramontane.curation.backend import Answer

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from chaos.processes import command as command_line
 from chaos.processes import marked, workers
 from tests.controller.test_pipeline import WatchedPipeline, check_ledger, rollouts
-from tests.run.test_resume import start, wait_for_updates
+from tests.run.test_resume import wait_for_updates
 from tests.runs import small_config
 from tramontane.controller.generators import PooledGenerator
 from tramontane.placement import WorkerDied
@@ -141,7 +142,13 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
         placement={"kind": "ray"},
         checkpoint={"every": 1},
     )
-    process = start(config, tmp_path)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     mark = f"TRAMONTANE_TEST={tmp_path}"
     try:
         wait_for_updates(tmp_path / "run", 2, process)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests.controller.test_pipeline import check_ledger
+from tests.forked import Command
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
@@ -167,19 +167,6 @@ def test_a_cut_rollouts_file_is_audited_as_far_as_it_goes(run: RunFolder) -> Non
     write_report(run.path)
 
 
-def limited(config: Config, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
-    """A run that may write no file larger than `size` bytes."""
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return subprocess.run(
-        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "data", "file"),
     [
@@ -198,10 +185,13 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
         checkpoint={"every": 1},
         evaluation={"problems": 8},
     )
-    done = limited(config, tmp_path, size)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert f"{tmp_path / 'run' / file}: File too large; make room, then" in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
+    config_file = tmp_path / "config.yaml"
+    config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    done = Command("train", str(config_file), file_size=size)
+    printed = done.communicate()
+    assert done.wait() == 2, printed
+    assert f"{tmp_path / 'run' / file}: File too large; make room, then" in printed, printed
+    assert "Traceback" not in printed
     folder, resumed = open_run(tmp_path / "run")
     if data:
         resumed = resumed.model_copy(update={"data": config_of(tmp_path).data})

@@ -3,18 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
 import yaml
 
 from tests.controller.test_pipeline import check_ledger, rollouts, weights
+from tests.forked import Command
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller.pipeline import Pipeline
@@ -30,32 +29,30 @@ pytestmark = pytest.mark.slow
 PATIENCE = 600  # seconds until a run that makes no progress counts as hung
 
 
-def start(config: Config, tmp_path: Path) -> subprocess.Popen[str]:
+def start(config: Config, tmp_path: Path) -> Command:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return command("train", str(file))
+    return Command("train", str(file))
 
 
-def command(*args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tramontane.cli", *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+class Process(Protocol):
+    """A process that a test waits for: `Command`, or one of `subprocess`."""
+
+    def poll(self) -> int | None: ...
+
+    def communicate(self) -> object: ...
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(condition: Callable[[], bool], process: Process) -> None:
     """Poll until the condition holds; fails if the process ends before, or after PATIENCE."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert process.poll() is None, process.communicate()[0]
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, f"no progress within {PATIENCE} s"
         time.sleep(0.05)
 
 
-def wait_for_updates(folder: Path, updates: int, process: subprocess.Popen[str]) -> None:
+def wait_for_updates(folder: Path, updates: int, process: Process) -> None:
     metrics = folder / "metrics.jsonl"
     wait_until(
         lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= updates, process
@@ -123,8 +120,8 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path, ranks
     process = start(config, tmp_path)
     wait_for_updates(tmp_path / "run", 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
-    output = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 0, output
+    output = process.communicate()
+    assert process.wait() == 0, output
     assert "Traceback" not in output
     assert "--resume" in output
     folder, resumed = open_run(tmp_path / "run")

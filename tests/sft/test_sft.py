@@ -1,8 +1,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from tests import forked
 from tramontane.config.sft import SFTConfig
 from tramontane.data import playground
 from tramontane.data.prompts import encode_prompt
@@ -230,29 +229,21 @@ def test_two_ranks_train_what_one_trains_and_resume_each_other(base, data, tmp_p
 
 # Resuming
 
-KILLED_AT_5 = """
-import os, signal, sys, torch
-from tramontane.config import load_section
-from tramontane.config.sft import SFTConfig
-from tramontane.sft.sft import sft
-torch.set_num_threads(1)
-def on_log(metrics):
-    if metrics.step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-sft(load_section(SFTConfig, sys.argv[1]), on_log=on_log)
-"""
+
+def killed_at_step_5(config):
+    def on_log(metrics):
+        if metrics.step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.set_num_threads(1)
+    sft(SFTConfig.model_validate_json(config), on_log=on_log)
 
 
 def test_a_killed_and_resumed_run_equals_one_never_interrupted(base, data, tmp_path):
     run(base, data, tmp_path / "whole")
     config = config_of(base, data, tmp_path / "killed")
-    file = tmp_path / "run.yaml"
-    file.write_text(json.dumps(config.model_dump(mode="json")))  # JSON is YAML
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_5, str(file)], env=environment, capture_output=True
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    killed = forked.start(killed_at_step_5, config.model_dump_json())
+    assert forked.end(killed) == -signal.SIGKILL
     assert [f.name for f in (tmp_path / "killed" / "resume").iterdir()] == ["step_3"]
 
     resumed = []

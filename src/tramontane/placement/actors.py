@@ -25,8 +25,8 @@ from ray.exceptions import RayActorError, RayTaskError
 from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.weights import Bucket, Weights
+from tramontane.placement.actor import Actor
 from tramontane.placement.handle import Handle, WorkerDied, WorkerLost, WorkerStalled
-from tramontane.placement.orphans import die_with_parent
 from tramontane.placement.ranks import COLLECTIVE_SECONDS, Membership, collective_backend
 
 CONNECT_SECONDS = 10.0
@@ -97,32 +97,6 @@ class DirectWeights(StoredWeights):
     def _tensor(self, found: Any, shape: torch.Size) -> torch.Tensor:
         tensor: torch.Tensor = found
         return tensor
-
-
-class Actor:
-    """An actor's process: one worker, and a thread that answers heartbeats."""
-
-    def make(self, make: Callable[[], Any], membership: Membership | None) -> None:
-        """Make the worker; one rank of several joins the others first."""
-        die_with_parent()  # a stopped process would not notice that its machine's Ray has ended
-        if membership is not None:
-            membership.join()
-        self._worker = make()
-
-    def call(self, method: str, *args: Any) -> Any:
-        return getattr(self._worker, method)(*args)
-
-    @ray.method(concurrency_group="pulse")
-    def beat(self) -> tuple[str, int]:
-        """Node and process id; answered by a separate thread, also while the worker is busy."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    @ray.method(concurrency_group="pulse")
-    def free_address(self) -> str:
-        """An address on this actor's machine at which ranks can meet."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
 
 
 def _actor_class() -> Any:
