@@ -88,11 +88,8 @@ def test_every_stage_is_run_by_its_own_sizes(
     monkeypatch.setattr("tramontane.run.train.Pipeline", WatchedPipeline)
     monkeypatch.setattr(Generator, "resize", noted)
     if placement == "ray":
-        plan = {2: "generator 0", 4: "generator 1"}
-        Harm(
-            monkeypatch,
-            {at: lambda harm, n=name: harm.signal(n, signal.SIGKILL) for at, name in plan.items()},
-        )
+        kill = signal.SIGKILL
+        Harm(monkeypatch, {2: ("generator 0", kill), 4: ("generator 1", kill)})
     config = small_config(
         tmp_path,
         pipeline=SIZES | {"updates": 4 if placement == "thread" else 7},

@@ -5,12 +5,11 @@ import os
 import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from tests.forked import Command
+from tests.placement.workers import Meeting, Worker
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.placement import Limit, WorkerDied, WorkerStalled, call, started
@@ -22,53 +21,11 @@ PATIENCE = 300.0  # seconds until a worker that does not answer counts as hung
 LIMIT = Limit(PATIENCE, "timeouts.start")
 
 
-class Worker:
-    """Records its calls."""
-
-    def __init__(self, broken: str = "") -> None:
-        if broken:
-            raise InputError(broken)
-        self.calls: list[int] = []
-
-    def note(self, n: int) -> list[int]:
-        self.calls.append(n)
-        return list(self.calls)
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def wrong(self) -> None:
-        raise InputError("mend this")
-
-    def slow(self, seconds: float, begun: Path | None = None) -> None:
-        if begun is not None:
-            begun.touch()
-        time.sleep(seconds)
-
-
-class Meeting(Worker):
-    """Ranks that join a group, except one that never arrives."""
-
-    def meet(self, dead: int) -> None:
-        if os.getpid() == dead:
-            time.sleep(0.5)
-            os.kill(dead, signal.SIGKILL)
-        dist.barrier()
-
-
-@pytest.fixture(scope="module", params=["thread", "ranks", "actor"])
+@pytest.fixture(params=["thread", "ranks", "actor"])
 def kind(request: pytest.FixtureRequest) -> str:
     if request.param == "actor":
         request.getfixturevalue("ray_cluster")
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def shared(kind):
-    """A worker of each kind, for tests that leave it as it was."""
-    handle = make(kind)
-    yield handle
-    handle.close()
 
 
 def make(kind, worker=Worker):
@@ -89,15 +46,21 @@ def actors(worker, ranks: int, heartbeat: float = 30.0):
     return ActorRanks("worker", worker, each, "gloo")
 
 
-def test_calls_run_in_order_and_errors_reach_the_caller(shared) -> None:
+def test_calls_run_in_order_waits_are_bounded_and_errors_reach_the_caller(kind) -> None:
+    handle = make(kind)
+
     async def use() -> None:
-        await started(shared, LIMIT)
-        futures = [shared.submit("note", n) for n in range(5)]
+        await started(handle, LIMIT)
+        futures = [handle.submit("note", n) for n in range(5)]
         assert await asyncio.wrap_future(futures[-1]) == [0, 1, 2, 3, 4]
+        short = Limit(0.05, "timeouts.training")
+        with pytest.raises(WorkerStalled, match=r"worker\.slow .* 0\.05 s \(timeouts\.training\)"):
+            await call(handle, "slow", 0.5, limit=short)
         with pytest.raises(InputError, match="mend this"):
-            await call(shared, "wrong", limit=LIMIT)
+            await call(handle, "wrong", limit=LIMIT)
 
     asyncio.run(use())
+    handle.close()
 
 
 def test_a_worker_that_cannot_be_made_says_why(kind) -> None:
@@ -105,16 +68,6 @@ def test_a_worker_that_cannot_be_made_says_why(kind) -> None:
     with pytest.raises(InputError, match="no such model"):
         asyncio.run(started(handle, LIMIT))
     handle.close()
-
-
-def test_a_wait_is_bounded_and_named(shared) -> None:
-    async def use() -> None:
-        await started(shared, LIMIT)
-        short = Limit(0.05, "timeouts.training")
-        with pytest.raises(WorkerStalled, match=r"worker\.slow .* 0\.05 s \(timeouts\.training\)"):
-            await call(shared, "slow", 0.5, limit=short)
-
-    asyncio.run(use())
 
 
 def test_a_rank_survives_ctrl_c_and_is_named_with_its_signal_when_it_dies() -> None:
