@@ -26,9 +26,18 @@ EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 def ray_cluster() -> Iterator[Any]:
     """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours
     ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks in processes of `tests.forked`, which has imported torch, instead of fresh ones."""
+    from tests import forked
+
+    monkeypatch.setattr("tramontane.placement.ranks.START_METHOD", forked.START_METHOD)
 
 
 @pytest.fixture(params=["thread", "ray"])

@@ -7,6 +7,7 @@ seconds that its imports take.
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
-context = multiprocessing.get_context("forkserver")
+START_METHOD = "forkserver"
+context = multiprocessing.get_context(START_METHOD)
 context.set_forkserver_preload(
     [
         "pytest",
@@ -79,6 +81,7 @@ def _run_command(output: Connection, args: tuple[str, ...], file_size: int | Non
     from tramontane.cli import main
 
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
     if file_size is not None:

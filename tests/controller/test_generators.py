@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.controller.counting import CountingGenerator, NoWeights
 from tests.runs import small_config, unheard
 from tramontane.controller import generators
 from tramontane.controller.generators import AHEAD, GeneratorPool, PooledGenerator, slots
 from tramontane.generator import Generator
-from tramontane.models.weights import LocalWeights, Weights
+from tramontane.models.weights import LocalWeights
 from tramontane.placement import Handle, WorkerDied, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Completion, Growth, Progress, Request, SamplingParams
+from tramontane.types import Completion, Request, SamplingParams
 
 
 class Idle:
@@ -27,46 +30,13 @@ class Idle:
     name = "idle"
 
 
-class Worker:
-    """A generator without a model: each poll adds a token to every request, under the newest
-    weights; a request ends at its `max_tokens`."""
-
-    def __init__(self, pause: float = 0.0) -> None:
-        self.pause, self.version, self.polls = pause, 0, 0
-        self.sizes: list[tuple[int, int]] = []
-        self.requests: list[Request] = []
-
-    def poll(self, requests: list[Request]) -> Progress:
-        self.requests += requests
-        self.polls += 1
-        completions, grown = [], []
-        for r in self.requests:
-            r.token_ids.append(7)
-            versions, r.versions = [*r.versions, self.version], [*r.versions, self.version]
-            if len(r.token_ids) == r.sampling.max_tokens:
-                zeros = [0.0] * len(versions)
-                completions.append(
-                    Completion(r.group, r.index, [1], r.token_ids, zeros, versions, "length")
-                )
-            else:
-                grown.append(Growth(r.group, r.index, [7], [0.0], [self.version]))
-        ended = {(c.group, c.index) for c in completions}
-        self.requests = [r for r in self.requests if (r.group, r.index) not in ended]
-        return Progress(completions, grown, busy_seconds=0.5 * self.polls)
-
-    def receive(self, version: int, weights: Weights) -> float:
-        self.version = version
-        return self.pause
-
-    def resize(self, slots: int, max_len: int) -> None:
-        self.sizes.append((slots, max_len))
-
-
 def group(number: int, size: int, tokens: int = 4) -> list[Request]:
     return [Request(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
 
 
-def pool_of(workers: list[Worker], notes: list[tuple[str, dict[str, object]]]) -> GeneratorPool:
+def pool_of(
+    workers: list[CountingGenerator], notes: list[tuple[str, dict[str, object]]]
+) -> GeneratorPool:
     config = small_config(
         "unused",
         pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 96},
@@ -82,7 +52,7 @@ def pool_of(workers: list[Worker], notes: list[tuple[str, dict[str, object]]]) -
 
 
 def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
-    workers, notes = [Worker(0.1), Worker(0.3), Worker(0.2)], []
+    workers, notes = [CountingGenerator(pause) for pause in (0.1, 0.3, 0.2)], []
     pool = pool_of(workers, notes)
 
     async def use() -> None:
@@ -112,7 +82,7 @@ def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
 
 
 def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_logged_once():
-    worker, notes = Worker(), []
+    worker, notes = CountingGenerator(), []
     (generator,) = pool = pool_of([worker], notes)
 
     async def use() -> None:
@@ -137,7 +107,7 @@ def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_l
 
 def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
     clock = iter([10.0, 12.5, 14.0, 20.0])
-    pool = pool_of([Worker()], [])
+    pool = pool_of([CountingGenerator()], [])
     (generator,) = pool
     monkeypatch.setattr(generators.time, "monotonic", lambda: next(clock))
     with generator.without_work():
@@ -173,73 +143,97 @@ def test_no_generator_ever_has_more_than_its_slots(workers, group_size, more, or
         assert max(len(m.requests) for m in pool) <= slots(config)
 
 
-@pytest.mark.parametrize("lost_sequences", ["continue", "restart"])
-def test_requests_of_a_killed_generator_end_as_if_it_had_lived(
-    ray_cluster, tmp_path, lost_sequences
-):
-    """They end under the newest weights (equal here), from the known tokens on or from the
-    start."""
-    from tramontane.placement.actors import ActorHandle, StoredWeights
+def actor(make: Callable[[], Any]) -> Handle:
+    from tramontane.placement.actors import ActorHandle
 
-    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": lost_sequences})
+    return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(make)
+
+
+def requests_of(max_tokens: int) -> list[Request]:
+    sampling = SamplingParams(max_tokens)
+    return [Request(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))]
+
+
+async def finish_after_a_kill(
+    generator: PooledGenerator, weights: Any, lost: list[WorkerLost]
+) -> tuple[dict[int, Completion], set[int], int]:
+    """Kill a generator after its first polls, with new weights on their way.
+
+    Returns:
+        All completions; indices of those that had not ended at the kill; and the number of tokens
+        that were known of each of these.
+    """
+    assert await generator.poll() == []
+    await generator.update(1, weights)
+    os.kill(generator.handle._place[1], signal.SIGKILL)
+    done: dict[int, Completion] = {}
+    while not lost:  # the poll that was asked for ahead may have ended before
+        known = {(r.index, len(r.token_ids)) for r in generator.requests.values()}
+        done |= {c.index: c for c in await generator.poll()}
+    left = {index for index, _ in known}
+    (tokens,) = {count for _, count in known}
+    assert left and tokens
+    assert [type(error) for error in lost] == [WorkerDied]
+    while generator.requests:
+        done |= {c.index: c for c in await generator.poll()}
+    generator.handle.close()
+    return done, left, tokens
+
+
+def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster, tmp_path):
+    """They end under the newest weights (equal here), from the known tokens on."""
+    from tramontane.placement.actors import StoredWeights
+
+    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": "continue"})
     load = partial(Generator.load, "tiny", config.generator, 4, 64)
-    sampling = SamplingParams(40)
-    requests = [Request(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))]
     alone = load()
-    alone.submit(requests)
+    alone.submit(requests_of(40))
     expected = {}
     while alone.pending():
         expected |= {c.index: c for c in alone.step()}
 
-    def make() -> Handle:
-        return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(load)
-
     async def use() -> None:
         lost: list[WorkerLost] = []
-        generator = PooledGenerator(make, config, lost.append, unheard)
-        generator.submit(requests)
-        assert await generator.poll() == []
-        assert {len(r.token_ids) for r in generator.requests.values()} == {8}
+        generator = PooledGenerator(lambda: actor(load), config, lost.append, unheard)
+        generator.submit(requests_of(40))
         weights = StoredWeights(alone.model.dtype)
         weights.add(dict(alone.model.state_dict()))
-        await generator.update(1, weights)
-        os.kill(generator.handle._place[1], signal.SIGKILL)
-        done: dict[int, Completion] = {}
-        while not lost:  # the poll that was asked for ahead may have ended before
-            known, left = {len(r.token_ids) for r in generator.requests.values()}, set(expected)
-            left -= set(done)
-            done |= {c.index: c for c in await generator.poll()}
-        assert known in ({8}, {16}) and left
-        old = max(known) if lost_sequences == "continue" else 0
-        assert [type(error) for error in lost] == [WorkerDied]
-        while generator.requests:
-            done |= {c.index: c for c in await generator.poll()}
-        generator.handle.close()
+        done, left, known = await finish_after_a_kill(generator, weights, lost)
         for index, completion in done.items():
             assert completion.token_ids == expected[index].token_ids
             assert completion.logprobs == pytest.approx(expected[index].logprobs, abs=1e-4)
             length = len(completion.token_ids)
-            first = old if index in left else length
+            first = known if index in left else length
             assert completion.versions == [0] * first + [1] * (length - first)
-        lost_tokens = 0 if lost_sequences == "continue" else max(known) * len(left)
-        tokens = sum(len(c.token_ids) for c in done.values())
-        assert generator.generated_tokens == tokens + lost_tokens
+        assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
+
+    asyncio.run(use())
+
+
+def test_requests_of_a_killed_generator_restart_under_the_newest_weights(ray_cluster, tmp_path):
+    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": "restart"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(10))
+        done, left, known = await finish_after_a_kill(generator, NoWeights(), lost)
+        assert left == {0, 1, 2}
+        assert all(c.versions == [1] * 10 for c in done.values())
+        assert generator.generated_tokens == 3 * 10 + 3 * known
 
     asyncio.run(use())
 
 
 def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path, monkeypatch):
-    from tramontane.placement.actors import ActorHandle
-
     monkeypatch.setattr("tramontane.controller.generators.STARTS", 1)
     config = small_config(tmp_path, placement={"kind": "ray"})
     lost: list[WorkerLost] = []
 
-    def make() -> Handle:
-        return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(partial(os._exit, 3))
-
     async def use() -> None:
-        generator = PooledGenerator(make, config, lost.append, unheard)
+        generator = PooledGenerator(
+            lambda: actor(partial(os._exit, 3)), config, lost.append, unheard
+        )
         with pytest.raises(WorkerLost, match="generator 0"):
             await generator.started()
         assert len(lost) == 1
@@ -253,18 +247,12 @@ def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path
 def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, tmp_path):
     """The lost worker's last poll arrives while another call finds the worker dead. The replacement
     samples the same tokens again, and they are counted once."""
-    from tramontane.placement.actors import ActorHandle
-
     config = small_config(tmp_path, placement={"kind": "ray"})
-    load = partial(Generator.load, "tiny", config.generator, 2, 64)
-
-    def make() -> Handle:
-        return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(load)
 
     async def use() -> None:
         lost: list[WorkerLost] = []
-        generator = PooledGenerator(make, config, lost.append, unheard)
-        generator.submit([Request(0, i, [1, 5, 9], i, SamplingParams(40)) for i in range(2)])
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(10))
         done = {c.index: c for c in await generator.poll()}
         os.kill(generator.handle._place[1], signal.SIGKILL)
         # Both find the worker dead; it is replaced once.
@@ -276,7 +264,7 @@ def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, t
                 assert completion.index not in done
                 done[completion.index] = completion
         generator.handle.close()
-        assert sorted(done) == [0, 1]
+        assert sorted(done) == [0, 1, 2]
         assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
 
     asyncio.run(use())

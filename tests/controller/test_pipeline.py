@@ -251,7 +251,8 @@ def test_each_task_is_named_after_its_work(tmp_path: Path, monkeypatch: pytest.M
             return sending
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", Listing)
-    train(small_config(tmp_path, generator={"workers": 2}), QuietScreen())
+    sizes = {"n_async": 16, "n_batch": 8, "group_size": 4}
+    train(small_config(tmp_path, pipeline=sizes, generator={"workers": 2}), QuietScreen())
     assert names >= {"feed", "collect generator 0", "collect generator 1", "batch", "train"}
     assert names >= {"finish update 1", "send weights 1", "grade group 0"}
 

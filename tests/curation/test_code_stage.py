@@ -193,7 +193,7 @@ PLANTED = [
          tests={"type": "python_assert", "code": "assert f() == 1"}), "no_agreement"),
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
-SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=6))
+SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=4))
 # For rows without hanging programs: none may be late because the machine is busy.
 PATIENT = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=60))
 
@@ -233,7 +233,7 @@ def test_each_fault_is_found(planted):
         assert found[name]["decision"] == (
             "dropped" if dropped else "rewritten" if reason else "kept"
         )
-    assert "1 without a vote: timed out after 6 s" in found["only_hangs"]["detail"]
+    assert "1 without a vote: timed out after 4 s" in found["only_hangs"]["detail"]
     assert "relabelled test 2 ('6' → '10')" in found["wrong_label"]["detail"]
     assert found["open_end"]["detail"].endswith("dropped test 4")
     text = (out / "report.md").read_text()
@@ -297,16 +297,16 @@ def test_problems_with_few_tests_get_more(tmp_path):
 
 @pytest.mark.slow
 def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
-    rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(6)]
+    rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(4)]
     (tmp_path / "whole").mkdir()
-    _, whole = run(tmp_path / "whole", rows, chunk_rows=4)
+    _, whole = run(tmp_path / "whole", rows, chunk_rows=3)
     out, done = tmp_path / "killed", b""
     config = CurateConfig(
         inputs=(str(tmp_path / "whole/raw.jsonl"),), out=str(out), stages=("code",),
-        code=PATIENT, chunk_rows=4,
+        code=PATIENT, chunk_rows=3,
     )  # fmt: skip
     journal = out / "work/1-code/finished.jsonl"
-    for finished in (1, 3):
+    for finished in (1, 2):
         kill_once_written(start(config), journal, lines=finished)
         assert journal.read_bytes().startswith(done)  # nothing is run twice
         done = journal.read_bytes()[: journal.read_bytes().rindex(b"\n") + 1]

@@ -188,7 +188,7 @@ def test_killed_while_asking_and_while_programs_run(tmp_path):
             return status(400, "no")
         return proposing(*(asked["seed"] % 97 + i for i in range(3)))
 
-    rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(5)]
+    rows = [row(f"p{i}", doubles(3, 4 + i), DOUBLE) for i in range(3)]
     source = write(tmp_path / "raw.jsonl", rows)
     with Server(mind) as server:
         curate(settings(server, source, tmp_path / "whole", endpoint={"concurrency": 2}))

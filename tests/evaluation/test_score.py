@@ -2,15 +2,14 @@
 
 import gzip
 import json
+import os
 import signal
-import subprocess
-import sys
 import time
-from functools import partial
 
 import pytest
 
 import tramontane
+from tests.forked import Command
 from tramontane import api
 from tramontane.errors import InputError
 from tramontane.evaluation.score import score_file
@@ -145,19 +144,14 @@ def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
         "".join(json.dumps(GOOD | {"id": i}) + "\n" for i in range(20_000))
     )
     out = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "tramontane.cli", "score", str(source), "--out", str(out)]
-    # A shell's background jobs ignore Ctrl-C, and so would their children.
-    restore_ctrl_c = partial(signal.signal, signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=restore_ctrl_c
-    )
+    command = Command("score", str(source), "--out", str(out))
     while not (out.exists() and out.stat().st_size):
-        assert process.poll() is None, process.communicate()[1]
+        assert command.poll() is None, command.communicate()
         time.sleep(0.01)
-    process.send_signal(how)
-    _, errors = process.communicate()
-    assert process.returncode == code
-    assert "Traceback" not in errors
+    os.kill(command.pid, how)
+    printed = command.communicate()
+    assert command.wait() == code, printed
+    assert "Traceback" not in printed
     text = out.read_text()
     ids = [json.loads(line)["id"] for line in text.splitlines()]
     assert text.endswith("\n") and ids == [str(i) for i in range(len(ids))]

@@ -143,6 +143,8 @@ def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
 ) -> None:
     """A stopped worker ends too, although it cannot notice the death."""
     monkeypatch.setenv("TRAMONTANE_TEST", str(tmp_path))
+    # Ray's own agents look for the cluster that has ended for 60 s by default.
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
     config = small_config(
         tmp_path / "run",
         pipeline=SIZES | {"updates": 4},

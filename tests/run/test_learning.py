@@ -17,14 +17,14 @@ def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:
         tmp_path,
         data={"playground": {"levels": [1, 3], "languages": ["en", "fr", "de", "ru"]}},
         pipeline={
-            "updates": 16,
-            "n_async": 128,
-            "n_batch": 128,
+            "updates": 10,
+            "n_async": 96,
+            "n_batch": 96,
             "group_size": 16,
             "max_staleness": 0,  # repeatable: a test must not hang on timing
             "l_max": 160,
         },
-        trainer={"learning_rate": 4e-4, "dtype": "bfloat16"},
+        trainer={"learning_rate": 6e-4, "dtype": "bfloat16"},
     )
     train(config, QuietScreen())
     metrics = RunFolder(tmp_path).metrics()
@@ -34,8 +34,8 @@ def test_a_short_run_raises_every_reward(tmp_path: Path) -> None:
         return sum(row[key] for row in rows) / len(rows)
 
     first, last = slice(0, 3), slice(-3, None)
-    # A run of this size gains about 0.4.
-    assert mean("pass_rate", last) > mean("pass_rate", first) + 0.2
+    # With seeds 0 and 1 a run of this size gained 0.38 and 0.28.
+    assert mean("pass_rate", last) > mean("pass_rate", first) + 0.15
     assert mean("format_rate", last) > mean("format_rate", first)
     assert mean("thinking_tokens", last) > mean("thinking_tokens", first)
     assert metrics[0]["mismatch_age_0"] < 0.02

@@ -24,6 +24,7 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     sizes = {"updates": 1, "n_batch": 16, "n_minibatch": 8, "max_staleness": 0}
     for ranks in (1, 2):

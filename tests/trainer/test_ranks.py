@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from tests import forked
 from tests.trainer.rollouts import batch, equal, trainer
 from tramontane.models.weights import CopiedWeights
 
@@ -76,7 +77,7 @@ def run(rank, ranks, folder):
 def folders(tmp_path_factory):
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     run(0, 1, one)
-    mp.spawn(run, (2, two), nprocs=2)
+    mp.start_processes(run, (2, two), nprocs=2, start_method=forked.START_METHOD)
     return one, two
 
 

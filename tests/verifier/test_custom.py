@@ -181,7 +181,7 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
         },
         verifier={"timeout_s": 0.5, "reward": {"custom": [sometimes]}},
     )
-    result = api.train(config, screen=QuietScreen())
+    result = api.train(config, screen=QuietScreen(), report=False)
     run = RunFolder(tmp_path / "run")
     [metrics] = run.metrics()
     files = (tmp_path / "run" / "rollouts").glob("*.jsonl")
