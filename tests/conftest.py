@@ -40,14 +40,6 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tramontane.placement.ranks.START_METHOD", forked.START_METHOD)
 
 
-@pytest.fixture(params=["thread", "ray"])
-def placement(request: pytest.FixtureRequest) -> str:
-    """Each kind of placement in turn."""
-    if request.param == "ray":
-        request.getfixturevalue("ray_cluster")
-    return str(request.param)
-
-
 def uses_ray(item: pytest.Item) -> bool:
     """True for a test on the cluster of `ray_cluster`, by its fixtures or a parameter."""
     callspec = getattr(item, "callspec", None)

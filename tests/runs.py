@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
         "l_cache": 32,
     },
     "trainer": {"learning_rate": 1e-4, "microbatch_tokens": 2048},
-    "timeouts": {"batch": 240.0, "start": 120.0},
+    "timeouts": {"batch": 600.0, "start": 600.0},
 }
 
 

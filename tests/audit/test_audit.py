@@ -89,7 +89,7 @@ def run(tmp_path_factory):
     (run / "rollouts").mkdir()
     write(run / "rollouts" / "update_000001.jsonl", GOOD)
     write(run / "rollouts" / "update_000002.jsonl", [row for row, _ in PLANTED])
-    return run, tramontane.audit(run, config=VerifierConfig(timeout_s=1.0))
+    return run, tramontane.audit(run, config=VerifierConfig(timeout_s=3.0))
 
 
 def test_each_planted_row_is_found_under_its_kinds(run):

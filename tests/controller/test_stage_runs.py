@@ -14,7 +14,6 @@ import torch
 import tramontane
 from tests import forked
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
-from tests.placement.test_survival import Harm
 from tests.runs import small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
 from tramontane.controller.observer import PipelineState, Update
@@ -67,6 +66,12 @@ def check_stages(folder: Path, config: Config) -> None:
     assert trained == {u: at.pipeline.n_batch for u, at in of_update.items()}
     assert set(groups) | pending(folder) == set(range(max(set(groups) | pending(folder)) + 1))
     assert not set(groups) & pending(folder)
+    events = (folder / "events.log").read_text()
+    assert "stage 'short' ended after update 2 (2 updates); stage 'long' begins" in events
+    late = [row for row in rollouts(folder) if row["update"] > 2]
+    assert 40 < max(len(row["tokens"]) for row in late) <= 96
+    # All of the second stage was begun under the weights that ended the first, or newer ones.
+    assert min(min(row["versions"]) for row in late) == 2
     for m in metrics:
         # Keys and values of older weights cost a little; another temperature would a lot.
         assert m.get("mismatch_age_0", 0) < 0.01
@@ -74,9 +79,9 @@ def check_stages(folder: Path, config: Config) -> None:
 
 
 def test_every_stage_is_run_by_its_own_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Ray, one generator is killed between the stages and one in the second stage."""
+    """The same is checked on Ray while workers die, in `placement/test_survival.py`."""
     resized: list[tuple[int, int]] = []
     resize = Generator.resize
 
@@ -87,30 +92,12 @@ def test_every_stage_is_run_by_its_own_sizes(
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", WatchedPipeline)
     monkeypatch.setattr(Generator, "resize", noted)
-    if placement == "ray":
-        kill = signal.SIGKILL
-        Harm(monkeypatch, {2: ("generator 0", kill), 4: ("generator 1", kill)})
-    config = small_config(
-        tmp_path,
-        pipeline=SIZES | {"updates": 4 if placement == "thread" else 7},
-        stages=STAGES,
-        generator={"workers": 2},
-        placement={"kind": placement},
-    )
+    config = small_config(tmp_path, pipeline=SIZES, stages=STAGES, generator={"workers": 2})
     train(config, QuietScreen())
     check_stages(tmp_path, config)
-    metrics = RunFolder(tmp_path).metrics()
-    assert [m["stage"] for m in metrics][:4] == ["short", "short", "long", "long"]
-    events = (tmp_path / "events.log").read_text()
-    assert "stage 'short' ended after update 2 (2 updates); stage 'long' begins" in events
-    assert placement == "thread" or all(f"replaced: generator {n}" in events for n in (0, 1))
-    rows = rollouts(tmp_path)
-    assert 40 < max(len(r["tokens"]) for r in rows if r["update"] > 2) <= 96
-    # All of the second stage was begun under the weights that ended the first, or newer ones.
-    assert min(min(r["versions"]) for r in rows if r["update"] > 2) == 2
-    if placement == "thread":
-        prompt = prepare(config).max_prompt
-        assert resized == [((12 - 4) // 2 + 4, prompt + 96)] * 2
+    assert [m["stage"] for m in RunFolder(tmp_path).metrics()] == ["short"] * 2 + ["long"] * 2
+    prompt = prepare(config).max_prompt
+    assert resized == [((12 - 4) // 2 + 4, prompt + 96)] * 2
 
 
 class Crash(Exception):

@@ -16,6 +16,7 @@ from tramontane.placement import Limit, WorkerDied, WorkerStalled, call, started
 from tramontane.placement.place import check, place
 from tramontane.placement.ranks import ProcessRanks, RankFailed
 from tramontane.placement.thread import ThreadHandle
+from tramontane.run.folder import RunFolder
 
 PATIENCE = 300.0  # seconds until a worker that does not answer counts as hung
 LIMIT = Limit(PATIENCE, "timeouts.start")
@@ -63,6 +64,18 @@ def test_calls_run_in_order_waits_are_bounded_and_errors_reach_the_caller(kind) 
     handle.close()
 
 
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("kind", ["ranks", "actor"], indirect=True)
+@pytest.mark.parametrize("save", ["save_weights", "save_state"])
+def test_a_full_disk_is_named_where_the_writer_is_another_process(kind, save, tmp_path) -> None:
+    handle = make(kind)
+    full = pytest.raises(InputError, match="File too large; make room")
+    with full, RunFolder(tmp_path).room_for(tmp_path / "weights"):
+        asyncio.run(call(handle, save, tmp_path / "file", limit=LIMIT))
+    handle.close()
+
+
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_worker_that_cannot_be_made_says_why(kind) -> None:
     handle = make(kind, partial(Worker, "no such model"))
     with pytest.raises(InputError, match="no such model"):

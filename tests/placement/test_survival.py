@@ -19,6 +19,8 @@ from tests.controller.test_pipeline import (
     check_ledger,
     rollouts,
 )
+from tests.controller.test_stage_runs import SIZES as STAGED
+from tests.controller.test_stage_runs import STAGES, check_stages
 from tests.run.test_resume import wait_for_updates
 from tests.runs import small_config
 from tramontane.controller.generators import PooledGenerator
@@ -75,29 +77,31 @@ class Harm:
         monkeypatch.setattr("tramontane.run.train.Pipeline", Harmed)
 
 
-SIZES = {"updates": 7, "n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
+SIZES = {"n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
 
 
 def test_generators_and_verifiers_that_die_or_hang_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
 ) -> None:
+    """One generator dies between two stages of the run, and one hangs in the second stage."""
     harm = Harm(
         monkeypatch,
         {
             0: ("verifier 0", signal.SIGKILL),
-            1: ("generator 0", signal.SIGKILL),
-            2: ("generator 1", signal.SIGSTOP),
+            2: ("generator 0", signal.SIGKILL),
+            4: ("generator 1", signal.SIGSTOP),
         },
     )
     config = small_config(
         tmp_path,
-        pipeline=SIZES,
+        pipeline=STAGED | {"updates": 8},
+        stages=STAGES,
         generator={"workers": 2},
         placement={"kind": "ray"},
         timeouts={"heartbeat": 3.0},
     )
     train(config, QuietScreen())
-    check_ledger(tmp_path, config)
+    check_stages(tmp_path, config)
 
     events = (tmp_path / "events.log").read_text()
     assert "replaced: generator 0 (process " in events
@@ -181,6 +185,6 @@ def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cl
         [sys.executable, "-m", "tests.placement.two_nodes", str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr

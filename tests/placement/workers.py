@@ -1,11 +1,28 @@
 """Workers for tests of handles. This file imports no torch, so that their processes start fast."""
 
 import os
+import resource
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from tramontane.errors import InputError
+
+
+@contextmanager
+def no_large_files() -> Iterator[None]:
+    """Let this process write no file larger than a byte: a worker's own process, not a test's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class Worker:
@@ -25,6 +42,21 @@ class Worker:
 
     def wrong(self) -> None:
         raise InputError("mend this")
+
+    def save_weights(self, path: Path) -> None:
+        """Write weights where no file may be larger than a byte."""
+        with no_large_files():
+            save_file({"w": np.zeros(9)}, path)
+
+    def save_state(self, path: Path) -> None:
+        """The error of a distributed checkpoint where no file may be larger than a byte."""
+        from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+
+        try:
+            with no_large_files():
+                path.write_bytes(b"state")
+        except OSError as error:
+            raise CheckpointException("write", {0: _wrap_exception(error)}) from None
 
     def slow(self, seconds: float, begun: Path | None = None) -> None:
         if begun is not None:

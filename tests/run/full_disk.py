@@ -15,14 +15,13 @@ from tramontane.run.folder import RunFolder
 MIB = 1 << 20
 
 
-def main(disk: Path, kind: str) -> None:
+def main(disk: Path) -> None:
     disk.mkdir()
     folder = RunFolder(disk / "run")
     config = small_config(
         folder.path,
         pipeline={"updates": 4, "n_batch": 16},
         checkpoint={"every": 1, "keep": 3},
-        placement={"kind": kind},
     )
 
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], check=True)
@@ -37,9 +36,6 @@ def main(disk: Path, kind: str) -> None:
     assert kept is not None
     assert kept.name == "step_1"
 
-    if kind == "ray":
-        return  # the rest is the same for actors
-
     with pytest.raises(InputError, match="No space left on device"):
         train(resume=folder.path, quiet=True, report=False)
     assert folder.whole_checkpoint(print) == kept
@@ -50,4 +46,4 @@ def main(disk: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -66,7 +66,7 @@ def rewards(**functions):
         CustomReward(name=name, function=f"test_custom_rewards.{name}", weight=weight)
         for name, weight in functions.items()
     ]
-    return VerifierConfig(timeout_s=1.0, reward=RewardConfig(custom=tuple(custom)))
+    return VerifierConfig(timeout_s=3.0, reward=RewardConfig(custom=tuple(custom)))
 
 
 def response(words, answer=5):
@@ -101,7 +101,7 @@ def test_a_failed_reward_makes_its_completion_unscorable_and_no_other(pool):
     assert all(set(v.parts) == set(verdicts[0].parts) for v in verdicts)
     assert [v.reason for v in verdicts[1:5]] == [
         "RewardFailed: picky: KeyError: 'no such thing'",
-        "timed out after 1 s",
+        "timed out after 3 s",
         "RewardFailed: picky: 2 is not between 0 and 1",
         "RewardFailed: picky: nan is not between 0 and 1",
     ]

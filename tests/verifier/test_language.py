@@ -162,7 +162,7 @@ def test_detection_needs_no_network(tmp_path):
     command = [*(isolated if allowed else []), sys.executable, "-c", OFFLINE]
     env = os.environ | {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     env |= {"TMPDIR": str(tmp_path), "FTLANG_CACHE": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert (done.stdout.strip(), done.returncode) == ("fr", 0), done.stderr
 
 

@@ -134,7 +134,7 @@ def test_code_responses_without_a_fence_never_raise(text):
 CASES = [{"input": f"{n}\n", "output": f"{n * n}\n"} for n in range(20)]
 SQUARE = Problem("sq", "code", "Square.", tests={"type": "stdio", "cases": CASES}, language="en")
 FRACTION = VerifierConfig(
-    allow_unsandboxed=True, code_timeout_s=0.5, reward=RewardConfig(code="fraction")
+    allow_unsandboxed=True, code_timeout_s=1.0, reward=RewardConfig(code="fraction")
 )
 
 
@@ -144,9 +144,9 @@ FRACTION = VerifierConfig(
         ("print(int(input()) ** 2)", 20),
         ("n = int(input()); print(n * n if n != 4 else 0)", 19),
         ("n = int(input()); print(n * n if n % 2 else 1 / 0)", 10),
-        ("n = int(input())\nwhile n in (5, 6): pass\nprint(n * n)", 18),
+        ("import time\nn = int(input())\nif n in (5, 6): time.sleep(99)\nprint(n * n)", 18),
         # After the third test that times out no more are run: tests 9 to 20 would pass.
-        ("n = int(input())\nwhile n in (5, 6, 7): pass\nprint(n * n)", 5),
+        ("import time\nn = int(input())\nif n in (5, 6, 7): time.sleep(99)\nprint(n * n)", 5),
         ("syntax error", 0),
     ],
 )
