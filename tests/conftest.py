@@ -24,12 +24,18 @@ EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
-    """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start."""
+    """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start. Its
+    `add_node` and `remove_node` change the machines that it seems to have."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    from ray.cluster_utils import Cluster
+
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours
-    ray.init("local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield ray
+    head = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 1 << 30}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(cluster.address, log_to_driver=False)
+    yield cluster
     ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture

@@ -10,9 +10,14 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
+
+import tramontane
+from tramontane.cli import main
+from tramontane.config import Config
 
 TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
 START_METHOD = "forkserver"
@@ -41,6 +46,16 @@ def end(process: BaseProcess) -> int:
     process.join(TIMEOUT_S)
     assert process.exitcode is not None, f"still running after {TIMEOUT_S} s"
     return process.exitcode
+
+
+def train_killed_at(config: str, update: int) -> None:
+    """A run, by its config as JSON, that kills itself as soon as an update is recorded."""
+
+    def kill(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tramontane.train(Config.model_validate_json(config), quiet=True, on_update=kill)
 
 
 class Command:
@@ -78,8 +93,6 @@ class Command:
 
 
 def _run_command(output: Connection, args: tuple[str, ...], file_size: int | None) -> None:
-    from tramontane.cli import main
-
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())

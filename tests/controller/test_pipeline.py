@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
@@ -210,13 +211,19 @@ def test_synchronous_runs_with_a_seed_are_equal_bit_for_bit(tmp_path: Path) -> N
     ]
 
 
+def train_from_json(config: str) -> None:
+    train(Config.model_validate_json(config), QuietScreen())
+
+
 def test_a_synchronous_run_gives_the_same_bits_wherever_its_workers_are(
     tmp_path: Path, ray_cluster: Any
 ) -> None:
-    for kind in ("thread", "ray"):
-        sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
-        config = small_config(tmp_path / kind, pipeline=sizes, placement={"kind": kind})
-        train(config, QuietScreen())
+    """On threads, and in a process that joins a cluster by its address."""
+    sizes = {"updates": 2, "n_batch": 16, "max_staleness": 0}
+    train(small_config(tmp_path / "thread", pipeline=sizes), QuietScreen())
+    joined = {"kind": "ray", "address": ray_cluster.address}
+    config = small_config(tmp_path / "ray", pipeline=sizes, placement=joined)
+    assert forked.end(forked.start(train_from_json, config.model_dump_json())) == 0
     a, b = weights(tmp_path / "thread", 2), weights(tmp_path / "ray", 2)
     assert all(torch.equal(a[k], b[k]) for k in a)
 

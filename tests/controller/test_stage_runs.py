@@ -1,17 +1,14 @@
 """Runs with stages over real workers: sizes, settings, resumption, and an early end."""
 
 import json
-import os
 import signal
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import tramontane
 from tests import forked
 from tests.controller.test_pipeline import WatchedPipeline, pending, rollouts, weights
 from tests.runs import small_config
@@ -150,22 +147,12 @@ def test_synchronous_stages_give_the_same_bits_through_resumptions(
     assert counted == len(rollouts(tmp_path / "whole"))
 
 
-def run_killed_at_update_3(config: str) -> None:
-    """A run that kills itself as soon as its third update is recorded."""
-
-    def kill(metrics: Mapping[str, Any]) -> None:
-        if metrics["update"] == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    tramontane.train(Config.model_validate_json(config), quiet=True, on_update=kill)
-
-
 def test_asynchronous_stages_killed_and_resumed_lose_no_group(tmp_path: Path) -> None:
     stages = [{**STAGES[0], "until": {"updates": 2}}, STAGES[1]]
     config = small_config(
         tmp_path / "run", pipeline=SIZES | {"updates": 6}, stages=stages, checkpoint={"every": 1}
     )
-    killed = forked.start(run_killed_at_update_3, config.model_dump_json())
+    killed = forked.start(forked.train_killed_at, config.model_dump_json(), 3)
     assert forked.end(killed) == -signal.SIGKILL
     folder, resumed = open_run(tmp_path / "run")
     train(resumed, QuietScreen(), folder)

@@ -66,12 +66,11 @@ def test_calls_run_in_order_waits_are_bounded_and_errors_reach_the_caller(kind) 
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("kind", ["ranks", "actor"], indirect=True)
-@pytest.mark.parametrize("save", ["save_weights", "save_state"])
-def test_a_full_disk_is_named_where_the_writer_is_another_process(kind, save, tmp_path) -> None:
+def test_a_full_disk_is_named_where_the_writer_is_another_process(kind, tmp_path) -> None:
     handle = make(kind)
     full = pytest.raises(InputError, match="File too large; make room")
     with full, RunFolder(tmp_path).room_for(tmp_path / "weights"):
-        asyncio.run(call(handle, save, tmp_path / "file", limit=LIMIT))
+        asyncio.run(call(handle, "save_weights", tmp_path / "file", limit=LIMIT))
     handle.close()
 
 
@@ -150,7 +149,7 @@ def test_without_ray_the_error_says_how_to_get_it(monkeypatch, tmp_path) -> None
 
 def test_a_cluster_that_is_too_small_is_refused(ray_cluster, tmp_path) -> None:
     config = small_config(tmp_path, placement={"kind": "ray", "generator": {"cpus": 70}})
-    with pytest.raises(InputError, match="has 8 CPUs and the run asks for 72; lower"):
+    with pytest.raises(InputError, match=r"has \d+ CPUs and the run asks for 72; lower"):
         place(config, print)
 
 

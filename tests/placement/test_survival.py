@@ -23,6 +23,7 @@ from tests.controller.test_stage_runs import SIZES as STAGED
 from tests.controller.test_stage_runs import STAGES, check_stages
 from tests.run.test_resume import wait_for_updates
 from tests.runs import small_config
+from tramontane.config import Config
 from tramontane.controller.generators import PooledGenerator
 from tramontane.placement import WorkerDied
 from tramontane.run.screen import QuietScreen
@@ -77,7 +78,60 @@ class Harm:
         monkeypatch.setattr("tramontane.run.train.Pipeline", Harmed)
 
 
+PATIENCE = 300.0  # seconds until a process that does not end counts as left behind
+RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 SIZES = {"n_async": 32, "n_batch": 8, "group_size": 4, "max_staleness": 2}
+
+
+@pytest.fixture(scope="module")
+def dead_controller(
+    tmp_path_factory: pytest.TempPathFactory, ray_cluster: Any
+) -> tuple[Config, str]:
+    """A run's config, and a mark in the environment of its processes, of which one is stopped, and
+    the controller was killed."""
+    folder = tmp_path_factory.mktemp("dead")
+    name, value = "TRAMONTANE_TEST", str(folder)
+    config = small_config(
+        folder / "run",
+        pipeline=SIZES | {"updates": 10},
+        placement={"kind": "ray"},
+        checkpoint={"every": 1},
+    )
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=os.environ | {name: value},
+    )
+    try:
+        wait_for_updates(folder / "run", 2, process)
+        os.kill(workers(folder / "run")["generator 0"], signal.SIGSTOP)
+        assert len(marked(f"{name}={value}")) > 6
+    finally:
+        process.kill()
+    process.wait()
+    return config, f"{name}={value}"
+
+
+def wait_for_the_end(mark: str, but: tuple[str, ...] = ()) -> None:
+    """Wait until no process has the mark, except those whose command lines start with `but`."""
+    deadline = time.monotonic() + PATIENCE
+    while left := [line for line in map(command_line, marked(mark)) if not line.startswith(but)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_a_dead_controller_leaves_no_worker_and_its_run_goes_on(
+    dead_controller: tuple[Config, str], ray_cluster: Any
+) -> None:
+    """A stopped worker ends too, although it cannot notice the death."""
+    config, mark = dead_controller
+    wait_for_the_end(mark, but=RAYS_AGENTS)
+    folder, resumed = open_run(config.run_dir)
+    train(resumed, QuietScreen(), folder)
+    check_ledger(folder.path, config)
 
 
 def test_generators_and_verifiers_that_die_or_hang_are_replaced(
@@ -142,49 +196,37 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_run_can_be_resumed(
     assert [m["update"] for m in folder.metrics()] == [1, 2, 3, 4, 5]
 
 
-def test_a_dead_controller_leaves_no_process_and_its_run_goes_on(
+def test_a_node_that_goes_away_is_all_of_its_workers_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
 ) -> None:
-    """A stopped worker ends too, although it cannot notice the death."""
-    monkeypatch.setenv("TRAMONTANE_TEST", str(tmp_path))
-    # Ray's own agents look for the cluster that has ended for 60 s by default.
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "3")
+    """Only the second node has room for the generator; a third joins when the second goes."""
+    nodes, lost = [ray_cluster.add_node(num_cpus=9)], []
+    harm = Harm(monkeypatch, {})
+
+    class Moved(WatchedPipeline):
+        async def _notify(self) -> None:
+            if self.ledger.trained_version == 1 and not lost:
+                lost.append(harm.handles["generator 0"]._place[0])
+                ray_cluster.remove_node(nodes.pop())
+                nodes.append(ray_cluster.add_node(num_cpus=9))
+            await super()._notify()
+
+    monkeypatch.setattr("tramontane.run.train.Pipeline", Moved)
     config = small_config(
-        tmp_path / "run",
-        pipeline=SIZES | {"updates": 4},
-        placement={"kind": "ray"},
-        checkpoint={"every": 1},
+        tmp_path,
+        pipeline=SIZES | {"updates": 5},
+        placement={"kind": "ray", "generator": {"cpus": 9}},
     )
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    mark = f"TRAMONTANE_TEST={tmp_path}"
-    try:
-        wait_for_updates(tmp_path / "run", 2, process)
-        os.kill(workers(tmp_path / "run")["generator 0"], signal.SIGSTOP)
-        assert len(marked(mark)) > 6
-    finally:
-        process.kill()
-    process.wait()
-    deadline = time.monotonic() + 180  # Ray's agents take their time on a busy machine
-    while left := marked(mark):
-        assert time.monotonic() < deadline, [command_line(pid) for pid in left]
-        time.sleep(0.1)
-    folder, resumed = open_run(tmp_path / "run")
-    train(resumed, QuietScreen(), folder)
-    check_ledger(tmp_path / "run", config)
+    train(config, QuietScreen())
+    check_ledger(tmp_path, config)
+    places = [harm.handles[name]._place for name in ("generator 0", "trainer")]
+    assert all(place is None or place[0] != lost[0] for place in places)
+    assert "replaced: generator 0 (process " in (tmp_path / "events.log").read_text()
+    ray_cluster.remove_node(nodes.pop())
 
 
-def test_a_node_that_goes_away_is_all_of_its_workers_gone(tmp_path: Path, ray_cluster: Any) -> None:
-    """Runs in a separate process, since a process can have only one cluster."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.placement.two_nodes", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_dead_controller_leaves_no_agent_of_its_cluster(
+    dead_controller: tuple[Config, str],
+) -> None:
+    """The last test here: Ray's agents try for 60 s to report that their cluster has ended."""
+    wait_for_the_end(dead_controller[1])

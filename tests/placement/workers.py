@@ -48,16 +48,6 @@ class Worker:
         with no_large_files():
             save_file({"w": np.zeros(9)}, path)
 
-    def save_state(self, path: Path) -> None:
-        """The error of a distributed checkpoint where no file may be larger than a byte."""
-        from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
-
-        try:
-            with no_large_files():
-                path.write_bytes(b"state")
-        except OSError as error:
-            raise CheckpointException("write", {0: _wrap_exception(error)}) from None
-
     def slow(self, seconds: float, begun: Path | None = None) -> None:
         if begun is not None:
             begun.touch()

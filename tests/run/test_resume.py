@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from tests import forked
 from tests.controller.test_pipeline import check_ledger, rollouts, weights
 from tests.forked import Command
 from tests.runs import small_config
@@ -65,10 +66,8 @@ def test_synchronous_run_killed_and_resumed_gives_the_same_weights(tmp_path: Pat
     train(whole, QuietScreen())
 
     cut = small_config(tmp_path / "cut", pipeline=sizes, checkpoint={"every": 1})
-    process = start(cut, tmp_path)
-    wait_for_updates(tmp_path / "cut", 2, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    killed = forked.start(forked.train_killed_at, cut.model_dump_json(), 2)
+    assert forked.end(killed) == -signal.SIGKILL
     folder, config = open_run(tmp_path / "cut")
     train(config, QuietScreen(), folder)
 
