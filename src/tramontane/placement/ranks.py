@@ -25,7 +25,8 @@ from tramontane.placement.orphans import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
 END_SECONDS = 10.0
-START_METHOD = "spawn"  # a fork would copy torch's threads and locks, and the state of CUDA
+# A plain fork would copy torch's threads and locks, and the state of CUDA.
+START_METHOD = "spawn"
 
 
 def collective_backend(device: str) -> str:
@@ -70,7 +71,7 @@ class ProcessRanks:
         collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
         self.name = name
-        context = mp.get_context(START_METHOD)
+        context: Any = mp.get_context(START_METHOD)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
