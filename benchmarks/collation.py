@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 
 from tramontane.config import PlaygroundConfig
 from tramontane.data import playground
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import SlotEngine
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
@@ -68,7 +68,7 @@ def rollouts(count: int, rng: random.Random) -> list[int]:
     problems = playground.problems(
         "train", 0, world.levels, world.languages, world.kinds, count=-(-count // 16)
     )
-    prompts = [encode_prompt(tokenizer, p.problem) for p in problems]
+    prompts = PromptEncoder(tokenizer).encode_all([p.problem for p in problems])
     engine.submit(
         [
             Request(i // 16, i % 16, prompts[i // 16], rng.getrandbits(63), SamplingParams(512))

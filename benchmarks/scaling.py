@@ -30,7 +30,7 @@ from measure import Promise, finish, machine, spread
 from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths, make_model, run, settings
 
 from tramontane.config import Config
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_tokenizer
 from tramontane.planning.costs import Costs, geometric
 from tramontane.planning.simulate import Outcome, simulate
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=50)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    prompt = len(encode_prompt(load_tokenizer("tiny"), "500 + 1"))
+    prompt = len(PromptEncoder(load_tokenizer("tiny")).encode("500 + 1"))
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models = {each.name: make_model(folder, each) for each in (FIXED, TWICE, FIVEFOLD)}

@@ -50,7 +50,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tramontane import train
 from tramontane.config import Config, parse
-from tramontane.data.prompts import render_prompt
+from tramontane.data.prompts import PromptEncoder
 
 HERE = Path(__file__).parent
 # Not inherited by TRL's process, which keeps torch's own settings.
@@ -131,14 +131,14 @@ def problems(count: int) -> list[dict[str, str]]:
 def traces(tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
     """Token ids of prompts with the answers that the model is taught, cut at MAX_TOKENS. The
     lengths of the thoughts are exponential, with a mean of 100 characters."""
-    rng = random.Random(SEED + 1)
+    rng, encoder = random.Random(SEED + 1), PromptEncoder(tokenizer)
     words = ("take", "the", "tens", "and", "then", "ones", "so", "that", "sum", "more", "or", "it")
     found = []
     for problem in problems(count):
         length = min(MAX_TOKENS, 1 + int(rng.expovariate(1 / 100)))
         thoughts = " ".join(rng.choices(words, k=MAX_TOKENS))[:length]
         text = f"<think>{thoughts}</think>\\boxed{{{problem['answer']}}}<eos>"
-        prompt = tokenizer.encode(render_prompt(tokenizer, problem["problem"]))
+        prompt = tokenizer.encode(encoder.render(problem["problem"]))
         found.append(prompt + tokenizer.encode(text)[:MAX_TOKENS])
     return found
 
@@ -170,7 +170,8 @@ def prepare(size: str, folder: Path) -> None:
     tokenizer.save_pretrained(folder / "model")
     rows = problems(4096)
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = [render_prompt(tokenizer, row["problem"]) for row in rows]
+    encoder = PromptEncoder(tokenizer)
+    prompts = [encoder.render(row["problem"]) for row in rows]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
 
 

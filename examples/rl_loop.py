@@ -21,7 +21,7 @@ from itertools import islice
 
 from tramontane.config import GeneratorConfig, TrainerConfig, VerifierConfig
 from tramontane.data import playground
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import Generator
 from tramontane.models.weights import LocalWeights
 from tramontane.trainer import Trainer
@@ -57,7 +57,7 @@ class Loop:
     ) -> list[list[Completion]]:
         """`size` completions of each problem, a group per problem."""
         params, tokenizer = SamplingParams(L_MAX, temperature), self.generator.tokenizer
-        prompts = [encode_prompt(tokenizer, problem.problem) for problem in problems]
+        prompts = PromptEncoder(tokenizer).encode_all([problem.problem for problem in problems])
         self.generator.submit(
             [
                 Request(group, i, prompt, (seed * 10_000 + group) * 1_000 + i, params)

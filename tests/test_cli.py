@@ -193,7 +193,7 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
         ({"write_to": "."}, "a folder; name a file"),
         ({"data": DataConfig(fields={"problme": "x"})}, "no such field; did you mean 'problem'"),
-        ({"max_tokens": 2000}, "allow fewer tokens a completion, or"),
+        ({"max_tokens": 2000}, "leave no room for a prompt .* allow fewer tokens a completion"),
     ],
 )
 def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:

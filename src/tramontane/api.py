@@ -16,8 +16,10 @@ from tramontane.config import (
     Config,
     DataConfig,
     GeneratorConfig,
+    PromptConfig,
     VerifierConfig,
     load_config,
+    parse,
     parse_settings,
 )
 from tramontane.config import load_section as _load_section
@@ -227,6 +229,8 @@ def evaluate(
     Raises:
         InputError: no such model or data, a prompt that does not fit, or a size below 1.
     """
+    from tramontane.data.lengths import PromptFilter, PromptLimit
+    from tramontane.data.prompts import PromptEncoder
     from tramontane.evaluation import SamplingPlan
     from tramontane.evaluation import evaluate as run
     from tramontane.generator import Generator
@@ -240,38 +244,34 @@ def evaluate(
     generator = generator or GeneratorConfig()
     loading.check_device(generator.device)
     config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
-    found, longest_prompt = _evaluation_problems(model, config, problems, seed, max_tokens)
+    verifier = verifier or VerifierConfig()
+    encoder = PromptEncoder(loading.load_tokenizer(model), config, verifier.thinking_tags)
+    verifier = verifier.model_copy(update={"thinking_tags": encoder.tags})
+    context = loading.context_length(loading.load_config(model))
+    limit = PromptLimit.of(config.max_prompt_tokens, context, max_tokens)
+    prompts = PromptFilter(encoder, limit, drop=config.overlong_prompts == "drop")
+    found = prompts.keep(_evaluation_problems(config, problems, seed))
     worker = Generator.load(
-        model, generator, min(slots, len(found) * samples), longest_prompt + max_tokens
+        model,
+        generator,
+        min(slots, len(found) * samples),
+        prompts.longest + max_tokens,
+        encoder.response,
     )
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
-    plan = SamplingPlan(samples, sampling, seed, config.system_prompt)
-    with VerifierPool(verifier or VerifierConfig(), max_tokens, 0) as pool:
+    plan = SamplingPlan(samples, sampling, seed, encoder)
+    with VerifierPool(verifier, max_tokens, 0) as pool:
         return run(worker, pool, found, plan, write_to=write_to, on_progress=on_progress)
 
 
-def _evaluation_problems(
-    model: str, config: DataConfig, limit: int | None, seed: int, max_tokens: int
-) -> tuple[list[Problem], int]:
-    """The problems to evaluate on, and the length of the longest prompt in tokens."""
+def _evaluation_problems(config: DataConfig, limit: int | None, seed: int) -> list[Problem]:
     from tramontane.data.load import load_problems
-    from tramontane.data.prompts import check_prompt_length
-    from tramontane.models import loading
 
     source = config.eval or config.train
     endless = source.startswith(("playground:", "reasoning_gym:"))
-    problems = load_problems(
+    return load_problems(
         source, config, split="test", limit=limit or (256 if endless else None), seed=seed
     )
-    longest = check_prompt_length(
-        loading.load_tokenizer(model),
-        problems,
-        system_prompt=config.system_prompt,
-        limit=config.max_prompt_tokens,
-        context=loading.context_length(loading.load_config(model)),
-        max_tokens=max_tokens,
-    )
-    return problems, longest
 
 
 def _check_output(path: str | Path | None) -> None:
@@ -294,14 +294,19 @@ def generate(
     max_tokens: int = 512,
     seed: int = 0,
     system_prompt: str | None = None,
+    chat_template_kwargs: dict[str, Any] | None = None,
+    response_prefix: str = "",
     config: GeneratorConfig | None = None,
 ) -> list[str]:
     """Complete a problem statement under the model's chat template, `n` times.
 
+    `system_prompt`, `chat_template_kwargs` and `response_prefix` are those of a training run's
+    `data`. The texts are whole responses, as verifiers read them.
+
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
-    from tramontane.data.prompts import encode_prompt
+    from tramontane.data.prompts import PromptEncoder
     from tramontane.generator import Generator
     from tramontane.models import loading
     from tramontane.types import Completion, Request, SamplingParams
@@ -309,8 +314,15 @@ def generate(
     model, config = str(model), config or GeneratorConfig()
     _check_sizes(n=n, max_tokens=max_tokens)
     loading.check_device(config.device)
-    ids = encode_prompt(loading.load_tokenizer(model), prompt, system_prompt)
-    worker = Generator.load(model, config, n, len(ids) + max_tokens)
+    settings = {
+        "system_prompt": system_prompt,
+        "chat_template_kwargs": chat_template_kwargs or {},
+        "response_prefix": response_prefix,
+    }
+    prompts = parse(PromptConfig, settings, "generate")
+    encoder = PromptEncoder(loading.load_tokenizer(model), prompts)
+    ids = encoder.encode(prompt)
+    worker = Generator.load(model, config, n, len(ids) + max_tokens, encoder.response)
     sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
     worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
     done: list[Completion] = []

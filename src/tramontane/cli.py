@@ -31,6 +31,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
 ]
 
+Stops = Annotated[
+    list[str] | None, typer.Option("--stop", help="A text that ends a completion; may be repeated.")
+]
 GradingOverrides = Annotated[
     list[str] | None, typer.Argument(help="verifier.key=value", show_default=False)
 ]
@@ -153,6 +156,7 @@ def evaluate(
     workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
     config: GradingConfig = None,
     out: Annotated[Path, typer.Option(help="JSONL of every completion.")] = Path("eval.jsonl"),
+    stop: Stops = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
     ] = None,
@@ -164,7 +168,8 @@ def evaluate(
     if workers is not None:
         verifier = verifier.model_copy(update={"workers": workers})
     source = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
-    generator = parse(GeneratorConfig, {"device": device, "dtype": dtype}, "eval")
+    sampler = {"device": device, "dtype": dtype, "stop": stop or []}
+    generator = parse(GeneratorConfig, sampler, "eval")
     with _progress() as progress:
         bar = progress.add_task("evaluating", total=None)
         result = api.evaluate(
@@ -198,8 +203,17 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1)] = 512,
     seed: int = 0,
     system_prompt: str | None = None,
+    response_prefix: Annotated[str, typer.Option(help="Text that begins every response.")] = "",
+    chat_template_kwargs: Annotated[
+        str, typer.Option(help="Variables of the chat template, e.g. '{enable_thinking: false}'.")
+    ] = "{}",
+    stop: Stops = None,
 ) -> None:
     """Print completions of a prompt."""
+    from tramontane.config import GeneratorConfig, PromptConfig, parse, parse_settings
+
+    template = [f"chat_template_kwargs={chat_template_kwargs}"]
+    prompts = parse_settings(PromptConfig, {}, template, "--chat-template-kwargs")
     texts = api.generate(
         model,
         prompt,
@@ -210,6 +224,9 @@ def generate(
         max_tokens=max_tokens,
         seed=seed,
         system_prompt=system_prompt,
+        chat_template_kwargs=prompts.chat_template_kwargs,
+        response_prefix=response_prefix,
+        config=parse(GeneratorConfig, {"stop": stop or []}, "generate"),
     )
     for text in texts:
         print(text)

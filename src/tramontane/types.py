@@ -7,6 +7,7 @@ Plain data, no torch and no tokenizer, so that every room (and every process) ca
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -21,11 +22,28 @@ class ThinkingTags(NamedTuple):
     opening: str = "<think>"
     closing: str = "</think>"
 
+    @classmethod
+    def of(cls, pair: Sequence[str] | None) -> ThinkingTags:
+        """The pair of a recorded config; None: the paper's."""
+        return cls(*pair) if pair else cls()
+
     def around(self, thoughts: str) -> str:
         return f"{self.opening}{thoughts}{self.closing}"
 
 
 PAPER_TAGS = ThinkingTags()  # arXiv 2506.10910, section 2.2
+
+
+class ResponseText(NamedTuple):
+    """The parts of a response's text that are not simply its sampled tokens.
+
+    Args:
+        tags: thinking tags, which the text shows even if they are special tokens.
+        prefix: beginning of every response, with which the prompts already end.
+    """
+
+    tags: ThinkingTags = PAPER_TAGS
+    prefix: str = ""
 
 
 @dataclass(frozen=True)

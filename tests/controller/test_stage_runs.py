@@ -15,7 +15,7 @@ from tests.runs import small_config
 from tramontane.config import Config, PlaygroundConfig, VerifierConfig
 from tramontane.controller.observer import PipelineState, Update
 from tramontane.data import playground
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
@@ -197,7 +197,7 @@ def solved_greedily(count: int) -> list[dict[str, str]]:
     sampling = SamplingParams(96, temperature=0)
     generator.submit(
         [
-            Request(i, 0, encode_prompt(tokenizer, p.problem, None), i, sampling)
+            Request(i, 0, PromptEncoder(tokenizer).encode(p.problem), i, sampling)
             for i, p in enumerate(problems)
         ]
     )
@@ -227,6 +227,6 @@ def test_resolved_arithmetic_has_a_line_a_stage(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"stages\.0: .*kv_cache_mib 1; lower stages\.0\.n_async"):
         prepare(small_config(tmp_path, pipeline=SIZES, stages=STAGES, generator=tight))
     context = loading.context_length(loading.load_config("tiny")) or 0
-    stages = [STAGES[0], {**STAGES[1], "l_max": context - 200}]  # 256 are required
-    with pytest.raises(InputError, match=r"\(stages\.1\.l_max\) exceed the context"):
+    stages = [STAGES[0], {**STAGES[1], "l_max": context - 10}]
+    with pytest.raises(InputError, match=rf"context of {context:,} leaves 10 next to completions"):
         prepare(small_config(tmp_path, pipeline=SIZES, stages=stages))

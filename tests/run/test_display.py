@@ -103,8 +103,8 @@ def test_plain_shows_a_phase_by_quarters() -> None:
 
 def test_plain_lines_stay_short_and_harmless_for_any_completion() -> None:
     display, file = plain()
-    display.sample("有多少？" * 60, HOSTILE, "wrong")
-    display.sample("How many?", HOSTILE * 10, "right")
+    display.sample("有多少？" * 60, ("", HOSTILE), "wrong")
+    display.sample("How many?", ("", HOSTILE * 10), "right")
     first, second = file.getvalue().splitlines()
     assert cell_len(first) <= 140
     assert cell_len(second) <= 140
@@ -136,7 +136,7 @@ def test_live_page_holds_every_number_and_fits() -> None:
     for update in range(1, 24):
         display.update({"update": update, **METRICS, "reward": 0.3 + update / 100})
     display.status({"in flight": 512, "groups to grade": 3})
-    display.sample("Anna hat 3 Äpfel.", HOSTILE * 9, "right")
+    display.sample("Anna hat 3 Äpfel.", ("", HOSTILE * 9), "right")
     lines = frame(display)
     display.close()
     page = "\n".join(lines)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from tests import forked
 from tramontane.config.sft import SFTConfig
 from tramontane.data import playground
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
@@ -81,7 +81,7 @@ def weights(folder):
 def by_hand(base, config):
     """The first step in plain torch: one sequence at a time, transformers' own attention."""
     model = AutoModelForCausalLM.from_pretrained(base, attn_implementation="sdpa")
-    batch = ExampleStream(config, load_tokenizer(base)).take(config.batch_tokens)
+    batch = ExampleStream(config, PromptEncoder(load_tokenizer(base))).take(config.batch_tokens)
     losses, right = [], []
     for prompt, response in batch:
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
@@ -122,18 +122,18 @@ def test_a_step_equals_the_closed_form_whatever_the_microbatches(base, data, tmp
 def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
     tokenizer = load_tokenizer(base)
     config = config_of(base, data, tmp_path)
-    batch = ExampleStream(config, tokenizer).take(3000)
+    batch = ExampleStream(config, PromptEncoder(tokenizer)).take(3000)
     known = {p["response"]: p["prompt"] for p in PAIRS}
     for prompt, response in batch:
         text = tokenizer.decode(response[:-1])
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token not in text
-        assert prompt == encode_prompt(tokenizer, known[text])
+        assert prompt == PromptEncoder(tokenizer).encode(known[text])
 
 
 def test_every_epoch_holds_every_pair_once(base, data, tmp_path):
     config = config_of(base, data, tmp_path)
-    stream = ExampleStream(config, load_tokenizer(base))
+    stream = ExampleStream(config, PromptEncoder(load_tokenizer(base)))
     pairs = [tuple(map(tuple, stream.take(1)[0])) for _ in range(3 * len(PAIRS))]
     epochs = [pairs[i : i + len(PAIRS)] for i in range(0, len(pairs), len(PAIRS))]
     assert all(sorted(e) == sorted(epochs[0]) for e in epochs)
@@ -325,7 +325,7 @@ def test_a_prompt_that_does_not_fit_is_named(base, tmp_path):
     for changes, bound in (({"max_length": 200}, "max_length"), ({}, "the model's context")):
         config = config_of(base, str(file), output, **changes)
         with pytest.raises(InputError, match=rf"pairs\.jsonl:2: its prompt has .*{bound}"):
-            ExampleStream(config, load_tokenizer(base), 300)
+            ExampleStream(config, PromptEncoder(load_tokenizer(base)), 300)
     with pytest.raises(InputError, match=r"pairs\.jsonl:2: its prompt"):
         sft(config_of(base, str(file), output, max_length=200))
     assert not output.exists()
@@ -335,16 +335,16 @@ def test_responses_that_do_not_fit_are_left_out_and_counted(base, tmp_path):
     file, tokenizer = tmp_path / "pairs.jsonl", load_tokenizer(base)
     rows = [{"prompt": "1 + 1?", "response": "2" * n} for n in (1, 10, 11, 300)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    room = len(encode_prompt(tokenizer, "1 + 1?")) + 11  # ten digits and EOS
+    room = len(PromptEncoder(tokenizer).encode("1 + 1?")) + 11  # ten digits and EOS
     config = config_of(base, str(file), tmp_path / "out", max_length=room)
     with pytest.warns(UserWarning, match=rf"of 4 responses .*, 2 do not fit .* {room} tokens"):
-        stream = ExampleStream(config, tokenizer)
+        stream = ExampleStream(config, PromptEncoder(tokenizer))
     pairs = [stream.take(1)[0] for _ in range(2)]
     assert sorted(len(response) for _, response in pairs) == [2, 11]
     assert all(response[-1] == tokenizer.eos_token_id for _, response in pairs)
     file.write_text(json.dumps(rows[-1]))
     with pytest.raises(InputError, match="nothing is left; raise max_length"):
-        ExampleStream(config, tokenizer)
+        ExampleStream(config, PromptEncoder(tokenizer))
 
 
 def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path):

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 from tramontane.audit import page, recorded
 from tramontane.audit.collect import Collector
 from tramontane.audit.disputes import find_disputes
 from tramontane.audit.findings import KINDS, Audit
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
+from tramontane.types import ThinkingTags
 
 
 def audit(
@@ -38,7 +41,8 @@ def audit(
         out: another folder to write to.
         rows: the input of `score`, if `path` is its output.
         sample: number of different pairs of answer and reference shown to the other verifiers.
-        config: workers and limits of the other verifiers.
+        config: workers and limits of the other verifiers, and the thinking tags of a file's
+            responses; a run folder names its own.
         progress: called with (pairs judged, all pairs).
 
     Raises:
@@ -48,7 +52,7 @@ def audit(
     folder = Path(out) if out is not None else (path if path.is_dir() else path.parent)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder to write audit.md to")
-    collector, broken = Collector(), list[str]()
+    collector, broken = Collector(_tags(path, config)), list[str]()
     for rollout in recorded.read(path, rows, broken):
         collector.add(rollout)
     if not collector.verdicts:
@@ -60,3 +64,12 @@ def audit(
     result.findings.sort(key=lambda f: order.index(f.kind))  # stable: keeps file and line order
     page.write(path, folder, result)
     return result
+
+
+def _tags(path: Path, config: VerifierConfig | None) -> ThinkingTags:
+    """The thinking tags of the recorded responses."""
+    file = path / "config.yaml"
+    if not file.is_file():
+        return (config or VerifierConfig()).tags
+    recorded = yaml.safe_load(file.read_bytes())
+    return ThinkingTags.of(recorded.get("verifier", {}).get("thinking_tags"))

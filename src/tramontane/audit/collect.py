@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tramontane.audit.findings import Audit, Finding, clip
 from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
-from tramontane.types import PAPER_TAGS
-from tramontane.verifier.format import boxes, fences, last_box
+from tramontane.types import PAPER_TAGS, ThinkingTags
+from tramontane.verifier.format import boxes, fences, last_box, thinking_text
 from tramontane.verifier.math.normalize import vote
 
 LONGEST = 1000  # characters of an answer that the judge reads
@@ -39,7 +39,8 @@ class Collector:
     `pairs` has the completions by box and reference, for the other verifiers (`disputes`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tags: ThinkingTags = PAPER_TAGS) -> None:
+        self.tags = tags
         self.findings: list[Finding] = []
         self.verdicts: Counter[str] = Counter()
         self.pairs: defaultdict[Pair, list[Graded]] = defaultdict(list)
@@ -50,8 +51,8 @@ class Collector:
         self._groups = defaultdict(list)
 
     def add(self, row: Rollout) -> None:
-        opening, closing = PAPER_TAGS
-        thoughts, _, answer_part = row.text.removeprefix(opening).partition(closing)
+        thoughts = thinking_text(row.text, self.tags)
+        answer_part = row.text.partition(self.tags.closing)[2]
         box = last_box(answer_part) if row.domain == "math" else None
         graded = Graded(
             file=row.file,

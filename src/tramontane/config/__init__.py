@@ -13,9 +13,10 @@ from tramontane.config.data import (
 from tramontane.config.device import Device
 from tramontane.config.domains import BUILT_IN, DomainConfig, FormatConfig
 from tramontane.config.evaluation import HELD_OUT, EvaluationConfig, EvaluationSetConfig
-from tramontane.config.generator import GeneratorConfig
+from tramontane.config.generator import GeneratorConfig, Stop
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.placement import PlacementConfig, Resources
+from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import (
     Section,
     key_error,
@@ -50,13 +51,16 @@ __all__ = [
     "PipelineConfig",
     "PlacementConfig",
     "PlaygroundConfig",
+    "PromptConfig",
     "Resources",
     "RewardConfig",
     "SFTConfig",
     "Section",
     "StageConfig",
     "StageData",
+    "Stop",
     "SupervisedConfig",
+    "TagPair",
     "TimeoutsConfig",
     "TooHard",
     "TrainerConfig",

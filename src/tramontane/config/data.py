@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
@@ -55,8 +56,9 @@ class CurriculumConfig(Section):
     """Rest for problems that no completion solves. null: no problem rests."""
 
 
-class DataConfig(Section):
-    """Problem sources for training and evaluation, and the selection of problems by pass rate."""
+class DataConfig(PromptConfig):
+    """Problem sources for training and evaluation, the prompts made of the problems, and the
+    selection of problems by pass rate."""
 
     train: str = "playground:"
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, a JSONL (also gzip) or
@@ -78,12 +80,13 @@ class DataConfig(Section):
     shuffle: bool = True
     """Go through a finite source in a new order each epoch, decided by the seed. false: in the
     source's order."""
-    system_prompt: str | None = None
-    """System prompt: `magistral` (the paper's instruction, in our wording) or any other text. null:
-    the default of the model's chat template."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """Longest prompt that is accepted, in tokens. null: the longest prompt of a finite source, 256
-    for a source without end."""
+    """Longest prompt that is accepted, in tokens; the room that the model's context leaves next to
+    `pipeline.l_max` is a further limit. null: 1,024 for a finite source; for a source without end
+    256, or the longest of its first 256 prompts."""
+    overlong_prompts: Literal["refuse", "drop"] = "refuse"
+    """Problems whose prompt is above the limit: `refuse` to start, and say how many there are, or
+    `drop` them from training and evaluation."""
     min_pass_rate: float | None = Field(None, ge=0, le=1)
     """Lowest pass rate of a problem that is handed out, included. null: no lower bound. Requires a
     finite source. The paper does not print its thresholds."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tramontane.config.device import Device
 from tramontane.config.section import Section
+
+Stop = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]  # a text, or a token id
 
 
 class GeneratorConfig(Section):
@@ -17,6 +19,11 @@ class GeneratorConfig(Section):
     """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of weights, keys and values."""
+    stop: tuple[Stop, ...] = ()
+    """Texts and token ids that end a completion, in addition to the model's EOS tokens; e.g.
+    `["<|im_end|>"]`, or `["\\n\\nTask:"]` for a base model. The tokens of the stop were sampled, so
+    they are trained on; the text that is graded ends before the stop. A text that is one of the
+    tokenizer's added tokens stands for this token."""
     kv_cache: Literal["keep", "recompute"] = "keep"
     """Keys and values of sequences in flight after a weight update: `keep` them (the paper's
     choice), or `recompute` them under the new weights."""

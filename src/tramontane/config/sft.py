@@ -8,6 +8,7 @@ from pydantic import Field
 
 from tramontane.config.data import PlaygroundConfig
 from tramontane.config.device import Device
+from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import Section
 from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
 
@@ -136,11 +137,12 @@ class SupervisedConfig(Section):
         return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})
 
 
-class SFTDataConfig(ExamplesConfig):
+class SFTDataConfig(ExamplesConfig, PromptConfig):
     """Prompts and responses to learn from, and how prompts are written."""
 
-    system_prompt: str | None = None
-    """System prompt of every example, as in a training run's `data.system_prompt`."""
+    thinking_tags: TagPair | None = None
+    """Thinking tags, as in a training run's `verifier.thinking_tags`. Generated responses have
+    them; those of a file are learnt as they are."""
 
 
 class SFTConfig(SupervisedConfig):

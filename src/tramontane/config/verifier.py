@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from tramontane.config.domains import BUILT_IN, DomainConfig, checked_path, with_built_in
+from tramontane.config.prompt import TagPair
 from tramontane.config.section import Section, key_error
-from tramontane.types import PAPER_TAGS, ThinkingTags
+from tramontane.types import ThinkingTags
 
-Tag = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]
 DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 
 
@@ -71,7 +71,7 @@ class VerifierConfig(Section):
     """Limits of grading. Grading runs in worker processes that are killed from outside when they
     exceed a limit; the completion is then unscorable."""
 
-    thinking_tags: tuple[Tag, Tag] | None = None
+    thinking_tags: TagPair | None = None
     """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The
     system prompt `magistral` names the same tags. null: the pair that the model's tokenizer has as
     tokens (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
@@ -105,14 +105,4 @@ class VerifierConfig(Section):
     @property
     def tags(self) -> ThinkingTags:
         """The configured thinking tags, or `<think>` and `</think>`."""
-        return ThinkingTags(*self.thinking_tags) if self.thinking_tags else PAPER_TAGS
-
-    @model_validator(mode="after")
-    def _distinct_tags(self) -> VerifierConfig:
-        opening, closing = self.tags
-        if opening in closing or closing in opening:
-            raise key_error(
-                f"{opening!r} and {closing!r}: neither tag may contain the other; change one",
-                "thinking_tags",
-            )
-        return self
+        return ThinkingTags.of(self.thinking_tags)

@@ -11,7 +11,10 @@ from tramontane.config import (
     Device,
     DomainConfig,
     Language,
+    PromptConfig,
     Section,
+    Stop,
+    TagPair,
     VerifierConfig,
     key_error,
     nearest,
@@ -68,6 +71,8 @@ class CheckpointModel(Section):
     """Device: cpu, cuda, cuda:N or mps."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of weights, keys and values."""
+    stop: tuple[Stop, ...] = ()
+    """Texts and token ids that end an answer, as in a training run's `generator.stop`."""
 
 
 class EndpointModel(Section):
@@ -91,15 +96,16 @@ class EndpointModel(Section):
     """Additional keys of the request body. A null value removes a key."""
 
 
-class ModelConfig(Section):
+class ModelConfig(PromptConfig):
     """The model that a stage asks, exactly one of `checkpoint` and `endpoint`, and its sampling."""
 
     checkpoint: CheckpointModel | None = None
     """A model that runs in the embedded generator."""
     endpoint: EndpointModel | None = None
     """A model behind an HTTP server."""
-    system_prompt: str | None = None
-    """System prompt, as in a training run's `data.system_prompt`."""
+    thinking_tags: TagPair | None = None
+    """Thinking tags of the model, as in a training run's `verifier.thinking_tags`. null for an
+    endpoint: `<think>` and `</think>`."""
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7 in evaluation."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -108,6 +114,15 @@ class ModelConfig(Section):
     """Maximum length of an answer, in tokens."""
     seed: int = 0
     """Seed of sampling."""
+
+    @model_validator(mode="after")
+    def _prefix(self) -> ModelConfig:
+        if self.endpoint and self.response_prefix:
+            raise key_error(
+                "an endpoint begins its answers itself; leave it out, or take a checkpoint",
+                "response_prefix",
+            )
+        return self
 
     @property
     def name(self) -> str:

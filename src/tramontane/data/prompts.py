@@ -1,17 +1,21 @@
-"""Turns a problem's statement into the prompt tokens that the model continues.
+"""Turns problem statements into the prompt tokens that the model continues.
 
 The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
+from functools import cached_property
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from tramontane.config import PromptConfig
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.models.loading import token_id
+from tramontane.types import PAPER_TAGS, ResponseText, ThinkingTags
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \
@@ -24,88 +28,139 @@ and the summary in the language of the task.
 Task:
 """
 
-
-def system_text(system_prompt: str | None) -> str | None:
-    """The system prompt's text: `magistral` names the text above, other values are the text."""
-    return SYSTEM_PROMPT if system_prompt == "magistral" else system_prompt
-
-
-def render_prompt(
-    tokenizer: PreTrainedTokenizerBase, problem: str, system_prompt: str | None = None
-) -> str:
-    """The text before a completion, by the tokenizer's chat template.
-
-    A base model without a template reads the system text (by default the package's, since nothing
-    else describes the format), the problem, and a line break. If the template has no system role,
-    the system text precedes the problem.
-    """
-    system = system_text(system_prompt)
-    if tokenizer.chat_template is None:
-        return f"{system or SYSTEM_PROMPT}{problem}\n\n"
-    user = {"role": "user", "content": problem}
-    if system is None:
-        return _render(tokenizer, [user])
-    try:
-        return _render(tokenizer, [{"role": "system", "content": system}, user])
-    except TemplateError:  # the template has no such role
-        return _render(tokenizer, [{"role": "user", "content": f"{system}{problem}"}])
+# Pairs that published models have as tokens, the paper's first: DeepSeek-R1, Qwen3 and many others;
+# Magistral 1.2; Command A Reasoning; Seed-OSS; Kimi-VL; OpenThinker.
+KNOWN_TAGS = (
+    PAPER_TAGS,
+    ThinkingTags("[THINK]", "[/THINK]"),
+    ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkingTags("<seed:think>", "</seed:think>"),
+    ThinkingTags("◁think▷", "◁/think▷"),
+    ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+_PROBE = "1 + 1?"  # a statement that no template treats specially
 
 
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, problem: str, system_prompt: str | None = None
-) -> list[int]:
-    """Token ids of `render_prompt`; the template writes the special tokens itself."""
-    text = render_prompt(tokenizer, problem, system_prompt)
-    return tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
+def find_tags(tokenizer: PreTrainedTokenizerBase) -> ThinkingTags:
+    """The first pair of known thinking tags that the tokenizer has as single tokens; the paper's
+    if it has none."""
+    return next(
+        (tags for tags in KNOWN_TAGS if all(token_id(tokenizer, tag) is not None for tag in tags)),
+        PAPER_TAGS,
+    )
 
 
-def check_prompt_length(
-    tokenizer: PreTrainedTokenizerBase,
-    problems: Iterable[Problem],
-    *,
-    system_prompt: str | None,
-    limit: int | None,
-    context: int | None,
-    max_tokens: int,
-) -> int:
-    """Check that all prompts fit; returns the longest in tokens, 0 without problems.
+def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> str | None:
+    """The system prompt's text: `magistral` names the text above, with the model's thinking tags;
+    other values are the text."""
+    if system_prompt != "magistral":
+        return system_prompt
+    return SYSTEM_PROMPT.replace(PAPER_TAGS.opening, tags.opening).replace(
+        PAPER_TAGS.closing, tags.closing
+    )
+
+
+class PromptEncoder:
+    """Turns problem statements into prompts for one model.
+
+    A chat template may write the beginning of the response into its prompt: the opening thinking
+    tag (DeepSeek-R1, QwQ, Qwen3-Thinking), or an empty pair of tags (Qwen3 with `enable_thinking:
+    false`). This beginning and `response_prefix` are the start of every response's text, so that
+    formats, lengths of thoughts and rewards see whole responses (`response`).
 
     Args:
-        tokenizer: the model's tokenizer.
-        problems: all problems that may be asked.
-        system_prompt: as in `render_prompt`.
-        limit: maximum tokens of a prompt; None: only the context limits it.
-        context: the model's positions (`models.loading.context_length`), which hold prompt and
-            completion; None: unknown, so no bound.
-        max_tokens: maximum tokens of a completion.
+        tokenizer: the model's.
+        config: system prompt, variables of the chat template, beginning of the response.
+        tags: the thinking tags; None: those that the tokenizer has (`find_tags`).
+
+    Attributes:
+        tags: the thinking tags of the responses.
 
     Raises:
-        InputError: a prompt does not fit; the message names the longest one's problem.
+        InputError: `chat_template_kwargs` that the template does not read; a second opening
+            thinking tag in `response_prefix`; a template that fails.
     """
-    # A list, not a dict by id: problems of different sources may share an id.
-    lengths = [(len(encode_prompt(tokenizer, p.problem, system_prompt)), p.id) for p in problems]
-    if not lengths:
-        return 0
-    tokens, longest = max(lengths)
-    if context is not None and tokens + max_tokens > context:
-        count = sum(n + max_tokens > context for n, _ in lengths)
-        raise InputError(
-            f"problem {longest!r}: its prompt has {tokens} tokens, which with completions of "
-            f"{max_tokens} makes {tokens + max_tokens}, but the model's context holds {context} "
-            f"({count} of {len(lengths)} problems are too long): remove them, allow fewer tokens "
-            f"a completion, or take a model with more context"
-        )
-    if limit is not None and tokens > limit:
-        count = sum(n > limit for n, _ in lengths)
-        raise InputError(
-            f"problem {longest!r}: its prompt has {tokens} tokens, but data.max_prompt_tokens "
-            f"allows {limit} ({count} of {len(lengths)} problems are too long): raise it, or "
-            f"remove them"
-        )
-    return tokens
 
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PromptConfig | None = None,
+        tags: tuple[str, str] | None = None,
+    ) -> None:
+        self.tokenizer, self.config = tokenizer, config or PromptConfig()
+        self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
+        self._check_template_kwargs()
+        if self.tags.opening in self.opened and self.tags.opening in self.config.response_prefix:
+            raise InputError(
+                f"response_prefix {self.config.response_prefix!r}: the chat template already ends "
+                f"its prompts with {self.opened!r}; leave {self.tags.opening} out of the prefix"
+            )
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    @cached_property
+    def opened(self) -> str:
+        """The beginning of the response that the chat template writes; usually empty."""
+        opening, closing = map(re.escape, self.tags)
+        found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", self._templated(_PROBE))
+        return found[0] if found else ""
+
+    @property
+    def response(self) -> ResponseText:
+        """The parts of a response's text that are not sampled, for generators."""
+        return ResponseText(self.tags, self.opened + self.config.response_prefix)
+
+    def render(self, problem: str) -> str:
+        """The text before a completion, by the tokenizer's chat template.
+
+        A base model without a template reads the system text (by default the package's, since
+        nothing else describes the format), the problem, and a line break. If the template has no
+        system role, the system text precedes the problem.
+        """
+        return self._templated(problem) + self.config.response_prefix
+
+    def encode(self, problem: str) -> list[int]:
+        """Token ids of `render`; the template writes the special tokens itself."""
+        return self.encode_all([problem])[0]
+
+    def encode_all(self, problems: Sequence[str]) -> list[list[int]]:
+        """`encode` for many problems, which the tokenizer may split over threads."""
+        texts = [self.render(problem) for problem in problems]
+        special = self.tokenizer.chat_template is None
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def _templated(self, problem: str) -> str:
+        system = system_text(self.config.system_prompt, self.tags)
+        if self.tokenizer.chat_template is None:
+            return f"{system or system_text('magistral', self.tags)}{problem}\n\n"
+        user = {"role": "user", "content": problem}
+        if system is None:
+            return self._apply([user])
+        try:
+            return self._apply([{"role": "system", "content": system}, user])
+        except TemplateError:  # the template has no such role
+            return self._apply([{"role": "user", "content": f"{system}{problem}"}])
+
+    def _apply(self, messages: list[dict[str, str]]) -> str:
+        text = self.tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.config.chat_template_kwargs,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _check_template_kwargs(self) -> None:
+        if not (names := self.config.chat_template_kwargs):
+            return
+        if self.tokenizer.chat_template is None:
+            raise InputError(
+                f"chat_template_kwargs {', '.join(names)}: the tokenizer has no chat template; "
+                f"remove them"
+            )
+        template = self.tokenizer.get_chat_template()
+        if unread := [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]:
+            raise InputError(
+                f"chat_template_kwargs {', '.join(unread)}: the tokenizer's chat template does not "
+                f"read them; remove them"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from random import Random
 from typing import Any
@@ -18,6 +18,9 @@ from tramontane.types import Problem
 # Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
 # one block, and memory never holds more.
 BLOCK = 64  # problems
+MAX_SKIPPED = (
+    100 * BLOCK
+)  # problems without a fitting one in between, after which a source is useless
 
 
 class ProblemStream:
@@ -33,6 +36,7 @@ class ProblemStream:
 
     Attributes:
         problems: all problems of a finite source, in the source's order; None for an endless one.
+        accepts: False for problems of an endless source that `next` skips.
 
     Raises:
         InputError: the errors of `load_problems`, before any problem is handed out.
@@ -54,6 +58,7 @@ class ProblemStream:
                 seed=seed,
                 domains=domains,
             )
+        self.accepts: Callable[[Problem], bool] = lambda problem: True
         self._handed_out = 0
         self._block: tuple[int, Sequence[Problem]] = (-1, ())
         self._fingerprint = self._digest()
@@ -70,11 +75,29 @@ class ProblemStream:
         return self._handed_out % len(self.problems) if self.problems else self._handed_out
 
     def next(self) -> Problem:
-        """The next problem."""
+        """The next problem.
+
+        Raises:
+            InputError: `MAX_SKIPPED` problems of an endless source in a row are not accepted.
+        """
         size = len(self.problems) if self.problems else BLOCK
-        number, index = divmod(self._handed_out, size)
-        self._handed_out += 1
-        return self._epoch(number)[index]
+        for _ in range(MAX_SKIPPED):
+            number, index = divmod(self._handed_out, size)
+            self._handed_out += 1
+            problem = self._epoch(number)[index]
+            if self.problems is not None or self.accepts(problem):
+                return problem
+        raise InputError(
+            f"data {self.config.train!r}: none of {MAX_SKIPPED:,} problems has a prompt that fits; "
+            f"raise data.max_prompt_tokens"
+        )
+
+    def keep(self, problems: list[Problem]) -> None:
+        """Replace the problems of a finite source by a part of them, before the first is handed
+        out."""
+        self.problems = problems
+        self._block = (-1, ())
+        self._fingerprint = self._digest()
 
     def state(self) -> dict[str, Any]:
         """The position in the stream, in JSON types."""

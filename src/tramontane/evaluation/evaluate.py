@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.metrics import (
     Estimate,
     maj_at_k,
@@ -63,13 +63,13 @@ class SamplingPlan:
         samples: completions of each problem.
         sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
         seed: with a problem's id and the sample's number, decides each completion's randomness.
-        system_prompt: as in `data.prompts.render_prompt`.
+        encoder: makes the prompts; None: by the chat template alone.
     """
 
     samples: int
     sampling: SamplingParams
     seed: int = 0
-    system_prompt: str | None = None
+    encoder: PromptEncoder | None = None
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ def evaluate(
         raise ValueError("no problems to evaluate")
     if generator.pending():
         raise ValueError("the generator has other requests in flight; evaluate when it is idle")
-    tokenizer = generator.tokenizer
-    run = _Run(problems, plan.samples, pool, tokenizer, write_to, on_progress)
+    encoder = plan.encoder or PromptEncoder(generator.tokenizer)
+    run = _Run(problems, plan.samples, pool, encoder, write_to, on_progress)
     with run:
         generator.submit(
             [
                 Request(i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
                 for i, problem in enumerate(problems)
-                for prompt in [encode_prompt(tokenizer, problem.problem, plan.system_prompt)]
+                for prompt in [encoder.encode(problem.problem)]
                 for j in range(plan.samples)
             ]
         )
@@ -189,12 +189,12 @@ class _Run:
         problems: Sequence[Problem],
         samples: int,
         pool: Scorer,
-        tokenizer: PreTrainedTokenizerBase,
+        encoder: PromptEncoder,
         write_to: str | Path | None,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
         self.problems, self.samples = problems, samples
-        self.pool, self.tokenizer = pool, tokenizer
+        self.pool, self.encoder = pool, encoder
         self.on_progress = on_progress or (lambda done, total: None)
         self.file = open(write_to, "w", encoding="utf-8") if write_to else None  # noqa: SIM115
         self.generating = len(problems) * samples
@@ -241,8 +241,8 @@ class _Run:
         # Verdicts arrive in any order; rows are written in the order of the problems.
         while (i := len(self.rows) // self.samples) in self._graded:
             new = _rows(i, self.problems[i], self._groups.pop(i), self._graded.pop(i))
-            thoughts = [thinking_text(row["text"]) for row in new]
-            encoded = self.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
+            thoughts = [thinking_text(row["text"], self.encoder.tags) for row in new]
+            encoded = self.encoder.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
             for row, tokens in zip(new, encoded, strict=True):
                 row["thinking_tokens"] = len(tokens)
                 if self.file:

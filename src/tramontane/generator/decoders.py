@@ -30,6 +30,7 @@ class StepFlags(NamedTuple):
     stopped: torch.Tensor  # drew an EOS token
     finished: torch.Tensor  # stopped, or has all the tokens it may generate
     full: torch.Tensor  # has filled its lane
+    may_end: torch.Tensor | None  # drew a token that may complete a stop text; None without any
 
 
 class Decoder(ABC):
@@ -41,6 +42,8 @@ class Decoder(ABC):
         model: prepared by `examine_model`.
         layout: layout of the model's keys and values.
         is_eos: [V] bool, tokens that end a completion.
+        may_end: [V] bool, tokens after which the engine looks for a stop text; None without stop
+            texts.
     """
 
     cache: SlotCache | SlabCache
@@ -50,10 +53,16 @@ class Decoder(ABC):
     _slots: torch.Tensor
     _capacities: torch.Tensor
 
-    def __init__(self, model: PreTrainedModel, layout: Layout, is_eos: torch.Tensor) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        is_eos: torch.Tensor,
+        may_end: torch.Tensor | None = None,
+    ) -> None:
         self.layout = layout
         self.version = torch.zeros(1, dtype=torch.int64, device=layout.device)
-        self._model, self._is_eos = model, is_eos
+        self._model, self._is_eos, self._may_end = model, is_eos, may_end
 
     @abstractmethod
     def allocate(self, slots: int, max_len: int) -> None:
@@ -98,7 +107,8 @@ class Decoder(ABC):
         s.count[slots] = counts + 1
         stopped = self._is_eos[tokens]
         finished = stopped | (counts + 1 >= s.limit[slots])
-        return StepFlags(stopped, finished, unshared + 1 >= capacities)
+        may_end = None if self._may_end is None else self._may_end[tokens]
+        return StepFlags(stopped, finished, unshared + 1 >= capacities, may_end)
 
 
 class LaneDecoder(Decoder):
@@ -132,16 +142,21 @@ class RecordedDecoder(Decoder):
     Args:
         model: as in `Decoder`; its forward reads no values of tensors.
         layout: as in `Decoder`.
-        is_eos: as in `Decoder`.
+        is_eos, may_end: as in `Decoder`.
         record: makes steps quicker to repeat.
     """
 
     cache: SlabCache
 
     def __init__(
-        self, model: PreTrainedModel, layout: Layout, is_eos: torch.Tensor, record: StepRecorder
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        is_eos: torch.Tensor,
+        record: StepRecorder,
+        may_end: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(model, layout, is_eos)
+        super().__init__(model, layout, is_eos, may_end)
         self._record = record
 
     def allocate(self, slots: int, max_len: int) -> None:
@@ -178,7 +193,9 @@ class RecordedDecoder(Decoder):
         flags = self._advance(self._slots[:rows], self._capacities[:rows])
         limit = self.state.limit[:rows]
         self.state.count[:rows].clamp_(max=limit)
-        return flags._replace(finished=flags.finished & (limit > 0))
+        live = limit > 0
+        may_end = None if flags.may_end is None else flags.may_end & live
+        return flags._replace(finished=flags.finished & live, may_end=may_end)
 
     def release(self, finished: Sequence[int], full: Sequence[int]) -> None:
         """Empty the slots; a slot of a slab has room for the longest sequence and is never full."""

@@ -22,6 +22,7 @@ from tramontane.generator.decoders import Decoder, LaneDecoder, RecordedDecoder,
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.graphs import StepRecorder
 from tramontane.generator.lanes import Prefix
+from tramontane.generator.stops import StopTexts
 from tramontane.models.loading import context_length
 from tramontane.types import Completion, Growth, Request
 
@@ -68,6 +69,8 @@ class _Flight:
 class SlotEngine:
     """Runs requests through `slots` slots, and refills each slot as soon as it is free.
 
+    Seven parameters: the model, two sizes, two conditions that end a completion, two for speed.
+
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its
             attention implementation is set to `slots`, which serves other forwards as `packed`.
@@ -77,6 +80,7 @@ class SlotEngine:
         prefill_tokens: maximum tokens in one prefill forward (a longer sequence has one to itself).
         record: makes steps of fixed shapes quicker to repeat; keys and values then lie in a slab
             instead of in lanes. Unused if the model's forward reads values of tensors.
+        stop_texts: texts that end a completion; None costs nothing.
 
     Raises:
         InputError: the engine cannot run the model.
@@ -91,6 +95,7 @@ class SlotEngine:
         *,
         prefill_tokens: int = 4096,
         record: StepRecorder | None = None,
+        stop_texts: StopTexts | None = None,
     ) -> None:
         self.model = model.eval()
         self.slots, self.max_len, self.prefill_tokens = slots, max_len, prefill_tokens
@@ -98,14 +103,18 @@ class SlotEngine:
         vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
         self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=model.device)
         if unknown := [t for t in eos_ids if not 0 <= t < vocab]:
-            raise InputError(f"EOS tokens {unknown} are outside the model's vocabulary of {vocab}")
+            raise InputError(
+                f"EOS or stop tokens {unknown} are outside the model's vocabulary of {vocab}"
+            )
         self._is_eos[list(eos_ids)] = True
+        self._stop_texts = stop_texts
+        may_end = stop_texts.may_end.to(model.device) if stop_texts else None
         layout, recordable = examine_model(model, max_len)
         self._decoder: Decoder
         if record is not None and recordable:
-            self._decoder = RecordedDecoder(model, layout, self._is_eos, record)
+            self._decoder = RecordedDecoder(model, layout, self._is_eos, record, may_end)
         else:
-            self._decoder = LaneDecoder(model, layout, self._is_eos)
+            self._decoder = LaneDecoder(model, layout, self._is_eos, may_end)
         self.version = 0
         self._serial = 0
         self._allocate()
@@ -258,9 +267,14 @@ class SlotEngine:
 
     def _retire_finished(self, flags: StepFlags) -> list[Completion]:
         """Free the slots of finished sequences, and give more room to those that need it."""
-        if not bool((flags.finished | flags.full).any()):
+        due = flags.finished | flags.full
+        if flags.may_end is not None:
+            due |= flags.may_end
+        if not bool(due.any()):
             return []
-        rows, stopped = flags.finished.nonzero()[:, 0].tolist(), flags.stopped.tolist()
+        by_text = self._find_stop_texts(flags)
+        rows = (flags.finished | by_text).nonzero()[:, 0].tolist()
+        stopped = (flags.stopped | by_text).tolist()
         slot_of = self._decoder.cache.slots
         slots = [slot_of[row] for row in rows]
         completions = [
@@ -272,6 +286,24 @@ class SlotEngine:
             heapq.heappush(self._free_slots, slot)
         self._batch_changed = True
         return completions
+
+    def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
+        """[B] bool: rows whose newest token completes a stop text."""
+        found = torch.zeros_like(flags.stopped)
+        rows = [] if flags.may_end is None else flags.may_end.nonzero()[:, 0].tolist()
+        if not rows:
+            return found
+        assert self._stop_texts is not None
+        s, length = self._decoder.state, self._stop_texts.tail
+        slots = torch.tensor(
+            [self._decoder.cache.slots[row] for row in rows], device=s.count.device
+        )
+        counts = s.count[slots]
+        places = counts[:, None] - torch.arange(length, 0, -1, device=slots.device)
+        tails = s.tokens[slots[:, None], places.clamp(min=0)].tolist()
+        for row, tail, count in zip(rows, tails, counts.tolist(), strict=True):
+            found[row] = self._stop_texts.found(tail[max(0, length - count) :])
+        return found
 
     def _complete(self, slot: int, stopped: bool) -> Completion:
         r = self._snapshot(slot)

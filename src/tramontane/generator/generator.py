@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -15,10 +15,12 @@ from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.graphs import CudaGraphs
+from tramontane.generator.stops import StopTexts
+from tramontane.generator.text import Detokenizer
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.models.weights import LocalWeights, Weights
-from tramontane.types import Completion, Progress, Request, SamplingParams
+from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
 
 
 class Generator:
@@ -29,9 +31,10 @@ class Generator:
     Args:
         model: a causal LM; the generator replaces its attention and its weights.
         tokenizer: for the EOS token and the completions' text.
-        config: `kv_cache`, `steps_per_call`, `prefill_tokens` and `cuda_graphs` are used here.
+        config: all keys but `dtype`, `device` and the pipeline's are used here.
         slots: completions decoded at once.
         max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
+        response: thinking tags, and the beginning of every response, for the completions' text.
 
     Raises:
         InputError: a model that the slot engine cannot run.
@@ -44,21 +47,35 @@ class Generator:
         config: GeneratorConfig,
         slots: int,
         max_len: int,
+        response: ResponseText = ResponseText(),  # noqa: B008 (immutable)
     ) -> None:
         self.model = model.requires_grad_(False)
         self.tokenizer, self.config = tokenizer, config
+        self._detokenizer = Detokenizer(tokenizer, response)
+        stop_ids, texts = _split_stops(tokenizer, config.stop)
+        self._end_ids = _eos_ids(model, tokenizer) | stop_ids
+        vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+        self._stop_texts = StopTexts(self._detokenizer, texts, vocab) if texts else None
         self._engine = SlotEngine(
             model,
             slots,
             max_len,
-            _eos_ids(model, tokenizer),
+            self._end_ids,
             prefill_tokens=config.prefill_tokens,
             record=self._step_recorder(),
+            stop_texts=self._stop_texts,
         )
         self._busy_seconds = 0.0
 
     @classmethod
-    def load(cls, model_path: str, config: GeneratorConfig, slots: int, max_len: int) -> Generator:
+    def load(
+        cls,
+        model_path: str,
+        config: GeneratorConfig,
+        slots: int,
+        max_len: int,
+        response: ResponseText = ResponseText(),  # noqa: B008 (immutable)
+    ) -> Generator:
         """Load a checkpoint folder, Hugging Face name or `tiny` in the configured dtype.
 
         Raises:
@@ -66,7 +83,7 @@ class Generator:
                 the slot engine cannot run.
         """
         model = load_model(model_path, getattr(torch, config.dtype), config.device)
-        return cls(model, load_tokenizer(model_path), config, slots, max_len)
+        return cls(model, load_tokenizer(model_path), config, slots, max_len, response)
 
     def _step_recorder(self) -> CudaGraphs | None:
         device = self.model.device
@@ -108,7 +125,7 @@ class Generator:
                 break
             completions += self._engine.step()
         for completion in completions:
-            completion.text = self._decode(completion.token_ids)
+            completion.text = self._text(completion)
         return completions
 
     @contextmanager
@@ -210,7 +227,7 @@ class Generator:
         while engine.unfinished:
             completions += engine.step()
         for completion in completions:
-            completion.text = self._decode(completion.token_ids)
+            completion.text = self._text(completion)
         return sorted(completions, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -242,12 +259,10 @@ class Generator:
             "cache_bytes": self._engine.cache_bytes,
         }
 
-    def _decode(self, token_ids: list[int]) -> str:
-        text = self.tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+    def _text(self, completion: Completion) -> str:
+        """The text of a response, without the stop that ended it."""
+        prefix, text = self._detokenizer.parts(completion, self._end_ids)
+        return prefix + (self._stop_texts.cut(text) if self._stop_texts else text)
 
     def _check_shapes(
         self, shapes: Mapping[str, torch.Size], state: Mapping[str, torch.Tensor]
@@ -272,3 +287,17 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[
     configured = model.generation_config.eos_token_id if model.generation_config else None
     listed = configured if isinstance(configured, list) else [configured]
     return {t for t in [tokenizer.eos_token_id, *listed] if t is not None}
+
+
+def _split_stops(
+    tokenizer: PreTrainedTokenizerBase, stop: Sequence[str | int]
+) -> tuple[set[int], list[str]]:
+    """(token ids, texts) of `generator.stop`; a text that is a special token is the token."""
+    ids, texts = {s for s in stop if isinstance(s, int)}, list[str]()
+    added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items()}
+    for text in (s for s in stop if isinstance(s, str)):
+        if text in added:
+            ids.add(added[text])
+        else:
+            texts.append(text)
+    return ids, texts

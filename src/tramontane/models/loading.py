@@ -59,6 +59,12 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    """The id of the token that is spelt exactly `text`, or None."""
+    found = tokenizer.convert_tokens_to_ids(text)  # None or the unknown token's id otherwise
+    return found if isinstance(found, int) and tokenizer.decode([found]) == text else None
+
+
 def load_model(
     model: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> PreTrainedModel:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tramontane.config import Config, SFTConfig
+from tramontane.config import Config, PromptConfig, SFTConfig
+from tramontane.data.prompts import PromptEncoder
 from tramontane.models import loading
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from tramontane.run.session import Session
 
 
-def check(config: Config) -> None:
+def check(config: Config, encoder: PromptEncoder) -> None:
     """Check the machine and the examples of the cold start, before any work is done.
 
     Raises:
@@ -35,14 +36,15 @@ def check(config: Config) -> None:
     if settings.compile:
         compiling.check(settings.device)
     context = loading.context_length(loading.load_config(config.model))
-    ExampleStream(settings, loading.load_tokenizer(config.model), context)
+    ExampleStream(settings, encoder, context)
 
 
 def supervised_config(config: Config, output: Path) -> SFTConfig:
     """The supervised run that starts a training run; prompts are written as in the latter."""
     assert config.cold_start is not None
     settings = config.cold_start.model_dump()
-    settings["data"]["system_prompt"] = config.data.system_prompt
+    settings["data"] |= {key: getattr(config.data, key) for key in PromptConfig.model_fields}
+    settings["data"]["thinking_tags"] = config.verifier.thinking_tags
     of_run = {
         "name": config.name,
         "seed": config.seed,

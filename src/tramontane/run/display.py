@@ -112,7 +112,7 @@ class LiveDisplay:
         self._metrics: dict[str, Any] = {}
         self._history: dict[str, deque[float]] = {}
         self._status: dict[str, Any] = {}
-        self._sample: tuple[str, str, Outcome] | None = None
+        self._sample: tuple[str, tuple[str, str], Outcome] | None = None
 
     def __enter__(self) -> LiveDisplay:
         return self
@@ -182,12 +182,12 @@ class LiveDisplay:
         for line in details:
             self.console.print(Text(line), soft_wrap=True)
 
-    def sample(self, problem: str, text: str, verdict: Outcome) -> None:
+    def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None:
         """Show one completion."""
         with self._lock:
-            self._sample = (problem, text, verdict)
+            self._sample = (problem, response, verdict)
         if not self.live:
-            flat = " ".join(f"  {verdict}: {problem} → {text}".split())
+            flat = " ".join(f"  {verdict}: {problem} → {''.join(response)}".split())
             self._line(f"  {flat}")
 
     def summary(self, summary: Mapping[str, Any], report_path: str | Path | None) -> None:
@@ -345,10 +345,10 @@ def _panel(content: RenderableType, title: str) -> Panel:
     )
 
 
-def _sample_panel(problem: str, text: str, verdict: Outcome) -> Panel:
+def _sample_panel(problem: str, response: tuple[str, str], verdict: Outcome) -> Panel:
     colour = COLOURS[verdict]
-    thoughts, close, answer = printable(text, keep="\n").strip().partition("</think>")
-    body = Text.assemble((thoughts + close, "dim"), answer) if close else Text(thoughts)
+    thoughts, answer = (printable(part, keep="\n") for part in response)
+    body = Text.assemble((thoughts.lstrip(), "dim"), answer.rstrip())
     problem_line = Text(" ".join(printable(problem, keep="\n").split()), style="bold")
     problem_line.no_wrap, problem_line.overflow = True, "ellipsis"
     return Panel(

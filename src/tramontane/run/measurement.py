@@ -37,7 +37,8 @@ def measure(
         sets = [prepared.sets[name] for name in due]
         max_len = prepared.max_prompt + max(s.plan.sampling.max_tokens for s in sets)
         slots = prepared.stages[-1].pipeline.n_async
-        generator = Generator.load(str(model), config.generator, slots, max_len)
+        response = prepared.encoder.response
+        generator = Generator.load(str(model), config.generator, slots, max_len, response)
         for name in due:
             found[name] = _evaluate(session, generator, verifiers, when, name)
     return {name: result for name, result in found.items() if result is not None}

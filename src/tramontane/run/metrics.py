@@ -6,30 +6,29 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Update
+from tramontane.data.prompts import PromptEncoder
 from tramontane.run.session import Verifiers
 from tramontane.types import Batch, Group
 from tramontane.verifier.format import thinking_text
 
 
 def reward_metrics(
-    groups: Sequence[Group], parts: Sequence[str], tokenizer: PreTrainedTokenizerBase
+    groups: Sequence[Group], parts: Sequence[str], encoder: PromptEncoder
 ) -> dict[str, float]:
     """Means over all completions of the groups.
 
     Args:
         groups: every group graded since the last update, filtered groups included.
         parts: names of the reward's parts.
-        tokenizer: counts the thinking tokens.
+        encoder: has the thinking tags, and the tokenizer that counts the tokens between them.
     """
     completions = [c for g in groups for c in g.completions]
     verdicts = [v for g in groups for v in g.verdicts]
     n = len(verdicts)
-    thoughts = [thinking_text(c.text) for c in completions]
-    encoded = tokenizer(thoughts, add_special_tokens=False)["input_ids"]
+    thoughts = [thinking_text(c.text, encoder.tags) for c in completions]
+    encoded = encoder.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
     return {
         "reward": sum(v.reward for v in verdicts) / n,
         **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from tramontane.config import (
     HELD_OUT,
@@ -18,8 +17,10 @@ from tramontane.config import (
 )
 from tramontane.controller.generators import slots
 from tramontane.data.curriculum import Curriculum
+from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.load import load_problems
-from tramontane.data.prompts import check_prompt_length, encode_prompt
+from tramontane.data.prompts import PromptEncoder
+from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
 from tramontane.evaluation import SamplingPlan
 from tramontane.generator.cache import max_positions
@@ -48,25 +49,30 @@ class Prepared:
     """A config whose input has been loaded and checked.
 
     Args:
-        config: the run's config.
-        tokenizer: tokenizer of the base model.
+        config: the run's config, with the thinking tags filled in.
+        prompts: makes the prompts, and knows which are too long.
         stages: the config of each stage; a run without stages has one.
         problems: the training problems.
         sets: problems that the run is measured on, by name; `held_out` are those of `data.eval`.
-        max_prompt: tokens of the longest prompt.
         probes: prompts for the parity check, as token ids.
     """
 
     config: Config
-    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptFilter
     stages: tuple[Config, ...]
     problems: Curriculum
     sets: dict[str, EvaluationSet]
-    max_prompt: int
     probes: list[list[int]]
 
-    def encode(self, problem: Problem) -> list[int]:
-        return encode_prompt(self.tokenizer, problem.problem, self.config.data.system_prompt)
+    @property
+    def encoder(self) -> PromptEncoder:
+        """Makes the prompts; its tokenizer is the base model's."""
+        return self.prompts.encoder
+
+    @property
+    def max_prompt(self) -> int:
+        """Upper bound of all prompts, in tokens."""
+        return self.prompts.longest
 
 
 def prepare(config: Config) -> Prepared:
@@ -76,41 +82,50 @@ def prepare(config: Config) -> Prepared:
         InputError: the model, the data or the sizes are wrong.
     """
     _check_machine(config)
-    if config.cold_start:
-        cold_start.check(config)
-    data, stages = config.data, config.by_stage()
     tokenizer = loading.load_tokenizer(config.model)
-    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1].pipeline.l_max)
-    train = _first_problems(problems)
-    l_max, key = max(
-        (stage.pipeline.l_max, f"stages.{number}.l_max" if config.stages else "pipeline.l_max")
-        for number, stage in enumerate(stages)
+    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
+    config = config.model_copy(update={"verifier": verifier})
+    if config.cold_start:
+        cold_start.check(config, encoder)
+    stages = config.by_stage()
+    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1], encoder)
+    lengths = [stage.pipeline.l_max for stage in stages]
+    lengths += [s.plan.sampling.max_tokens for s in sets.values()]
+    prompts = _prompt_filter(encoder, config, max(lengths))
+    sets = {name: replace(s, problems=prompts.keep(s.problems)) for name, s in sets.items()}
+    for stream in problems.streams:
+        _limit_prompts(stream, prompts, config)
+    first = _first_problems(problems, PROBE_PROMPTS)
+    prepared = Prepared(
+        config=config,
+        prompts=prompts,
+        stages=stages,
+        problems=problems,
+        sets=sets,
+        probes=encoder.encode_all([problem.problem for problem in first]),
     )
-    context = loading.context_length(loading.load_config(config.model))
-    longest = check_prompt_length(
-        tokenizer,
-        [*train, *(problem for s in sets.values() for problem in s.problems)],
-        system_prompt=data.system_prompt,
-        limit=data.max_prompt_tokens,
-        context=context,
-        max_tokens=max([l_max, *(s.plan.sampling.max_tokens for s in sets.values())]),
-    )
-    if data.max_prompt_tokens is not None:
-        longest = data.max_prompt_tokens
-    elif any(stream.problems is None for stream in problems.streams):
-        longest = max(ENDLESS_PROMPT, longest)
-    if context is not None and longest + l_max > context:
-        raise InputError(
-            f"prompts of up to {longest} tokens and completions of {l_max} "
-            f"({key}) exceed the context of {config.model!r}, {context} tokens; lower "
-            f"{key} or data.max_prompt_tokens"
-        )
-    probes = [
-        encode_prompt(tokenizer, p.problem, data.system_prompt) for p in train[:PROBE_PROMPTS]
-    ]
-    prepared = Prepared(config, tokenizer, stages, problems, sets, longest, probes)
     _check_memory(prepared)
     return prepared
+
+
+def _prompt_filter(encoder: PromptEncoder, config: Config, max_tokens: int) -> PromptFilter:
+    """The filter for prompts that leave room for completions of `max_tokens`."""
+    context = loading.context_length(loading.load_config(config.model))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max_tokens)
+    return PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
+
+
+def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config) -> None:
+    """Refuse or drop the problems of a stream whose prompts are too long."""
+    if stream.problems is not None:
+        kept = prompts.keep(stream.problems)
+        if len(kept) < len(stream.problems):
+            stream.keep(kept)
+        return
+    configured = config.data.max_prompt_tokens
+    prompts.bound_endless(_peek(stream, SAMPLE), configured or ENDLESS_PROMPT)
+    stream.accepts = prompts.accepts
 
 
 def _check_machine(config: Config) -> None:
@@ -124,10 +139,12 @@ def _check_machine(config: Config) -> None:
     correctness.check(config.verifier)
 
 
-def _evaluation_sets(config: Config, l_max: int) -> dict[str, EvaluationSet]:
+def _evaluation_sets(
+    config: Config, last: Config, encoder: PromptEncoder
+) -> dict[str, EvaluationSet]:
     """The problems of `data.eval` and of `evaluation.also`.
 
-    Completions have the length of the last stage, `l_max`: all measurements must be comparable.
+    Completions have the length of the `last` stage: all measurements must be comparable.
     """
     data, evaluation, sets = config.data, config.evaluation, {}
 
@@ -142,9 +159,9 @@ def _evaluation_sets(config: Config, l_max: int) -> dict[str, EvaluationSet]:
             seed=config.seed,
             domains=config.verifier.domains,
         )
-        length = getattr(settings, "max_tokens", None) or l_max
+        length = getattr(settings, "max_tokens", None) or last.pipeline.l_max
         sampling = SamplingParams(length, settings.temperature, settings.top_p)
-        plan = SamplingPlan(settings.samples, sampling, config.seed, data.system_prompt)
+        plan = SamplingPlan(settings.samples, sampling, config.seed, encoder)
         sets[name] = EvaluationSet(problems, plan)
 
     if data.eval is not None:
@@ -154,15 +171,21 @@ def _evaluation_sets(config: Config, l_max: int) -> dict[str, EvaluationSet]:
     return sets
 
 
-def _first_problems(problems: Curriculum) -> list[Problem]:
-    """All problems of the finite sources, and the first SAMPLE of each endless one."""
-    position = problems.state()
+def _first_problems(problems: Curriculum, count: int) -> list[Problem]:
+    """The first problems of each source, in the source's order."""
     found = [
         problem
         for stream in problems.streams
-        for problem in stream.problems or [stream.next() for _ in range(SAMPLE)]
+        for problem in (stream.problems or _peek(stream, count))[:count]
     ]
-    problems.load_state(position)
+    return found[:count]
+
+
+def _peek(stream: ProblemStream, count: int) -> list[Problem]:
+    """The first problems of a stream, which stay to be handed out."""
+    position = stream.state()
+    found = [stream.next() for _ in range(count)]
+    stream.load_state(position)
     return found
 
 
@@ -202,6 +225,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     if not config.stages:
         return config.resolved_arithmetic() | {
             "generators": f"{workers} × {slots(config)} slots",
+            **_prompt_lines(prepared),
             "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
             "KV cache": f"{_cache_bytes(prepared, config) / 2**20:,.0f} MiB at most "
             f"({_bytes_per_token(config) / 1024:.1f} KiB a token)",
@@ -219,9 +243,21 @@ def resolved(prepared: Prepared) -> dict[str, str]:
         "updates": f"{config.pipeline.updates}",
         "staleness at most": config.resolved_arithmetic()["staleness at most"],
         "generators": f"{workers}, of {', '.join(str(slots(at)) for at in prepared.stages)} slots",
+        **_prompt_lines(prepared),
         "longest prompt": f"{prepared.max_prompt} tokens",
         "KV cache a token": f"{_bytes_per_token(config) / 1024:.1f} KiB",
     }
+
+
+def _prompt_lines(prepared: Prepared) -> dict[str, str]:
+    """The thinking tags, the beginning of every response, and the problems dropped."""
+    (opening, closing), prefix = prepared.encoder.response
+    begins = f", every response begins with {prefix!r}" if prefix else ""
+    lines = {"thinking tags": f"{opening} … {closing}{begins}"}
+    if dropped := prepared.prompts.dropped:
+        limit = prepared.prompts.limit.tokens
+        lines["problems dropped"] = f"{dropped:,}, with prompts above {limit:,} tokens"
+    return lines
 
 
 def _until(until: Until | None, config: Config) -> str:

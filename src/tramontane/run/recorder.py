@@ -17,6 +17,7 @@ from tramontane.run.measurement import measure
 from tramontane.run.metrics import Throughput, reward_metrics, staleness_histogram
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import FilterReason, Group
+from tramontane.verifier.format import split_response
 
 SAMPLE_EVERY = 5  # updates between two completions that are shown
 
@@ -38,7 +39,8 @@ class Recorder:
     ) -> None:
         self.session = session
         self.config, self.folder, self.screen = session.config, session.folder, session.screen
-        self.tokenizer = session.prepared.tokenizer
+        self.encoder = session.prepared.encoder
+        self.tokenizer = self.encoder.tokenizer
         self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
         self._parity_due = True  # checked once more after the session's first update
         self._pieces: dict[int, str] = {}  # text of each token
@@ -71,9 +73,8 @@ class Recorder:
             self.session.on_update(metrics)
         if number % SAMPLE_EVERY == 1:
             group = batch.groups[0]
-            self.screen.sample(
-                group.problem.problem, group.completions[0].text, group.verdicts[0].verdict
-            )
+            response = split_response(group.completions[0].text, self.encoder.tags)
+            self.screen.sample(group.problem.problem, response, group.verdicts[0].verdict)
         if self._parity_due:
             await check_parity(self.session.prepared, self.generators, self.trainer)
             self._parity_due = False
@@ -153,7 +154,7 @@ class Recorder:
         if batch.settings.stage:
             metrics["stage"] = batch.settings.stage
         metrics |= update.metrics
-        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self.tokenizer)
+        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self.encoder)
         return (
             metrics
             | self.throughput.metrics(update)

@@ -20,6 +20,8 @@ from markupsafe import Markup
 from tramontane.evaluation.evaluate import EvaluationResult, summarize
 from tramontane.run import plots
 from tramontane.run.folder import read_log
+from tramontane.types import ThinkingTags
+from tramontane.verifier.format import split_response
 
 Row = dict[str, Any]
 
@@ -245,6 +247,7 @@ def _sections(
 
 def _samples(run: Run) -> list[dict[str, Any]]:
     """The first completion, before and after, of each language's first evaluation problem."""
+    tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
     after: dict[str, Row] = {}
     for row in run.after:
         after.setdefault(row["problem"], row)
@@ -253,22 +256,22 @@ def _samples(run: Run) -> list[dict[str, Any]]:
         chosen.setdefault(row.get("language"), row)
     samples = []
     for language, row in list(chosen.items())[:MAX_SAMPLES]:
-        ends = [("before", row if run.before else None), ("after", after.get(row["problem"]))]
+        found = [("before", row if run.before else None), ("after", after.get(row["problem"]))]
+        ends = [
+            (when, end, (thoughts, answer.lstrip("\n")))
+            for when, end in found
+            if end
+            for thoughts, answer in [split_response(end["text"], tags)]
+        ]
         samples.append(
             {
                 "problem": row["problem"],
                 "language": language,
                 "reference": row.get("reference"),
-                "ends": [(when, end, _split(end["text"])) for when, end in ends if end],
+                "ends": ends,
             }
         )
     return samples
-
-
-def _split(text: str) -> tuple[str, str]:
-    """Split a response into its thoughts with their tags, and the rest."""
-    thoughts, close, answer = text.partition("</think>")
-    return (thoughts + close, answer.lstrip("\n")) if close else ("", text)
 
 
 def _spanning(rollouts: Path) -> Iterator[Row]:

@@ -13,7 +13,8 @@ class Screen(Protocol):
     """Shows the progress of a run; `display.LiveDisplay` is the default.
 
     Methods are called from the thread that runs the pipeline and from the caller's. Metrics are
-    the line that `metrics.jsonl` gets for an update, `summary` is the content of `summary.json`.
+    the line that `metrics.jsonl` gets for an update, `summary` is the content of `summary.json`; a
+    sample's `response` is its thoughts and the rest.
     """
 
     def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None: ...
@@ -26,7 +27,7 @@ class Screen(Protocol):
 
     def warn(self, text: str) -> None: ...
 
-    def sample(self, problem: str, text: str, verdict: Outcome) -> None: ...
+    def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None: ...
 
     def summary(self, summary: Mapping[str, Any], report_path: str | Path | None) -> None: ...
 

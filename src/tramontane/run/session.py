@@ -71,7 +71,8 @@ class Session:
         """
         began = time.monotonic()
         prepared = prepare(config)
-        session = cls(prepared, resume or RunFolder.create(config), screen, began, on_update)
+        folder = resume or RunFolder.create(prepared.config)
+        session = cls(prepared, folder, screen, began, on_update)
         if resume and (checkpoint := resume.whole_checkpoint(session.announce)):
             state = json.loads((checkpoint / "pipeline.json").read_bytes())
             session.restored = Restored(checkpoint, state)

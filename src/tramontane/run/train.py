@@ -114,7 +114,7 @@ async def _run(
         The number of updates done, and True if the run has no more to do.
     """
     prepared, config, restored = session.prepared, session.config, session.restored
-    ledger = Ledger(config, prepared.problems, prepared.encode)
+    ledger = Ledger(config, prepared.problems, prepared.prompts.encode)
     if restored:
         ledger.restore(restored.state)
     generators = _generators(session, placement, ledger)
@@ -142,14 +142,15 @@ async def _run(
 
 
 def _generators(session: Session, placement: Placement, ledger: Ledger) -> GeneratorPool:
-    config, longest_prompt = session.config, session.prepared.max_prompt
+    config, prepared = session.config, session.prepared
+    longest_prompt, response = prepared.max_prompt, prepared.encoder.response
 
     def make(number: int) -> Handle:
         # Loads the base model, never a checkpoint, which a replacement might find deleted: the
         # pool sends the newest weights. Sizes are those of the stage at the time of the call.
         stage = ledger.stages.config
         sizes = slots(stage), longest_prompt + stage.pipeline.l_max
-        load = partial(Generator.load, session.model, config.generator, *sizes)
+        load = partial(Generator.load, session.model, config.generator, *sizes, response)
         return placement.generator(number, load)
 
     log_worker = session.folder.log_worker

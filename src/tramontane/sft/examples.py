@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import cast
-
-from transformers import PreTrainedTokenizerBase
 
 from tramontane.config.sft import ExamplesConfig, SFTConfig
 from tramontane.data import playground
 from tramontane.data.files import read_rows, shuffled
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.types import PAPER_TAGS, Problem
 
 CHUNK = 4096  # examples that are generated at once
 
@@ -22,12 +21,14 @@ Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
 class ExampleStream:
     """Endless tokenized (prompt, response) pairs, in an order that depends on the seed alone.
 
-    A response includes its EOS. A response that does not fit after its prompt is left out, since a
+    A response includes its EOS. If the prompts already hold the beginning of every response (an
+    opening thinking tag from the chat template, or `response_prefix`), the responses continue there
+    (`continuation`). A response that does not fit after its prompt is left out, since a
     truncated one would teach the model not to stop; a warning gives their number.
 
     Args:
         config: the source of pairs, and `max_length`.
-        tokenizer: the model's.
+        encoder: makes the prompts.
         context: the model's context in tokens; None: unknown, so no limit.
 
     Attributes:
@@ -35,13 +36,14 @@ class ExampleStream:
 
     Raises:
         InputError: rows without the fields; a prompt that leaves no room for a token of its
-            response; no pair that fits.
+            response; a response with an opening thinking tag where the prompt has written the tag
+            already; no pair that fits.
     """
 
     def __init__(
-        self, config: SFTConfig, tokenizer: PreTrainedTokenizerBase, context: int | None = None
+        self, config: SFTConfig, encoder: PromptEncoder, context: int | None = None
     ) -> None:
-        self.config, self.tokenizer = config, tokenizer
+        self.config, self.encoder = config, encoder
         self.room = min(config.max_length, context or config.max_length)
         self.position: tuple[int, ...] = (0, 0)
         self._chunk: tuple[int, list[Pair]] | None = None
@@ -69,7 +71,7 @@ class ExampleStream:
             seed = self.config.seed + 1 + number
             if self._rows is None:
                 drawn = generated_pairs(self.config.data, seed, CHUNK)
-                pairs = self._fitting([("playground:", p, r) for p, r in drawn])
+                pairs = self._fitting([("playground:", p, self._tagged(r)) for p, r in drawn])
             else:
                 pairs = shuffled(self._rows, seed)
             self._chunk = (number, pairs)
@@ -78,17 +80,19 @@ class ExampleStream:
     def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
         """Tokenize the (location, prompt, response) rows that fit."""
         pairs = []
-        for location, prompt, response in rows:
-            ids = encode_prompt(self.tokenizer, prompt, self.config.data.system_prompt)
+        tokenizer = self.encoder.tokenizer
+        prompts = self.encoder.encode_all([prompt for _, prompt, _ in rows])
+        for (location, _, response), ids in zip(rows, prompts, strict=True):
             if len(ids) >= self.room:
                 raise InputError(
                     f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
                     f"{self.room} to the response ({self._limit_name()}): remove it, or "
                     f"{self._remedy()}"
                 )
-            answer = self.tokenizer(response, add_special_tokens=False)["input_ids"]
+            rest = self._rest(location, response)
+            answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
             if len(ids) + len(answer) < self.room:
-                pairs.append((ids, [*answer, self.tokenizer.eos_token_id]))
+                pairs.append((ids, [*answer, tokenizer.eos_token_id]))
         source = self.config.data.train
         message = (
             f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
@@ -100,6 +104,24 @@ class ExampleStream:
             warnings.warn(f"{message} and are left out", stacklevel=2)
         return pairs
 
+    def _tagged(self, response: str) -> str:
+        """A generated response with the model's thinking tags."""
+        for tag, own in zip(PAPER_TAGS, self.encoder.tags, strict=True):
+            response = response.replace(tag, own)
+        return response
+
+    def _rest(self, location: str, response: str) -> str:
+        """The part of a response that follows its prompt."""
+        prefix, opening = self.encoder.response.prefix, self.encoder.tags.opening
+        rest = continuation(response, prefix)
+        if opening in prefix and opening in rest:
+            raise InputError(
+                f"{location}: its response would have {opening} twice, since every prompt ends "
+                f"with {prefix!r}; remove it, or change the prompts (data.chat_template_kwargs, "
+                f"data.response_prefix)"
+            )
+        return rest
+
     def _limit_name(self) -> str:
         return "max_length" if self.room == self.config.max_length else "the model's context"
 
@@ -107,6 +129,19 @@ class ExampleStream:
         if self.room == self.config.max_length:
             return "raise max_length"
         return "take a model with more context"
+
+
+def continuation(response: str, prefix: str) -> str:
+    """The part of a response after `prefix`, with which its prompt ends; white space may differ.
+
+    A response that does not begin with the prefix is taken to be that part.
+    """
+    if response.startswith(prefix):
+        return response.removeprefix(prefix)
+    pattern = r"\s*" + r"\s*".join(map(re.escape, prefix.split()))
+    if prefix != prefix.rstrip():
+        pattern += r"\s*"
+    return re.sub(pattern, "", response, count=1) if re.match(pattern, response) else response
 
 
 def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from tramontane.config.sft import SFTConfig
+from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import context_length, load_config, load_model, load_tokenizer
@@ -71,7 +72,8 @@ def sft(
     output = Path(config.output)
     _check_output(output, resume)
     architecture, tokenizer = _prepare(config)
-    stream = ExampleStream(config, tokenizer, context_length(architecture))
+    encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
+    stream = ExampleStream(config, encoder, context_length(architecture))
     state = _newest_state(output) if resume else None
     with _trainer(config, architecture) as call:
         output.mkdir(parents=True, exist_ok=True)

@@ -120,6 +120,13 @@ def thinking_text(response: str, tags: ThinkingTags = PAPER_TAGS) -> str:
     return body.partition(closing)[0]
 
 
+def split_response(response: str, tags: ThinkingTags = PAPER_TAGS) -> tuple[str, str]:
+    """The thoughts of a response with their tags, and the rest; no thoughts without a closing
+    tag."""
+    thoughts, closing, rest = response.partition(tags.closing)
+    return (thoughts + closing, rest) if closing else ("", response)
+
+
 def boxes(text: str) -> list[tuple[int, int, int]]:
     r"""(start, start of content, end) of each balanced `\boxed{…}`, in the order they close."""
     found = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tramontane.curation.config import ModelConfig
+from tramontane.types import PAPER_TAGS, ThinkingTags
 
 
 class Prompt(NamedTuple):
@@ -22,7 +23,10 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer and its number of tokens; `fault` is the reason if there is no answer."""
+    """An answer and its number of tokens; `fault` is the reason if there is no answer.
+
+    Its thoughts, if any, are between the paper's tags, whatever the tags of the model.
+    """
 
     text: str
     tokens: int
@@ -74,6 +78,11 @@ def open_backend(config: ModelConfig) -> Backend:
     from tramontane.curation.backend.checkpoint import Checkpoint
 
     return Checkpoint(config)
+
+
+def in_paper_tags(text: str, tags: ThinkingTags) -> str:
+    """An answer with the paper's thinking tags in place of the model's."""
+    return text.replace(tags.opening, PAPER_TAGS.opening).replace(tags.closing, PAPER_TAGS.closing)
 
 
 def answer_seed(seed: int, key: str, index: int) -> int:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import GeneratorConfig
-from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed
+from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed, in_paper_tags
 from tramontane.curation.backend.journal import Journal
 from tramontane.curation.config import ModelConfig
-from tramontane.data.prompts import encode_prompt
+from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
@@ -42,11 +42,18 @@ class Checkpoint:
         assert config.checkpoint is not None
         self.config, self.checkpoint = config, config.checkpoint
         self.max_prompt = _max_prompt(config)  # tokens
+        tokenizer = loading.load_tokenizer(self.checkpoint.path)
+        self.encoder = PromptEncoder(tokenizer, config, config.thinking_tags)
         self.generator = Generator.load(
             self.checkpoint.path,
-            GeneratorConfig(device=self.checkpoint.device, dtype=self.checkpoint.dtype),
+            GeneratorConfig(
+                device=self.checkpoint.device,
+                dtype=self.checkpoint.dtype,
+                stop=self.checkpoint.stop,
+            ),
             self.checkpoint.slots,
             self.max_prompt + config.max_tokens,
+            self.encoder.response,
         )
 
     def answers(
@@ -57,7 +64,7 @@ class Checkpoint:
         state: dict[str, Any] = {"end": 0, "flight": []}
         if saved.is_file():
             state = json.loads(saved.read_text())
-        collector = Collector(n)
+        collector, tags = Collector(n), self.encoder.tags
         requests: dict[tuple[int, int], Request] = {}
         for place, prompt in enumerate(prompts):
             made = self._requests(place, prompt, n)
@@ -71,7 +78,9 @@ class Checkpoint:
                 yield from collector.add(place, index, Answer(text, tokens))
             flight = [_resumed(requests.pop((i, j)), tokens) for i, j, tokens in state["flight"]]
             for done, unfinished in self._generate(flight, deque(requests.values())):
-                rows = [(c.group, c.index, c.text, len(c.token_ids)) for c in done]
+                rows = [
+                    (c.group, c.index, in_paper_tags(c.text, tags), len(c.token_ids)) for c in done
+                ]
                 end = journal.add(*rows)
                 _write(saved, {"end": end, "flight": unfinished})
                 for place, index, text, tokens in rows:
@@ -80,7 +89,7 @@ class Checkpoint:
     def _requests(self, place: int, prompt: Prompt, n: int) -> list[Request]:
         """The prompt's n requests; an empty list if the prompt is too long."""
         config = self.config
-        ids = encode_prompt(self.generator.tokenizer, prompt.text, config.system_prompt)
+        ids = self.encoder.encode(prompt.text)
         sampling = SamplingParams(config.max_tokens, config.temperature, config.top_p)
         return [
             Request(place, j, ids, answer_seed(config.seed, prompt.key, j), sampling)

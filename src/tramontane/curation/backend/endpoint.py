@@ -24,12 +24,12 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed
+from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed, in_paper_tags
 from tramontane.curation.backend.journal import Journal
 from tramontane.curation.config import EndpointModel, ModelConfig
 from tramontane.data.prompts import system_text
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS
+from tramontane.types import PAPER_TAGS, ThinkingTags
 
 MAX_BACKOFF_S = 60.0
 MAX_RETRY_AFTER_S = 600.0  # maximum pause at a server's request
@@ -64,6 +64,7 @@ class Endpoint:
     def __init__(self, config: ModelConfig) -> None:
         assert config.endpoint is not None
         self.config, self.endpoint = config, config.endpoint
+        self.tags = ThinkingTags.of(config.thinking_tags)
         url = self.endpoint.url.rstrip("/")
         self.url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
         self.headers = {"Content-Type": "application/json"} | authorization(self.endpoint)
@@ -140,7 +141,7 @@ class Endpoint:
 
     def _body(self, prompt: Prompt, index: int) -> bytes:
         config = self.config
-        system = system_text(config.system_prompt)
+        system = system_text(config.system_prompt, self.tags)
         messages = [{"role": "system", "content": system}] if system else []
         body: dict[str, Any] = {
             "model": self.endpoint.model,
@@ -150,6 +151,8 @@ class Endpoint:
             "top_p": config.top_p,
             # Some servers accept at most 31 bits.
             "seed": answer_seed(config.seed, prompt.key, index) % 2**31,
+            # vLLM and SGLang read it; other servers may refuse keys that they do not know.
+            "chat_template_kwargs": config.chat_template_kwargs or None,
             **self.endpoint.extra,
         }
         return json.dumps({k: v for k, v in body.items() if v is not None}).encode()
@@ -178,7 +181,8 @@ class Endpoint:
             if isinstance(cause, TimeoutError):
                 raise Failed(f"no connection within {timeout:g} s") from None
             raise Failed(f"{type(cause).__name__}: {cause}"[:200]) from None
-        return read_answer(content)
+        answer = read_answer(content)
+        return answer._replace(text=in_paper_tags(answer.text, self.tags))
 
 
 def authorization(endpoint: EndpointModel) -> dict[str, str]:
