@@ -18,7 +18,7 @@ def inputs(n=37, vocabulary=53, dtype=torch.float32):
 
 @pytest.fixture(params=[1, 53 * 10, 1 << 20])
 def chunk(request, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", request.param)
+    monkeypatch.setitem(module.CHUNK_ELEMENTS, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("chunk")

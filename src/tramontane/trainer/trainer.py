@@ -26,6 +26,7 @@ from tramontane.trainer import precision, sharding, state
 from tramontane.trainer.averages import Averages
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.compiling import compile_blocks
+from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, pack_row
 from tramontane.trainer.objectives import Tokens, load_objective
@@ -61,6 +62,7 @@ class Trainer:
         self.device = torch.device(config.device)
         self.version = 0
         _disable_dropout(model)
+        self._head_scale = head_scale(model)
         self._reference = model
         if "reference" in self._needs:
             self._reference = copy.deepcopy(model).requires_grad_(False)
@@ -341,8 +343,11 @@ class Trainer:
         needs: Set[str] = frozenset(),
     ) -> Predictions:
         """Compute log-probs and entropies of the row's generated tokens."""
+        entropy_grad = "entropy" in needs
+        if self._head_scale is not None:
+            return fused_predictions(model, row, temperature, self._head_scale, entropy_grad)
         logits = model(**row.model_inputs).logits[0, : len(row.targets)]
-        logprobs, entropy = token_logprobs(logits, row.targets, temperature, "entropy" in needs)
+        logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
         top1 = None
         if "top1" in needs:
             top1 = (logits.detach().argmax(-1) == row.targets).float()
