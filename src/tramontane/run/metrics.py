@@ -68,7 +68,7 @@ class Throughput:
             "generator_tokens_per_second": done["generated"] / seconds,
             "generator_idle_fraction": max(0.0, 1 - done["generating"] / seconds),
             "generator_held_fraction": min(1.0, done["without_work"] / seconds),
-            "trainer_tokens_per_second": update.metrics["trained_tokens"] / seconds,
+            "trainer_tokens_per_second": update.metrics["computed_tokens"] / seconds,
             "trainer_idle_fraction": max(0.0, 1 - done["training"] / seconds),
             "verifier_verdicts_per_second": done["verdicts"] / seconds,
             "verifier_idle_fraction": max(0.0, 1 - done["verifying"] / (seconds * self.workers)),

@@ -125,7 +125,7 @@ class _Log:
         if not taken:  # no gradient was finite: the next line has these steps too
             return
         now = time.monotonic()
-        tokens = sum(m["trained_tokens"] for m in self._window)
+        tokens = sum(m["computed_tokens"] for m in self._window)
         means = {key: mean(m[key] for m in taken) for key in ("loss", "accuracy", "grad_norm")}
         line = SFTMetrics(
             step=step,

@@ -134,6 +134,8 @@ class Minibatch:
         advantages: [S] float64, zeros until `set_advantages`.
         microbatches: this rank's.
         padding: padding fraction of the microbatches of all ranks.
+        computed_tokens: tokens of the microbatches of all ranks; a prompt counts once for all its
+            completions in a microbatch.
         frozen: log-probs that stay fixed during the update, by the name of the policy
             (`reference`, `proximal`): for each microbatch [N] float32.
     """
@@ -161,18 +163,15 @@ class Minibatch:
             config.objective.loss_normalization,
             settings.l_max,
         )
-        self.microbatches, self.padding = self._lay_out(config.microbatch_tokens, seed)
+        self.microbatches, used = self._lay_out(config.microbatch_tokens, seed)
+        self.padding = padding_fraction(used, config.microbatch_tokens)
+        self.computed_tokens = sum(used)
         self.advantages = torch.zeros_like(self.weights)
         self.frozen: dict[str, list[torch.Tensor]] = {}
 
-    @property
-    def tokens_total(self) -> int:
-        """Prompt and completion tokens of all ranks."""
-        return sum(len(s.prompt_ids) + len(s.token_ids) for s in self.completions)
-
-    def _lay_out(self, budget: int, seed: int) -> tuple[list[Microbatch], float]:
-        """Return this rank's microbatches, padded to the number of the busiest rank, and the
-        padding fraction of all ranks."""
+    def _lay_out(self, budget: int, seed: int) -> tuple[list[Microbatch], list[int]]:
+        """Return this rank's microbatches, padded to the number of the busiest rank, and the tokens
+        of each live microbatch of all ranks."""
         dealt = shares(len(self.completions), sharding.ranks(), seed)
         # Every rank lays out the microbatches of all ranks, so no rank has to ask for their number.
         layouts, used = [], []
@@ -184,7 +183,7 @@ class Minibatch:
         shortest = int(self.sequences.lengths.argmin())
         idle = max(map(len, layouts)) - len(microbatches)
         microbatches += [Microbatch([shortest], live=False)] * idle
-        return microbatches, padding_fraction(used, budget)
+        return microbatches, used
 
     def row(self, index: int) -> PackedRow:
         """Pack microbatch `index`."""

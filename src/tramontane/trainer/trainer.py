@@ -82,7 +82,7 @@ class Trainer:
         self.optimizer = build_optimizer(
             model.parameters(), config.learning_rate, config.betas, config.weight_decay
         )
-        self._busy, self._tokens = 0.0, 0
+        self._busy, self._computed = 0.0, 0
         self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
@@ -127,7 +127,7 @@ class Trainer:
                 norms.append(norm)
         self.version += 1
         ages = [batch.version - version for s in batch.sequences for version in s.versions]
-        trained = sum(m.tokens_total for m in minibatches)
+        computed = sum(m.computed_tokens for m in minibatches)
         metrics = averages.result() | ({"grad_norm": sum(norms) / len(norms)} if norms else {})
         metrics |= {
             "skipped_steps": float(len(minibatches) - len(norms)),
@@ -135,10 +135,10 @@ class Trainer:
             "padding_fraction": sum(m.padding for m in minibatches) / len(minibatches),
             "staleness_mean": sum(ages) / len(ages),
             "staleness_max": float(max(ages)),
-            "trained_tokens": float(trained),
+            "computed_tokens": float(computed),
             "completion_tokens": float(len(ages)),
         }
-        self._tokens += trained
+        self._computed += computed
         self._busy += time.perf_counter() - began
         return metrics
 
@@ -233,8 +233,8 @@ class Trainer:
             self.model.save_pretrained(folder, state_dict=weights)
 
     def stats(self) -> dict[str, Any]:
-        """`busy_seconds` spent in `step`, and `trained_tokens` of prompts and completions."""
-        return {"busy_seconds": self._busy, "trained_tokens": self._tokens}
+        """`busy_seconds` spent in `step`, and `computed_tokens`; see `docs/training.md`."""
+        return {"busy_seconds": self._busy, "computed_tokens": self._computed}
 
     def _set_learning_rate(self) -> float:
         """Set and return the learning rate of this update."""
