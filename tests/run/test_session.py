@@ -36,7 +36,7 @@ def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
         torch.testing.assert_close(one[name], two[name], atol=2e-6, rtol=1e-4)
     a, b = (RunFolder(tmp_path / n).metrics()[0] for n in ("1", "2"))
     assert a["loss"] == pytest.approx(b["loss"], abs=1e-6)
-    assert a["computed_tokens"] == b["computed_tokens"]
+    assert a["completion_tokens"] == b["completion_tokens"]
 
 
 def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
