@@ -26,6 +26,8 @@ from tramontane.run.train import train
 from tramontane.trainer import Trainer
 from tramontane.types import FilterKind, TrainBatch
 
+pytestmark = pytest.mark.slow
+
 
 class WatchedPipeline(pipeline_module.Pipeline):
     """Checks the invariants at every change of state."""

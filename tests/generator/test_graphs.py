@@ -100,6 +100,7 @@ def test_replays_draw_what_lanes_draw(family, kinds):
     assert len(replays._decoder._recorded) < 16 < replays.stats.decode_steps
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=8))
 def test_requests_submitted_at_any_time(events):

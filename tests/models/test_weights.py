@@ -68,6 +68,7 @@ def workers() -> Iterator[Callable[[Config], tuple[Any, Handle, Handle]]]:
         worker.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(("kind", "ranks", "dtype"), KINDS)
 def test_a_generator_has_what_the_trainer_has_bit_for_bit(
@@ -155,6 +156,7 @@ def _heavy_generator() -> Measured:
     return Measured(lambda: Generator(_heavy(), load_tokenizer("tiny"), GeneratorConfig(), 2, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="measured in /proc")
 @pytest.mark.parametrize(("kind", "ranks"), [("thread", 1), ("ray", 2)])
 def test_no_worker_holds_more_than_a_bucket_besides_its_model(

@@ -167,6 +167,7 @@ def test_a_cut_rollouts_file_is_audited_as_far_as_it_goes(run: RunFolder) -> Non
     write_report(run.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "data", "file"),
     [
@@ -199,6 +200,7 @@ def test_a_file_that_cannot_be_written_is_named_with_the_remedy(
     check_ledger(tmp_path / "run", resumed)
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_path: Path) -> None:
     """The errors of other placements are checked in `placement/test_placement.py`."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]

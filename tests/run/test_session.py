@@ -24,6 +24,7 @@ from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_ranks")
 def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     sizes = {"updates": 1, "n_batch": 16, "n_minibatch": 8, "max_staleness": 0}
@@ -39,6 +40,7 @@ def test_two_ranks_train_what_one_does(tmp_path: Path) -> None:
     assert a["completion_tokens"] == b["completion_tokens"]
 
 
+@pytest.mark.slow
 def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
     config = small_config(
         tmp_path,
@@ -59,6 +61,7 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
     assert not seen & {row["problem"] for row in held}
 
 
+@pytest.mark.slow
 def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path) -> None:
     file = tmp_path / "own.jsonl"
     rows = [{"id": f"own-{n}", "problem": f"What is {n} + 4?", "answer": str(n + 4)}
@@ -85,6 +88,7 @@ def test_a_file_of_own_problems_moves_the_weights(tmp_path: Path) -> None:
     assert 1e-5 < moved < 1e-3
 
 
+@pytest.mark.slow
 def test_gsm8k_config_runs_a_random_model_and_rewards_without_spread_move_nothing(
     tmp_path: Path,
 ) -> None:

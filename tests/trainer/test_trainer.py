@@ -93,6 +93,7 @@ def test_a_gradient_above_the_limit_is_scaled_down_to_it():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_blocks_compute_the_same():
     plain, compiled = trainer(), trainer(compile=True)

@@ -282,6 +282,7 @@ CPP_CODE = "#undef NDEBUG\n#include <assert.h>\nint main() {\n    assert(f(3) ==
 HOSTILE_CPP = programs("functions_hostile_cpp.txt")
 
 
+@pytest.mark.slow
 @needs_gpp
 @pytest.mark.parametrize("name", HOSTILE_CPP)
 def test_hostile_cpp(name):
@@ -302,6 +303,7 @@ def test_cpp(rung):
     assert wrong == ("wrong", "assertion failed (line 4 of the tests)")
 
 
+@pytest.mark.slow
 @needs_gpp
 def test_cpp_values():
     program = """
@@ -347,6 +349,7 @@ int main() {
     assert run(program, code, statement, tag="cpp") == ("right", "")
 
 
+@pytest.mark.slow
 @needs_gpp
 def test_cpp_finds_no_tests():
     if sandbox.probe() == "rlimits":
@@ -424,6 +427,7 @@ def test_only_types_of_the_standard_library_reach_the_tests():
         assert isinstance(signature(f"{bad}, int"), str), bad
 
 
+@pytest.mark.slow
 @needs_gpp
 def test_cpp_names_of_the_library():
     """A program may use names of library headers that it does not include."""
