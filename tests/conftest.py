@@ -30,7 +30,7 @@ def ray_cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours
-    head = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": 1 << 30}
+    head = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 1 << 30}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     ray.init(cluster.address, log_to_driver=False)
     yield cluster

@@ -200,7 +200,7 @@ def test_a_node_that_goes_away_is_all_of_its_workers_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: Any
 ) -> None:
     """Only the second node has room for the generator; a third joins when the second goes."""
-    nodes, lost = [ray_cluster.add_node(num_cpus=9)], []
+    nodes, lost = [ray_cluster.add_node(num_cpus=5)], []
     harm = Harm(monkeypatch, {})
 
     class Moved(WatchedPipeline):
@@ -208,14 +208,14 @@ def test_a_node_that_goes_away_is_all_of_its_workers_gone(
             if self.ledger.trained_version == 1 and not lost:
                 lost.append(harm.handles["generator 0"]._place[0])
                 ray_cluster.remove_node(nodes.pop())
-                nodes.append(ray_cluster.add_node(num_cpus=9))
+                nodes.append(ray_cluster.add_node(num_cpus=5))
             await super()._notify()
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", Moved)
     config = small_config(
         tmp_path,
         pipeline=SIZES | {"updates": 5},
-        placement={"kind": "ray", "generator": {"cpus": 9}},
+        placement={"kind": "ray", "generator": {"cpus": 5}},
     )
     train(config, QuietScreen())
     check_ledger(tmp_path, config)
