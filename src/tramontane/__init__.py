@@ -27,9 +27,11 @@ from tramontane.api import (
     train,
 )
 from tramontane.errors import InputError
+from tramontane.run.task import Reward
 
 __all__ = [
     "InputError",
+    "Reward",
     "audit",
     "curate",
     "doctor",

@@ -7,10 +7,10 @@ this is why some have more than six parameters.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.config import (
     Config,
@@ -27,6 +27,8 @@ from tramontane.errors import InputError
 
 # torch and transformers take seconds to import: each function imports what it needs.
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from tramontane.audit.findings import Audit
     from tramontane.doctor import Finding
     from tramontane.evaluation import EvaluationResult
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
     from tramontane.run.summary import TrainResult
+    from tramontane.run.task import Data, Function, Reward, Settings
     from tramontane.types import Problem
 
 
@@ -64,32 +67,71 @@ class CurateResult:
     summary: dict[str, Any]
 
 
+class Display(TypedDict, total=False):
+    """Keywords of `train` that say what is shown, and to whom.
+
+    Args:
+        screen: shows progress; by default a `LiveDisplay`.
+        quiet: show nothing.
+        report: draw `report.html` at the end, which takes a few seconds; True by default.
+        on_update: called with the metrics of each update (its line of `metrics.jsonl`).
+    """
+
+    screen: Screen | None
+    quiet: bool
+    report: bool
+    on_update: OnUpdate | None
+
+
 def train(
     config: Config | str | Path | None = None,
-    overrides: list[str] | None = None,
+    overrides: Settings | None = None,
     *,
+    model: str | Path | None = None,
+    data: Data | None = None,
+    rewards: Sequence[Function | str | Reward] = (),
     resume: str | Path | None = None,
+    **display: Unpack[Display],
+) -> TrainResult:
+    """Run the whole loop, from a config or Python objects to a finished run folder.
+
+    `train("configs/quickstart.yaml")` is `tramontane train`; `train(model="tiny", data=rows,
+    rewards=[function])` is a task of one's own; both can be combined. See docs/rewards.md.
+
+    Args:
+        config: a `Config` or the path of one; None: the defaults.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`; a value may be a
+            function, such as a domain's verifier.
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        data: rows to train on: a list of dicts, a `datasets.Dataset`, or the name of a source; or a
+            dict (`DatasetDict`) of these with the splits `train` and `eval` (or `test`). A row's
+            `problem` (`prompt`, `question`) is a text or a list of chat messages.
+        rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, import
+            paths of these, or `Reward` objects with a weight. Rows without a domain, an answer and
+            tests are graded by the rewards alone.
+        resume: a run folder to continue, in place of all the others.
+        display: see `Display`.
+
+    Raises:
+        InputError: before any work is done, except for a full disk, a run in which nothing can be
+            learnt, or a curriculum that leaves no problem to learn from.
+    """
+    from tramontane.run.task import kept_rows
+
+    folder, settings, rows = _open(config, overrides, model, data, rewards, resume)
+    with kept_rows(settings, rows) as settings:
+        return _train(settings, folder, **display)
+
+
+def _train(
+    settings: Config,
+    folder: RunFolder | None,
+    *,
     screen: Screen | None = None,
     quiet: bool = False,
     report: bool = True,
     on_update: OnUpdate | None = None,
 ) -> TrainResult:
-    """Run the whole loop, from a config to a finished run folder; see `run.train`.
-
-    Args:
-        config: a `Config` or the path of one.
-        overrides: `key.sub=value` texts laid over a config file.
-        resume: a run folder to continue, in place of a config.
-        screen: shows progress; by default a `LiveDisplay`.
-        quiet: show nothing.
-        report: draw `report.html` at the end, which takes a few seconds.
-        on_update: called with the metrics of each update (its line of `metrics.jsonl`).
-
-    Raises:
-        InputError: before any work is done, except for a full disk, or a curriculum that leaves no
-            problem to learn from.
-    """
-    folder, settings = _open(config, overrides, resume)  # reports its errors without torch
     from tramontane.run.display import LiveDisplay
     from tramontane.run.screen import QuietScreen
     from tramontane.run.train import train as run
@@ -103,19 +145,27 @@ def train(
 
 def dry_run(
     config: Config | str | Path | None = None,
-    overrides: list[str] | None = None,
+    overrides: Settings | None = None,
     *,
+    model: str | Path | None = None,
+    data: Data | None = None,
+    rewards: Sequence[Function | str | Reward] = (),
     resume: str | Path | None = None,
 ) -> DryRunResult:
     """Check everything that `train` checks before it starts, and return the run's sizes.
 
+    The parameters are those of `train`.
+
     Raises:
         InputError: for the same reasons as `train`.
     """
-    settings = _open(config, overrides, resume)[1]
-    from tramontane.run.prepare import prepare, sizes
+    from tramontane.run.task import kept_rows
 
-    return sizes(prepare(settings))
+    _, settings, rows = _open(config, overrides, model, data, rewards, resume)
+    with kept_rows(settings, rows) as settings:
+        from tramontane.run.prepare import prepare, sizes
+
+        return sizes(prepare(settings))
 
 
 def doctor() -> list[Finding]:
@@ -126,20 +176,33 @@ def doctor() -> list[Finding]:
 
 
 def _open(
-    config: Config | str | Path | None, overrides: list[str] | None, resume: str | Path | None
-) -> tuple[RunFolder | None, Config]:
+    config: Config | str | Path | None,
+    overrides: Settings | None,
+    model: str | Path | None,
+    data: Data | None,
+    rewards: Sequence[Function | str | Reward],
+    resume: str | Path | None,
+) -> tuple[RunFolder | None, Config, Mapping[str, Any]]:
+    """The folder of a run that is resumed, the config, and rows to be kept in a new run's folder.
+
+    Errors in the config are reported without torch, whose import takes seconds.
+    """
+    given = model is not None or data is not None or bool(rewards)
     if resume is None:
-        if config is None:
+        if config is None and not given:
             raise InputError("give a config to start a run, or --resume RUN to continue one")
-        return None, config if isinstance(config, Config) else load_config(config, overrides)
-    if config is not None or overrides:
+        from tramontane.run.task import config_of
+
+        settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
+        return None, settings, rows
+    if config is not None or overrides or given:
         raise InputError(
             f"a resumed run keeps its config: give --resume {resume} alone, without a config or "
             f"key=value; to change anything, start a new run"
         )
     from tramontane.run.session import open_run
 
-    return open_run(resume)
+    return *open_run(resume), {}
 
 
 def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan:

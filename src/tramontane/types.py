@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
@@ -46,6 +46,16 @@ class ResponseText(NamedTuple):
     prefix: str = ""
 
 
+class Message(TypedDict):
+    """A message of a chat; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = "str | list[Message]"  # a statement, or a chat that ends with the user's turn
+
+
 @dataclass(frozen=True)
 class Problem:
     """One task, with the data that its verifier needs.
@@ -53,13 +63,15 @@ class Problem:
     Args:
         id: unique within its source.
         domain: name in `verifier.domains`; decides the verifier and the format of responses.
-        problem: the statement that the model reads.
+        problem: the statement that the model reads; of a chat, the last message of the user.
         answer: the reference answer (maths), LaTeX or plain text without `$`.
         tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
             "checker": "tokens"}`.
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
         difficulty: a level, larger is harder, when known.
         source: where the problem comes from.
+        messages: the chat that the model reads in place of the statement, if the row has one; a
+            system message in it replaces `data.system_prompt`.
         metadata: other fields of the source; for verifiers and rewards of the user's own.
     """
 
@@ -71,7 +83,13 @@ class Problem:
     language: str | None = None
     difficulty: int | None = None
     source: str = ""
+    messages: list[Message] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The text or the chat that the model reads."""
+        return self.messages or self.problem
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tramontane.config.section import (
     nearest,
     parse,
     parse_settings,
+    read_settings,
 )
 from tramontane.config.sft import SFTConfig, SupervisedConfig
 from tramontane.config.stages import StageConfig, StageData, Until
@@ -72,4 +73,5 @@ __all__ = [
     "nearest",
     "parse",
     "parse_settings",
+    "read_settings",
 ]

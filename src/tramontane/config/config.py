@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError, model_validator
@@ -143,6 +144,6 @@ class Config(Section):
         }
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] | None = None) -> Config:
     """Read the config of a training run; see `load_section`."""
     return load_section(Config, path, overrides)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -54,12 +54,21 @@ def keys_in_error(error: Mapping[str, Any]) -> list[str]:
     return [_path((*parent, *_location(key))) for key in keys]
 
 
-def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = None) -> S:
+def load_section(cls: type[S], path: str | Path, overrides: Sequence[str] | None = None) -> S:
     """Read a YAML file into `cls`, with `key.sub=value` overrides on top.
 
     Raises:
         InputError: no such file, invalid YAML, an unknown key (with the nearest valid key), a value
             of the wrong type, or sizes that contradict each other.
+    """
+    return parse_settings(cls, read_settings(path), overrides or [], str(path))
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The keys and values of a YAML file, unchecked.
+
+    Raises:
+        InputError: no such file, invalid YAML, or no keys and values.
     """
     path = Path(path)
     if not path.is_file():
@@ -70,10 +79,10 @@ def load_section(cls: type[S], path: str | Path, overrides: list[str] | None = N
         raise InputError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
-    return parse_settings(cls, raw, overrides or [], str(path))
+    return raw
 
 
-def parse_settings(cls: type[S], raw: dict[str, Any], overrides: list[str], where: str) -> S:
+def parse_settings(cls: type[S], raw: dict[str, Any], overrides: Sequence[str], where: str) -> S:
     """Validate `raw` with `key.sub=value` overrides as `cls`; `where` names the source in errors.
 
     Raises:

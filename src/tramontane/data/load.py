@@ -16,7 +16,7 @@ from tramontane.data import playground
 from tramontane.data.code import parse_tests
 from tramontane.data.files import ENDINGS, SCHEMES, read_rows
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.types import Message, Problem
 
 Split = Literal["train", "test"]
 
@@ -28,6 +28,7 @@ ALIASES = {
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
 }
+ROLES = ("system", "user", "assistant")
 # Names in the metadata that a stage of curation reads; `data.fields` can map these too.
 METADATA_FIELDS = ("solutions",)
 
@@ -230,12 +231,13 @@ def parse_problem(
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
     for name in FIELDS:
-        columns = _columns(name, rules)
+        columns = columns_of(name, rules.fields)
         column = next((n for n in columns if n in rest), None)
         values[name] = None if column is None else rest.pop(column)
     fields = rules.fields
     rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
-    statement, tests = values["problem"], parse_tests(values["tests"], where)
+    tests = parse_tests(values["tests"], where)
+    statement, messages = _statement(values["problem"], where)
     says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
     if not isinstance(statement, str) or not statement.strip():
         raise InputError(f"{where}: no text in field {fields.get('problem', 'problem')!r}; {says}")
@@ -262,15 +264,40 @@ def parse_problem(
         language=language,
         difficulty=level,
         source=source if values["source"] is None else str(values["source"]),
-        metadata=_plain(rest),
+        messages=messages,
+        metadata=plain(rest),
     )
 
 
-def _columns(field_name: str, rules: RowRules) -> tuple[str, ...]:
-    """Names of the columns that may hold a field, the first one first."""
-    if field_name in rules.fields:
-        return (rules.fields[field_name],)
+def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the columns that may hold a field of a Problem, in order of precedence."""
+    if field_name in fields:
+        return (fields[field_name],)
     return (field_name, *ALIASES.get(field_name, ()))
+
+
+def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
+    """(statement, messages) of a problem, which is a text or the messages of a chat.
+
+    Raises:
+        InputError: a list that is no chat.
+    """
+    if not isinstance(value, list | tuple):
+        return value, None
+    messages: list[Message] = []
+    for place, message in enumerate(value):
+        role, content = (
+            (message.get("role"), message.get("content")) if isinstance(message, dict) else (0, 0)
+        )
+        if role not in ROLES or not isinstance(content, str):
+            raise InputError(
+                f"{where}: message {place} of the prompt is no chat message: it needs a `role`, "
+                f"one of {', '.join(ROLES)}, and a `content` that is text"
+            )
+        messages.append({"role": role, "content": content})
+    if not messages or messages[-1]["role"] != "user":
+        raise InputError(f"{where}: the prompt's last message must be the user's")
+    return messages[-1]["content"], messages
 
 
 def _domain(value: Any, where: str, rules: RowRules) -> str | None:
@@ -324,10 +351,10 @@ def _level(value: Any) -> int | None:
     return int(found[1]) if found else None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value in JSON types: a run records its problems, and tables may hold dates or images."""
     if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
+        return {str(name): plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,6 +1,7 @@
 """The folder of a run, which holds everything about it.
 
 config.yaml              with every default filled in
+data/                    rows that were given as Python objects
 metrics.jsonl            one line per update
 rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before it
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
@@ -50,16 +51,30 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config) -> RunFolder:
-        """Make a new folder: `run_dir`, or `runs/NAME` with a number added if that exists.
+        """Make a new folder at `new_path`, and write the config into it.
 
         Raises:
             InputError: `run_dir` is not empty, or a file.
+        """
+        folder = cls(cls.new_path(config))
+        folder.rollouts.mkdir(parents=True, exist_ok=True)
+        folder.checkpoints.mkdir(exist_ok=True)
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        folder._write("config.yaml", text)
+        return folder
+
+    @staticmethod
+    def new_path(config: Config) -> Path:
+        """Path of a new run: `run_dir`, or `runs/NAME` with a number added if that exists.
+
+        Raises:
+            InputError: `run_dir` holds more than data, or is a file.
         """
         if config.run_dir is not None:
             path = Path(config.run_dir)
             if path.is_file():
                 raise InputError(f"run_dir {path}: a file; name a folder")
-            if path.exists() and any(path.iterdir()):
+            if path.exists() and any(item.name != "data" for item in path.iterdir()):
                 raise InputError(
                     f"run_dir {path}: not empty; continue that run with --resume {path}, "
                     f"or name another folder"
@@ -69,12 +84,7 @@ class RunFolder:
             path, number = base, 2
             while path.exists():
                 path, number = base.with_name(f"{base.name}-{number}"), number + 1
-        folder = cls(path)
-        folder.rollouts.mkdir(parents=True, exist_ok=True)
-        folder.checkpoints.mkdir(exist_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        folder._write("config.yaml", text)
-        return folder
+        return path
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, Config]:

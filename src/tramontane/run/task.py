@@ -1,0 +1,208 @@
+"""A task given as Python objects, as in a notebook: rows, reward functions and settings.
+
+Objects become what a config file could say: rows are written into the run's folder, and functions
+are named by import path (`verifier.functions.path_of`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tramontane.config import Config, parse_settings, read_settings
+from tramontane.data.load import columns_of, plain
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.verifier import functions
+
+Function: TypeAlias = Callable[..., Any]
+Rows: TypeAlias = Iterable[Mapping[str, Any]]
+Source: TypeAlias = "str | Path | Rows"
+Data: TypeAlias = "Source | Mapping[str, Source]"
+Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+
+TRAIN_SPLITS, EVAL_SPLITS = ("train",), ("eval", "test", "validation")
+DOMAIN = "task"  # the domain of rows that only rewards can grade
+_GRADED_BY = ("domain", "answer", "tests")  # fields by which a domain's verifier grades a row
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function with its weight.
+
+    Args:
+        function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, or its
+            import path.
+        weight: factor applied to the function's result.
+        name: name in verdicts and metrics; by default the function's.
+        malformed: also call the function for malformed completions.
+    """
+
+    function: Function | str
+    weight: float = 1.0
+    name: str | None = None
+    malformed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """An entry of `verifier.reward.custom`.
+
+        Raises:
+            InputError: the function has no name, or cannot be sent to worker processes.
+        """
+        path = self.function
+        name = path.rpartition(".")[2] if isinstance(path, str) else _name(path)
+        name = self.name or name
+        if not re.fullmatch("[a-z][a-z0-9_]*", name):
+            raise InputError(
+                f"reward {name!r}: the name must be lower-case letters, digits and underscores; "
+                f"give one with tramontane.Reward(function, name=…)"
+            )
+        return {
+            "name": name,
+            "function": path if isinstance(path, str) else functions.path_of(path),
+            "weight": self.weight,
+            "malformed": self.malformed,
+        }
+
+
+def config_of(
+    config: Config | str | Path | None,
+    settings: Settings | None,
+    *,
+    model: str | Path | None,
+    data: Data | None,
+    rewards: Sequence[Function | str | Reward],
+) -> tuple[Config, dict[str, list[dict[str, Any]]]]:
+    """The config of a run, and the rows of its data that are objects, by file name.
+
+    Args:
+        config: a config or the path of one; None: the defaults, without evaluation.
+        settings: `key.sub=value` texts, or values by `key.sub`; a value may be a function.
+        model: replaces `model`.
+        data: replaces `data.train`; a mapping of splits also replaces `data.eval`.
+        rewards: added to `verifier.reward.custom`.
+
+    Raises:
+        InputError: data of an unknown type, a function that workers cannot get, or an invalid key.
+    """
+    if isinstance(config, Config) and not (settings or model or data or rewards):
+        return config, {}
+    raw = _raw(config)
+    if config is None and data is not None:
+        raw["data"] = {"eval": None}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, (name, source) in _sources(data).items():
+        if isinstance(source, str | Path):
+            raw.setdefault("data", {})[key] = str(source)
+        else:
+            found[name] = _rows(source)
+            raw.setdefault("data", {})[key] = name
+    if model is not None:
+        raw["model"] = str(model)
+    if rewards:
+        entries = [(r if isinstance(r, Reward) else Reward(r)).to_dict() for r in rewards]
+        reward = raw.setdefault("verifier", {}).setdefault("reward", {})
+        reward["custom"] = [*reward.get("custom", ()), *entries]
+    texts = _texts(settings)
+    where = str(config) if isinstance(config, str | Path) else "tramontane.train"
+    parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
+    if rewards and found and _only_rewards_grade(found, parsed):
+        raw["verifier"].setdefault("domains", {}).setdefault(DOMAIN, {})
+        raw["data"]["domain"] = DOMAIN
+        parsed = parse_settings(Config, raw, texts, where)
+    return parsed, found
+
+
+def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
+    """True if no row has a value by which a verifier could grade it."""
+    if config.data.domain is not None:
+        return False
+    columns = {c for name in _GRADED_BY for c in columns_of(name, config.data.fields)}
+    return not any(columns & row.keys() for part in rows.values() for row in part)
+
+
+@contextmanager
+def kept_rows(config: Config, rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[Config]:
+    """The config with `rows` written into the run's folder, from where a resumed run reads them.
+
+    If the run cannot start, nothing is left behind.
+    """
+    if not rows:
+        yield config
+        return
+    run = RunFolder.new_path(config)
+    folder = run / "data"
+    folder.mkdir(parents=True)
+    for name, part in rows.items():
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        (folder / name).write_text(lines, encoding="utf-8")
+    sources = {"train": config.data.train, "eval": config.data.eval}
+    update = {k: str((folder / v).absolute()) for k, v in sources.items() if v and v in rows}
+    data = config.data.model_copy(update=update)
+    try:
+        yield config.model_copy(update={"data": data, "run_dir": str(run)})
+    finally:
+        if not (run / "config.yaml").exists():
+            shutil.rmtree(run)
+
+
+def _raw(config: Config | str | Path | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump()
+    return read_settings(config)
+
+
+def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
+    """(file name, source) by key of `data`."""
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        return {"train": ("train.jsonl", data)}
+    found: dict[str, tuple[str, Source]] = {}
+    for key, names in (("train", TRAIN_SPLITS), ("eval", EVAL_SPLITS)):
+        if name := next((n for n in names if n in data), None):
+            found[key] = (f"{key}.jsonl", data[name])
+    if "train" not in found:
+        raise InputError(
+            f"data: a mapping must have the split train, and may have one of "
+            f"{', '.join(EVAL_SPLITS)}; this one has {', '.join(map(str, data))}"
+        )
+    return found
+
+
+def _rows(source: Rows) -> list[dict[str, Any]]:
+    """Rows as JSON values."""
+    rows = []
+    for number, row in enumerate(source):
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"data: row {number} is a {type(row).__name__}; give a list of dicts, a "
+                f"datasets.Dataset, or the name of a file or dataset"
+            )
+        rows.append(plain(dict(row)))
+    if not rows:
+        raise InputError("data: no rows")
+    return rows
+
+
+def _texts(settings: Settings | None) -> list[str]:
+    """`key=value` texts; a function becomes its import path."""
+    if not isinstance(settings, Mapping):
+        return list(settings or ())
+    values = {k: functions.path_of(v) if callable(v) else v for k, v in settings.items()}
+    return [
+        f"{key}={json.dumps(plain(value), ensure_ascii=False)}" for key, value in values.items()
+    ]
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,0 +1,203 @@
+"""A task given as Python objects: rows, functions and settings become a run that can be resumed."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+import tramontane
+from tramontane.config import load_config
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.run.task import Reward, config_of
+from tramontane.verifier import functions
+
+ROWS = [{"prompt": f"What is {n} + {n}?", "sum": 2 * n} for n in range(8)]
+SIZES = {
+    "pipeline.updates": 1,
+    "pipeline.n_async": 16,
+    "pipeline.n_batch": 16,
+    "pipeline.group_size": 4,
+    "pipeline.l_max": 48,
+    "pipeline.diversity": "none",
+}
+
+
+def names_the_sum(problem, text, n_tokens):
+    return float(str(problem.metadata["sum"]) in text)
+
+
+def made(data=None, rewards=(), settings=None, config=None, model=None):
+    return config_of(config, settings, model=model, data=data, rewards=rewards)
+
+
+def test_rows_and_a_function_train_a_model(tmp_path):
+    settings = SIZES | {"run_dir": str(tmp_path / "run")}
+    result = tramontane.train(
+        model="tiny", data=ROWS, rewards=[names_the_sum], overrides=settings, quiet=True
+    )
+    assert result.finished
+    run, config = RunFolder.open(tmp_path / "run")
+    [metrics] = run.metrics()
+    assert 0 <= metrics["reward_names_the_sum"] <= 1
+    assert metrics["reward_correctness"] == metrics["reward_format"] == 0
+    # The folder has all that a resumed run needs.
+    kept = Path(config.data.train)
+    assert kept.parent == (tmp_path / "run/data").absolute()
+    assert [json.loads(line) for line in kept.open()] == ROWS
+    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/update_000001.jsonl").open()]
+    for row in rows:
+        named = row["parts"]["names_the_sum"]
+        assert (row["verdict"] == "right") == (named == 1.0)
+
+
+SCRIPT = """
+import re, tramontane
+
+NUMBER = re.compile(r"[0-9]+")
+
+def numbers(text):
+    return NUMBER.findall(text)
+
+def names_the_sum(problem, text, n_tokens):
+    return float(str(problem.metadata["sum"]) in numbers(text))
+
+def check(problem, answer):
+    return str(problem.metadata["sum"]) == answer
+
+result = tramontane.train(model="tiny", quiet=True, report=False, **arguments)
+print("finished", result.finished, file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["script", "interactive"])
+def test_functions_of_main_work_in_the_workers(tmp_path, how):
+    """As in a notebook: with the helpers and globals that the functions use."""
+    run = tmp_path / "run"
+    rows = [row | {"domain": "sums"} for row in ROWS]
+    arguments = (
+        f"dict(data={rows!r}, rewards=[names_the_sum], overrides={SIZES | {'run_dir': str(run)}!r} "
+        f"| {{'verifier.domains.sums.verifier': check, 'verifier.domains.sums.format': 'boxed'}})"
+    )
+    script = "import sys\n" + SCRIPT.replace("**arguments", f"**{arguments}")
+    if how == "script":
+        (tmp_path / "main.py").write_text(script)
+        command = [sys.executable, "main.py"]
+    else:  # each statement ends with an empty line, as it is typed
+        script = script.replace("\n\ndef", "\n\n\ndef")
+        command = [sys.executable, "-i", "-q"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        input=None if how == "script" else script,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert "finished True" in done.stderr, done.stderr
+    rows = [json.loads(line) for line in (run / "rollouts/update_000001.jsonl").open()]
+    assert {row["verdict"] for row in rows} <= {"right", "wrong", "malformed"}
+    assert "right" in {row["verdict"] for row in rows}
+
+
+def test_a_function_without_an_import_path_travels_by_value():
+    bonus = 0.5
+
+    def closure(problem, text, n_tokens):
+        return bonus
+
+    config, _ = made(ROWS, [closure, Reward(lambda p, text, n: 0.25, 2.0, "constant")])
+    first, second = config.verifier.reward.custom
+    assert (first.name, second.name, second.weight) == ("closure", "constant", 2.0)
+    assert functions.load(first.function)(None, "", 0) == 0.5
+    assert functions.load(second.function)(None, "", 0) == 0.25
+
+
+def test_a_function_of_a_module_is_named_by_its_path():
+    config, _ = made(ROWS, [names_the_sum, "tests.run.test_task.names_the_sum_again"])
+    assert [r.function for r in config.verifier.reward.custom] == [
+        f"{__name__}.names_the_sum",
+        "tests.run.test_task.names_the_sum_again",
+    ]
+
+
+def test_all_kinds_of_data():
+    config, rows = made(Dataset.from_list(ROWS), [names_the_sum])
+    assert rows == {"train.jsonl": ROWS}
+    assert (config.data.eval, config.data.domain) == (None, "task")
+    both = DatasetDict(train=Dataset.from_list(ROWS[:6]), test=Dataset.from_list(ROWS[6:]))
+    config, rows = made(both, [names_the_sum])
+    assert (rows["train.jsonl"], rows["eval.jsonl"]) == (ROWS[:6], ROWS[6:])
+    config, rows = made({"train": "playground:", "eval": ROWS[:2]})
+    assert (config.data.train, list(rows)) == ("playground:", ["eval.jsonl"])
+    config, rows = made("reasoning_gym:chain_sum")
+    assert (config.data.train, config.data.eval, rows) == ("reasoning_gym:chain_sum", None, {})
+
+
+def test_rows_with_an_answer_keep_the_verifier():
+    answered = [{"prompt": "What is 1 + 1?", "answer": "2"}]
+    assert made(answered, [names_the_sum])[0].data.domain is None
+    mapped = [{"prompt": "What is 1 + 1?", "label": "2"}]
+    fields = {"data.fields": {"answer": "label"}}
+    assert made(mapped, [names_the_sum], fields)[0].data.domain is None
+    assert made(mapped, [names_the_sum])[0].data.domain == "task"
+    assert made(mapped)[0].data.domain is None
+
+
+def test_objects_are_laid_over_a_config(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("model: null\nname: own\nverifier: {reward: {length: 0}}\n")
+    config, _ = made(ROWS, [names_the_sum], {"pipeline.updates": 7}, path, model="tiny")
+    assert (config.name, config.model, config.pipeline.updates) == ("own", "tiny", 7)
+    assert config.verifier.reward.length == 0
+    again, _ = made(config=load_config(path, ["model=tiny"]), settings=["name=other"])
+    assert again.name == "other"
+    with pytest.raises(InputError, match=r"own\.yaml: pipeline\.update: .*did you mean"):
+        made(config=path, model="tiny", settings={"pipeline.update": 7})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"data": [1, 2]}, "row 0 is a int; give a list of dicts"),
+        ({"data": []}, "no rows"),
+        ({"data": {"dev": ROWS}}, "must have the split train"),
+        ({"rewards": [lambda p, t, n: 1.0]}, "reward '<lambda>': the name must be"),
+        ({"rewards": [Reward(lambda p, t, n: 1.0, name="x"), "x"]}, "'x' is no import path"),
+        ({"settings": {"verifier.reward.format": -1}}, "verifier.reward.format: "),
+    ],
+)
+def test_objects_that_cannot_be_meant(arguments, message):
+    with pytest.raises(InputError, match=message):
+        made(**arguments)
+
+
+def test_a_function_that_holds_what_cannot_be_sent_is_refused_at_once():
+    lock = threading.Lock()
+
+    def locked(problem, text, n_tokens):
+        return float(lock.locked())
+
+    with pytest.raises(InputError, match="cannot be sent to worker processes .* move the function"):
+        made(ROWS, [locked])
+
+
+def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path):
+    settings = SIZES | {"run_dir": str(tmp_path / "run")}
+    with pytest.raises(InputError, match=r"data/train\.jsonl:1: no answer"):
+        tramontane.train(model="tiny", data=ROWS, overrides=settings, quiet=True)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match="give resume alone|without a config"):
+        tramontane.train(resume=tmp_path / "run", data=ROWS)
+
+
+def test_a_dry_run_reports_sizes_and_makes_no_folder(tmp_path):
+    settings = SIZES | {"run_dir": str(tmp_path / "run")}
+    found = tramontane.dry_run(model="tiny", data=ROWS, rewards=[names_the_sum], overrides=settings)
+    assert found.longest_prompt > 0
+    assert not (tmp_path / "run").exists()
