@@ -152,7 +152,13 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "answer": True}, r":2: no answer"),
         ({"problem": "?", "answer": "Long story.\n#### "}, r":2: no answer"),
         ({"answer": "1"}, r":2: no text in field 'problem'; the row has answer; name the right"),
-        ({"problem": [{"role": "user"}], "answer": "1"}, r":2: no text in field 'problem'"),
+        ({"problem": [{"role": "user"}], "answer": "1"}, r":2: message 0 of the prompt is no chat"),
+        ({"prompt": ["Hello?"], "answer": "1"}, r":2: message 0 of the prompt is no chat"),
+        ({"prompt": [], "answer": "1"}, r":2: the prompt's last message must be the user's"),
+        (
+            {"prompt": [{"role": "assistant", "content": "Hello!"}], "answer": "1"},
+            r":2: the prompt's last message must be the user's",
+        ),
         ({"problem": "?", "domain": "code", "answer": "1"}, r":2: no tests in field 'tests'"),
         ({"problem": "?", "tests": "assert f(1)"}, r":2: the tests are text, but not JSON"),
         (
@@ -271,3 +277,11 @@ def test_the_domain_table_says_which_columns_a_row_needs(write):
         load_problems(file, DataConfig(domain="quiz"), **sizes)
     with pytest.raises(InputError, match=r":1: unknown domain 'ches'; did you mean 'chess'"):
         load_problems(file, DataConfig(domain="ches"), **sizes)
+
+
+def test_a_prompt_may_be_a_chat(write):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    [problem] = load(write({"prompt": chat, "answer": "2"}))
+    assert (problem.problem, problem.messages, problem.prompt) == ("1 + 1?", chat, chat)
+    [plain] = load(write({"prompt": "1 + 1?", "answer": "2"}))
+    assert (plain.messages, plain.prompt) == (None, "1 + 1?")

@@ -1,10 +1,11 @@
 import pytest
 
 from tramontane.config import PromptConfig
+from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
 from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, system_text
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
-from tramontane.types import ThinkingTags
+from tramontane.types import Problem, ThinkingTags
 
 STATEMENTS = [p.problem for p in problems("train", 0, count=300)]
 
@@ -95,3 +96,39 @@ def test_a_template_without_a_system_role_gets_it_before_the_problem(tokenizer):
     )
     assert render(refuses, "1 + 1?", "magistral") == f"[user]{SYSTEM_PROMPT}1 + 1?"
     assert render(refuses, "1 + 1?") == "[user]1 + 1?"
+
+
+# Chats
+
+
+def test_a_chat_is_rendered_as_the_template_renders_it(tokenizer):
+    chat = [
+        {"role": "user", "content": "Pick a number."},
+        {"role": "assistant", "content": "7"},
+        {"role": "user", "content": "Double it."},
+    ]
+    turns = "<|user|>Pick a number.<|assistant|>7</s><|user|>Double it.<|assistant|>"
+    assert render(tokenizer, chat, "Be brief.") == f"<s><|system|>Be brief.{turns}"
+    own = [{"role": "system", "content": "Think."}, *chat]
+    assert render(tokenizer, own, "Be brief.") == f"<s><|system|>Think.{turns}"
+    assert render(tokenizer, chat[-1:]) == render(tokenizer, "Double it.")
+
+
+def test_a_chat_for_models_without_system_role_or_template(tokenizer):
+    chat = [{"role": "system", "content": "Think. "}, {"role": "user", "content": "1 + 1?"}]
+    strict = with_template(
+        tokenizer,
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    )
+    assert render(strict, chat) == "user: Think. 1 + 1?\n"
+    assert render(with_template(tokenizer, None), chat) == "Think. 1 + 1?\n\n"
+
+
+def test_the_bound_on_a_chats_tokens_holds(tokenizer):
+    turns = [{"role": role, "content": "1 + 1?"} for role in ("user", "assistant")] * 20
+    chat = Problem("c", "math", "1 + 1?", "2", messages=[*turns, turns[0]])
+    encoder = PromptEncoder(tokenizer)
+    tokens = len(encoder.encode(chat.prompt))
+    limit = PromptLimit(tokens - 1, "so")
+    assert measure_prompts(encoder, [chat], limit).overlong == {0: tokens}

@@ -16,7 +16,9 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.task import Reward, config_of
 from tramontane.verifier import functions
 
-ROWS = [{"prompt": f"What is {n} + {n}?", "sum": 2 * n} for n in range(8)]
+ROWS: list[dict[str, object]]
+ROWS = [{"prompt": f"What is {n} + {n}?", "sum": 2 * n} for n in range(7)]
+ROWS += [{"prompt": [{"role": "user", "content": "What is 7 + 7?"}], "sum": 14}]
 SIZES = {
     "pipeline.updates": 1,
     "pipeline.n_async": 16,
@@ -127,12 +129,12 @@ def test_a_function_of_a_module_is_named_by_its_path():
 
 
 def test_all_kinds_of_data():
-    config, rows = made(Dataset.from_list(ROWS), [names_the_sum])
-    assert rows == {"train.jsonl": ROWS}
+    config, rows = made(Dataset.from_list(ROWS[:6]), [names_the_sum])
+    assert rows == {"train.jsonl": ROWS[:6]}
     assert (config.data.eval, config.data.domain) == (None, "task")
-    both = DatasetDict(train=Dataset.from_list(ROWS[:6]), test=Dataset.from_list(ROWS[6:]))
+    both = DatasetDict(train=Dataset.from_list(ROWS[:6]), test=Dataset.from_list(ROWS[7:]))
     config, rows = made(both, [names_the_sum])
-    assert (rows["train.jsonl"], rows["eval.jsonl"]) == (ROWS[:6], ROWS[6:])
+    assert (rows["train.jsonl"], rows["eval.jsonl"]) == (ROWS[:6], ROWS[7:])
     config, rows = made({"train": "playground:", "eval": ROWS[:2]})
     assert (config.data.train, list(rows)) == ("playground:", ["eval.jsonl"])
     config, rows = made("reasoning_gym:chain_sum")

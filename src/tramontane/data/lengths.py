@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.types import Problem
+from tramontane.types import Message, Problem
 
 if TYPE_CHECKING:
     from tramontane.data.prompts import PromptEncoder
@@ -105,7 +105,7 @@ def measure_prompts(
             longest = bound
             break
         measured += len(places)
-        ids = encoder.encode_all([problems[place].problem for place in places])
+        ids = encoder.encode_all([problems[place].prompt for place in places])
         for place, tokens in zip(places, map(len, ids), strict=True):
             if tokens > limit.tokens:
                 overlong[place] = tokens
@@ -170,21 +170,29 @@ class PromptFilter:
         Raises:
             InputError: it is longer than `longest`, as an endless source may draw it.
         """
-        ids = self.encoder.encode(problem.problem)
+        ids = self.encoder.encode(problem.prompt)
         if len(ids) > self.longest:
             raise self.limit.refusal(problem.id, len(ids))
         return ids
 
     def accepts(self, problem: Problem) -> bool:
         """False if the problem of an endless source is to be skipped."""
-        return not self.drop or len(self.encoder.encode(problem.problem)) <= self.longest
+        return not self.drop or len(self.encoder.encode(problem.prompt)) <= self.longest
 
 
 def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:
     """[problems] int64, an upper bound of each prompt's tokens by the bytes of its statement."""
     empty = len(encoder.encode("?")) + _SLACK
-    sizes = (len(problem.problem.encode(errors="replace")) for problem in problems)
-    return np.fromiter(sizes, np.int64, len(problems)) + empty
+    turn = 0  # tokens that the template may add for a message
+    if any(problem.messages for problem in problems):
+        chat = [Message(role=role, content="?") for role in ("user", "assistant", "user")]
+        turn = len(encoder.encode(chat))
+
+    def size(problem: Problem) -> int:
+        texts = [m["content"] for m in problem.messages or ()] or [problem.problem]
+        return sum(len(text.encode(errors="replace")) + turn for text in texts)
+
+    return np.fromiter(map(size, problems), np.int64, len(problems)) + empty
 
 
 def _chunks(order: np.ndarray) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from typing import cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import token_id
-from tramontane.types import PAPER_TAGS, ResponseText, ThinkingTags
+from tramontane.types import PAPER_TAGS, Message, Prompt, ResponseText, ThinkingTags
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \
@@ -108,41 +109,46 @@ class PromptEncoder:
         """The parts of a response's text that are not sampled, for generators."""
         return ResponseText(self.tags, self.opened + self.config.response_prefix)
 
-    def render(self, problem: str) -> str:
+    def render(self, prompt: Prompt) -> str:
         """The text before a completion, by the tokenizer's chat template.
 
-        A base model without a template reads the system text (by default the package's, since
-        nothing else describes the format), the problem, and a line break. If the template has no
-        system role, the system text precedes the problem.
+        A chat's own system message replaces the configured one. A base model without a template
+        reads the system text (by default the package's, since nothing else describes the format),
+        the messages, and a line break. If the template has no system role, the system text precedes
+        the first message.
         """
-        return self._templated(problem) + self.config.response_prefix
+        return self._templated(prompt) + self.config.response_prefix
 
-    def encode(self, problem: str) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of `render`; the template writes the special tokens itself."""
-        return self.encode_all([problem])[0]
+        return self.encode_all([prompt])[0]
 
-    def encode_all(self, problems: Sequence[str]) -> list[list[int]]:
-        """`encode` for many problems, which the tokenizer may split over threads."""
-        texts = [self.render(problem) for problem in problems]
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """`encode` for many prompts, which the tokenizer may split over threads."""
+        texts = [self.render(prompt) for prompt in prompts]
         special = self.tokenizer.chat_template is None
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special)["input_ids"]
         return ids
 
-    def _templated(self, problem: str) -> str:
+    def _templated(self, prompt: Prompt) -> str:
+        chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
         system = system_text(self.config.system_prompt, self.tags)
+        if chat[0]["role"] == "system":
+            system = chat.pop(0)["content"]
         if self.tokenizer.chat_template is None:
-            return f"{system or system_text('magistral', self.tags)}{problem}\n\n"
-        user = {"role": "user", "content": problem}
+            turns = "\n\n".join(message["content"] for message in chat)
+            return f"{system or system_text('magistral', self.tags)}{turns}\n\n"
         if system is None:
-            return self._apply([user])
+            return self._apply(chat)
         try:
-            return self._apply([{"role": "system", "content": system}, user])
+            return self._apply([Message(role="system", content=system), *chat])
         except TemplateError:  # the template has no such role
-            return self._apply([{"role": "user", "content": f"{system}{problem}"}])
+            first = Message(role=chat[0]["role"], content=f"{system}{chat[0]['content']}")
+            return self._apply([first, *chat[1:]])
 
-    def _apply(self, messages: list[dict[str, str]]) -> str:
+    def _apply(self, messages: list[Message]) -> str:
         text = self.tokenizer.apply_chat_template(
-            messages,
+            cast(list[dict[str, str]], messages),
             tokenize=False,
             add_generation_prompt=True,
             **self.config.chat_template_kwargs,

@@ -142,6 +142,6 @@ class ProblemStream:
         if self.problems is None:
             digest.update(f"{config.train} {config.playground.model_dump_json()}".encode())
         for problem in self.problems or ():
-            digest.update(f"{problem.id}\n{problem.problem}\n".encode())
+            digest.update(f"{problem.id}\n{problem.prompt}\n".encode())
         digest.update(f"{self.seed} {config.shuffle}".encode())
         return digest.hexdigest()[:16]

@@ -158,7 +158,7 @@ def evaluate(
             [
                 Request(i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
                 for i, problem in enumerate(problems)
-                for prompt in [encoder.encode(problem.problem)]
+                for prompt in [encoder.encode(problem.prompt)]
                 for j in range(plan.samples)
             ]
         )

@@ -103,7 +103,7 @@ def prepare(config: Config) -> Prepared:
         stages=stages,
         problems=problems,
         sets=sets,
-        probes=encoder.encode_all([problem.problem for problem in first]),
+        probes=encoder.encode_all([problem.prompt for problem in first]),
     )
     _check_memory(prepared)
     return prepared
