@@ -18,6 +18,7 @@ from tramontane import train
 from tramontane.cli import app
 from tramontane.config import load_section
 from tramontane.curation.config import CurateConfig
+from tramontane.models.fetch import SOURCES
 from tramontane.models.loading import load_tokenizer
 
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
@@ -50,6 +51,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     long.max_position_embeddings = 1 << 17
     long.save_pretrained(desk / "long")
     load_tokenizer("tiny").save_pretrained(desk / "long")
+    (desk / "models").mkdir()
+    (desk / "models/smollm2").symlink_to(desk / "long")
     data = {"train": str(desk / "train.jsonl"), "eval": str(desk / "test.jsonl")}
     config = small_config(
         desk / "runs/quickstart",
@@ -70,6 +73,8 @@ def without_work(args: list[str]) -> bool:
     """True for a command that is only checked here: bare mentions, models and data of a hub."""
     if len(args) == 1 and args[0] not in ("config", "doctor"):
         return args[0] in get_command(app).commands
+    if args[:1] == ["fetch"]:
+        return args[1] in SOURCES
     if args[:1] == ["curate"] and args[1].startswith("configs/"):
         overrides = [word for word in args[2:] if "=" in word]
         return bool(load_section(CurateConfig, args[1], overrides).stages)
@@ -94,6 +99,8 @@ def shortened(words: list[str], desk: Path) -> list[str]:
                 args.append({"model": "model=long", "data.train": "data.train=train.jsonl"}[key])
         if "data.eval" not in str(args) and "playground" not in config:
             args.append("data.eval=test.jsonl")
+        if "also:" in config:
+            args.append("evaluation.also={}")
         if "model=Qwen" in str(args):
             args.append("model=long")
     return args + {
