@@ -103,8 +103,11 @@ def wait_for(condition, seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def test_an_actor_that_is_killed_is_named_with_its_call(ray_cluster, tmp_path) -> None:
+def test_an_actor_imports_torch_only_for_its_worker_and_is_named_when_it_is_killed(
+    ray_cluster, tmp_path
+) -> None:
     handle = actors(Worker, 1)
+    assert handle.submit("imported", "torch", "transformers").result(PATIENCE) == set()
     pid = handle.submit("pid").result(PATIENCE)
     slow = handle.submit("slow", 600.0, tmp_path / "begun")
     wait_for((tmp_path / "begun").exists)

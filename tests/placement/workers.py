@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,9 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def imported(self, *names: str) -> set[str]:
+        return {*names} & {*sys.modules}
 
     def wrong(self) -> None:
         raise InputError("mend this")
