@@ -17,7 +17,6 @@ import tramontane
 from tests.runs import SMALL, small_config
 from tramontane import InputError
 from tramontane.cli import app, main
-from tramontane.config import DataConfig
 from tramontane.run.folder import RunFolder
 
 runner = CliRunner()
@@ -141,7 +140,7 @@ def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
     out = tmp_path / "eval.jsonl"
     args = ["eval", "tiny", "playground:", "--problems", "12", "--samples", "2", "--out", str(out)]
     args += ["--device", "cpu", "--dtype", "bfloat16", "--top-k", "20", "--workers", "2"]
-    result = runner.invoke(app, [*args, "--set", "playground.levels=[1, 2]"])
+    result = runner.invoke(app, [*args, "data.playground.levels=[1, 2]"])
     assert result.exit_code == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == 24
@@ -192,7 +191,7 @@ def test_sizes_start_at_one(args: list[str]) -> None:
         ({"problems": 0}, "problems is 0"),
         ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
         ({"write_to": "."}, "a folder; name a file"),
-        ({"data": DataConfig(fields={"problme": "x"})}, "no such field; did you mean 'problem'"),
+        ({"overrides": {"data.fields": {"problme": "x"}}}, "no such field; did you mean 'problem'"),
         ({"max_tokens": 2000}, "leave no room for a prompt .* allow fewer tokens a completion"),
     ],
 )
@@ -208,9 +207,9 @@ def test_generate_refuses_no_completions() -> None:
 
 def test_eval_checks_device_and_dtype() -> None:
     result = runner.invoke(app, ["eval", "tiny", "playground:", "--device", "gpu"])
-    assert "eval: device: 'gpu' is no device" in str(result.exception)
+    assert "eval: generator.device: 'gpu' is no device" in str(result.exception)
     result = runner.invoke(app, ["eval", "tiny", "playground:", "--dtype", "float16"])
-    assert "eval: dtype: Input should be 'float32' or 'bfloat16'" in str(result.exception)
+    assert "eval: generator.dtype: Input should be 'float32' or 'bfloat16'" in str(result.exception)
 
 
 def test_score_help_names_the_fields() -> None:

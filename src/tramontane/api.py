@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.config import (
     Config,
-    DataConfig,
-    GeneratorConfig,
-    PromptConfig,
     VerifierConfig,
     load_config,
-    parse,
     parse_settings,
 )
 from tramontane.config import load_section as _load_section
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from tramontane.audit.findings import Audit
     from tramontane.doctor import Finding
     from tramontane.evaluation import EvaluationResult
+    from tramontane.evaluation.checkpoint import SamplingOptions
     from tramontane.evaluation.score import ScoreSummary
     from tramontane.models.fetch import Fetched
     from tramontane.planning.plan import Plan
@@ -40,8 +38,8 @@ if TYPE_CHECKING:
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
     from tramontane.run.summary import TrainResult
-    from tramontane.run.task import Data, Function, Reward, Settings
-    from tramontane.types import Problem
+    from tramontane.run.task import Data, Function, Reward, Rows, Settings
+    from tramontane.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -256,142 +254,77 @@ def sft(
 
 def evaluate(
     model: str | Path,
-    data: str | DataConfig = "playground:",
+    data: str | Path | Rows | None = None,
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
     *,
-    problems: int | None = None,
-    samples: int = 4,
-    temperature: float = 0.7,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    max_tokens: int = 512,
-    slots: int = 128,
-    seed: int = 0,
-    generator: GeneratorConfig | None = None,
-    verifier: VerifierConfig | None = None,
     write_to: str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> EvaluationResult:
     """Measure pass@1, pass@k and maj@k of a model, with 95 % intervals; see `evaluation`.
 
+    Prompts are made and completions graded as in training: by the config, or, for a checkpoint in a
+    run's folder, by that run's.
+
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
-        data: a source as in `data.train`, or a `DataConfig` whose `eval` names it.
-        problems: maximum number of problems; generated sources default to 256.
-        samples: completions of each problem.
-        temperature: the paper evaluates at 0.7; 0 is greedy.
-        top_p: the paper uses 1.0 for maths and 0.95 for code.
-        top_k: 0 is off.
-        max_tokens: maximum length of a completion, in tokens.
-        slots: completions generated at once.
-        seed: for sampling and for generated sources.
-        generator: dtype, device and prefill of the generator.
-        verifier: limits and reward weights of grading.
+        data: a source as in `data.eval`, or rows; None: the config's `data.eval`.
+        config: a `Config` or the path of one.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
         write_to: JSONL file for every completion.
         on_progress: called with (completions graded, completions in all).
+        sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
+            `seed`, `device`, `dtype`; see `evaluation.checkpoint.Sampling`.
 
     Raises:
-        InputError: no such model or data, a prompt that does not fit, or a size below 1.
+        InputError: no such model or data, a prompt that does not fit, or an invalid setting.
     """
-    from tramontane.data.lengths import PromptFilter, PromptLimit
-    from tramontane.data.prompts import PromptEncoder
-    from tramontane.evaluation import SamplingPlan
-    from tramontane.evaluation import evaluate as run
-    from tramontane.generator import Generator
-    from tramontane.models import loading
-    from tramontane.types import SamplingParams
-    from tramontane.verifier import VerifierPool
+    from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, settings_for
+    from tramontane.run.task import override_texts, rows_of
 
-    model = str(model)
-    _check_sizes(problems=problems, samples=samples, max_tokens=max_tokens, slots=slots)
-    _check_output(write_to)
-    generator = generator or GeneratorConfig()
-    loading.check_device(generator.device)
-    config = data if isinstance(data, DataConfig) else DataConfig(eval=data)
-    verifier = verifier or VerifierConfig()
-    encoder = PromptEncoder(loading.load_tokenizer(model), config, verifier.thinking_tags)
-    verifier = verifier.model_copy(update={"thinking_tags": encoder.tags})
-    context = loading.context_length(loading.load_config(model))
-    limit = PromptLimit.of(config.max_prompt_tokens, context, max_tokens)
-    prompts = PromptFilter(encoder, limit, drop=config.overlong_prompts == "drop")
-    found = prompts.keep(_evaluation_problems(config, problems, seed))
-    worker = Generator.load(
-        model,
-        generator,
-        min(slots, len(found) * samples),
-        prompts.longest + max_tokens,
-        encoder.response,
-    )
-    sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
-    plan = SamplingPlan(samples, sampling, seed, encoder)
-    with VerifierPool(verifier, max_tokens, 0) as pool:
-        return run(worker, pool, found, plan, write_to=write_to, on_progress=on_progress)
-
-
-def _evaluation_problems(config: DataConfig, limit: int | None, seed: int) -> list[Problem]:
-    from tramontane.data.load import load_problems
-
-    source = config.eval or config.train
-    endless = source.startswith(("playground:", "reasoning_gym:"))
-    return load_problems(
-        source, config, split="test", limit=limit or (256 if endless else None), seed=seed
-    )
-
-
-def _check_output(path: str | Path | None) -> None:
-    if path is None:
-        return
-    if not Path(path).parent.is_dir():
-        raise InputError(f"{path}: there is no folder {Path(path).parent}; make it first")
-    if Path(path).is_dir():
-        raise InputError(f"{path}: a folder; name a file")
+    texts = override_texts(overrides)
+    with (
+        nullcontext(data)
+        if data is None or isinstance(data, str | Path)
+        else as_source(rows_of(data)) as source
+    ):
+        settings = settings_for(
+            model, None if source is None else str(source), config, texts, sampling
+        )
+        return evaluate_checkpoint(settings, write_to=write_to, on_progress=on_progress)
 
 
 def generate(
     model: str | Path,
-    prompt: str,
+    prompt: Prompt,
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
     *,
     n: int = 1,
-    temperature: float = 0.7,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    max_tokens: int = 512,
-    seed: int = 0,
-    system_prompt: str | None = None,
-    chat_template_kwargs: dict[str, Any] | None = None,
-    response_prefix: str = "",
-    config: GeneratorConfig | None = None,
+    **sampling: Unpack[SamplingOptions],
 ) -> list[str]:
-    """Complete a problem statement under the model's chat template, `n` times.
+    """Complete a prompt (a text, or a list of chat messages) under the model's template, `n` times.
 
-    `system_prompt`, `chat_template_kwargs` and `response_prefix` are those of a training run's
-    `data`. The texts are whole responses, as verifiers read them.
+    The settings are those of the config, or, for a checkpoint in a run's folder, of that run. The
+    texts are whole responses, as verifiers read them.
+
+    Args:
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        prompt: what the user says.
+        config: a `Config` or the path of one.
+        overrides: as in `evaluate`, e.g. `{"data.system_prompt": "magistral"}`.
+        n: number of completions.
+        sampling: as in `evaluate`.
 
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
-    from tramontane.data.prompts import PromptEncoder
-    from tramontane.generator import Generator
-    from tramontane.models import loading
-    from tramontane.types import Completion, Request, SamplingParams
+    from tramontane.evaluation.checkpoint import sample_checkpoint, settings_for
+    from tramontane.run.task import override_texts
 
-    model, config = str(model), config or GeneratorConfig()
-    _check_sizes(n=n, max_tokens=max_tokens)
-    loading.check_device(config.device)
-    settings = {
-        "system_prompt": system_prompt,
-        "chat_template_kwargs": chat_template_kwargs or {},
-        "response_prefix": response_prefix,
-    }
-    prompts = parse(PromptConfig, settings, "generate")
-    encoder = PromptEncoder(loading.load_tokenizer(model), prompts)
-    ids = encoder.encode(prompt)
-    worker = Generator.load(model, config, n, len(ids) + max_tokens, encoder.response)
-    sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
-    worker.submit([Request(0, i, ids, seed + i, sampling) for i in range(n)])
-    done: list[Completion] = []
-    while len(done) < n:
-        done += worker.step()
-    return [c.text for c in sorted(done, key=lambda c: c.index)]
+    settings = settings_for(model, None, config, override_texts(overrides), sampling)
+    return sample_checkpoint(settings, prompt, n)
 
 
 def score(
@@ -511,9 +444,3 @@ def curate(
         report=folder / "report.html",
         summary=summary,
     )
-
-
-def _check_sizes(**sizes: int | None) -> None:
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise InputError(f"{name} is {size}; it must be at least 1")

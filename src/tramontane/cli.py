@@ -5,6 +5,7 @@ The work is in `api`.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,13 +35,19 @@ Overrides = Annotated[
 Stops = Annotated[
     list[str] | None, typer.Option("--stop", help="A text that ends a completion; may be repeated.")
 ]
-GradingOverrides = Annotated[
-    list[str] | None, typer.Argument(help="verifier.key=value", show_default=False)
-]
-GradingConfig = Annotated[
+SamplingConfig = Annotated[
     Path | None,
-    typer.Option(help="A YAML with a section `verifier`, such as a training config."),
+    typer.Option(
+        help="A YAML with prompts, verifier and generator, such as a training config; by default "
+        "that of the run whose checkpoint the model is."
+    ),
 ]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="The config's l_max by default, 512 without a config.")
+]
+Seed = Annotated[int | None, typer.Option(help="The config's by default, else 0.")]
+DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:N or mps")]
+NumberType = Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16")]
 
 
 def main() -> None:
@@ -142,53 +149,53 @@ def sft(
 def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
-    overrides: GradingOverrides = None,
+    overrides: Overrides = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Completions of each problem.")] = 4,
-    temperature: float = 0.7,
-    top_p: float = 1.0,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Completions of each problem; 4 by default.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0.7 by default.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 by default.")] = None,
     top_k: int = 0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    max_tokens: MaxTokens = None,
     slots: Annotated[int, typer.Option(min=1, help="Completions at once.")] = 128,
-    seed: int = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or mps")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16")] = "float32",
+    seed: Seed = None,
+    device: DeviceName = None,
+    dtype: NumberType = None,
     workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
-    config: GradingConfig = None,
+    config: SamplingConfig = None,
     out: Annotated[Path, typer.Option(help="JSONL of every completion.")] = Path("eval.jsonl"),
     stop: Stops = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A data key, e.g. fields.problem=question")
-    ] = None,
 ) -> None:
-    """Measure pass@1, pass@k and maj@k with 95 % intervals."""
-    from tramontane.config import DataConfig, GeneratorConfig, parse, parse_settings
-
-    verifier = api.grading(config, overrides).verifier
-    if workers is not None:
-        verifier = verifier.model_copy(update={"workers": workers})
-    source = parse_settings(DataConfig, {"eval": data}, setting or [], "--set")
-    sampler = {"device": device, "dtype": dtype, "stop": stop or []}
-    generator = parse(GeneratorConfig, sampler, "eval")
+    """Measure pass@1, pass@k and maj@k with 95 % intervals, under the prompts of training."""
+    texts = list(overrides or [])
+    texts += [] if workers is None else [f"verifier.workers={workers}"]
+    sampling = {
+        "problems": problems,
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+        "slots": slots,
+        "seed": seed,
+    }
     with _progress() as progress:
         bar = progress.add_task("evaluating", total=None)
         result = api.evaluate(
             model,
-            source,
-            problems=problems,
-            samples=samples,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            max_tokens=max_tokens,
-            slots=slots,
-            seed=seed,
-            generator=generator,
-            verifier=verifier,
+            data,
+            config,
+            [*_generator_keys(device, dtype, stop), *texts],
             write_to=out,
             on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            **_given(sampling),
         )
     console.print(_evaluation_table(result))
+    completions = result.n_problems * result.samples
+    for line in result.malformed.explain(completions):
+        console.print(_escape(line), highlight=False, soft_wrap=True)
+    _print_origin(model, config)
     console.print(f"{result.n_problems} problems × {result.samples}; every completion: {out}")
 
 
@@ -196,39 +203,40 @@ def evaluate(
 def generate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     prompt: Annotated[str, typer.Argument(help="The problem.")],
+    overrides: Overrides = None,
     n: Annotated[int, typer.Option("-n", min=1, help="Completions.")] = 1,
-    temperature: float = 0.7,
-    top_p: float = 1.0,
+    temperature: Annotated[float | None, typer.Option(help="0.7 by default.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="1 by default.")] = None,
     top_k: int = 0,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
-    seed: int = 0,
-    system_prompt: str | None = None,
-    response_prefix: Annotated[str, typer.Option(help="Text that begins every response.")] = "",
+    max_tokens: MaxTokens = None,
+    seed: Seed = None,
+    device: DeviceName = None,
+    dtype: NumberType = None,
+    config: SamplingConfig = None,
+    system_prompt: Annotated[str | None, typer.Option(help="data.system_prompt")] = None,
+    response_prefix: Annotated[str | None, typer.Option(help="data.response_prefix")] = None,
     chat_template_kwargs: Annotated[
-        str, typer.Option(help="Variables of the chat template, e.g. '{enable_thinking: false}'.")
-    ] = "{}",
+        str | None,
+        typer.Option(help="data.chat_template_kwargs, e.g. '{enable_thinking: false}'."),
+    ] = None,
     stop: Stops = None,
 ) -> None:
-    """Print completions of a prompt."""
-    from tramontane.config import GeneratorConfig, PromptConfig, parse, parse_settings
-
-    template = [f"chat_template_kwargs={chat_template_kwargs}"]
-    prompts = parse_settings(PromptConfig, {}, template, "--chat-template-kwargs")
-    texts = api.generate(
-        model,
-        prompt,
-        n=n,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        max_tokens=max_tokens,
-        seed=seed,
-        system_prompt=system_prompt,
-        chat_template_kwargs=prompts.chat_template_kwargs,
-        response_prefix=response_prefix,
-        config=parse(GeneratorConfig, {"stop": stop or []}, "generate"),
-    )
-    for text in texts:
+    """Print completions of a prompt, made under the prompts of training."""
+    prompts = {
+        "data.system_prompt": system_prompt,
+        "data.response_prefix": response_prefix,
+        "data.chat_template_kwargs": chat_template_kwargs,
+    }
+    texts = [f"{key}={value}" for key, value in prompts.items() if value is not None]
+    sampling = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+        "seed": seed,
+    }
+    texts = [*_generator_keys(device, dtype, stop), *texts, *(overrides or [])]
+    for text in api.generate(model, prompt, config, texts, n=n, **_given(sampling)):
         print(text)
 
 
@@ -477,6 +485,25 @@ def _evaluation_table(result: Any) -> Table:
         table.add_row(label.replace("_", " "), f"{getattr(result, label):.3f}", "")
     table.add_row("thinking tokens", f"{result.mean_thinking_tokens:.1f}", "")
     return table
+
+
+def _given(options: dict[str, Any]) -> Any:
+    """The options that were given; the others have the config's values."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _generator_keys(device: str | None, dtype: str | None, stop: list[str] | None) -> list[str]:
+    """`key=value` texts of the options for the generator."""
+    keys = {"device": device, "dtype": dtype, "stop": json.dumps(stop) if stop else None}
+    return [f"generator.{key}={value}" for key, value in keys.items() if value is not None]
+
+
+def _print_origin(model: str, config: Path | None) -> None:
+    """Name the run whose config was used, if it was not asked for."""
+    from tramontane.evaluation.checkpoint import run_of
+
+    if config is None and (run := run_of(model)):
+        console.print(f"prompts and grading: {run / 'config.yaml'}", highlight=False)
 
 
 def _progress() -> Progress:

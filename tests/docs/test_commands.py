@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import AutoConfig
 from typer.main import get_command
 
+from tests.docs import test_own_task
 from tests.docs.pages import Command, blocks, commands
 from tests.paths import ROOT
 from tests.runs import small_config
@@ -46,6 +47,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = blocks(ROOT / "docs/your-own.md", "yaml")[0]
     (desk / "own.yaml").write_text(own)
     (desk / "my_rewards.py").write_text(blocks(ROOT / "docs/your-own.md", "python")[0])
+    (desk / "estimates.jsonl").write_text(test_own_task.PROBLEMS)
+    (desk / "my_task.py").write_text(test_own_task.TASK)
+    (desk / "task.yaml").write_text(test_own_task.CONFIG)
     # A model whose context holds the lengths of the shipped configs; a dry run reads no weights.
     long = AutoConfig.from_pretrained(ROOT / "src/tramontane/tiny_base")
     long.max_position_embeddings = 1 << 17

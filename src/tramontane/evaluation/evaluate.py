@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from tramontane.data.prompts import PromptEncoder
+from tramontane.evaluation.malformed import Malformed
 from tramontane.evaluation.metrics import (
     Estimate,
     maj_at_k,
@@ -99,6 +100,7 @@ class EvaluationResult:
         length_limited_rate: share of completions cut at `max_tokens`.
         unscorable_rate: share of completions that could not be judged; they count as not right.
         by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
+        malformed: the malformed completions, by the condition that failed.
     """
 
     n_problems: int
@@ -114,6 +116,7 @@ class EvaluationResult:
     unscorable_rate: float
     by_language: dict[str, Slice]
     by_difficulty: dict[str, Slice]
+    malformed: Malformed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON (where the keys `k` become text)."""
@@ -309,6 +312,7 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
         by_language=_slices(problems, "language"),
         by_difficulty=_slices(problems, "difficulty"),
+        malformed=Malformed.of(rows),
     )
 
 

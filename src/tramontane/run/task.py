@@ -102,7 +102,7 @@ def config_of(
         if isinstance(source, str | Path):
             raw.setdefault("data", {})[key] = str(source)
         else:
-            found[name] = _rows(source)
+            found[name] = rows_of(source)
             raw.setdefault("data", {})[key] = name
     if model is not None:
         raw["model"] = str(model)
@@ -110,7 +110,7 @@ def config_of(
         entries = [(r if isinstance(r, Reward) else Reward(r)).to_dict() for r in rewards]
         reward = raw.setdefault("verifier", {}).setdefault("reward", {})
         reward["custom"] = [*reward.get("custom", ()), *entries]
-    texts = _texts(settings)
+    texts = override_texts(settings)
     where = str(config) if isinstance(config, str | Path) else "tramontane.train"
     parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
     if rewards and found and _only_rewards_grade(found, parsed):
@@ -179,7 +179,7 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
     return found
 
 
-def _rows(source: Rows) -> list[dict[str, Any]]:
+def rows_of(source: Rows) -> list[dict[str, Any]]:
     """Rows as JSON values."""
     rows = []
     for number, row in enumerate(source):
@@ -194,7 +194,7 @@ def _rows(source: Rows) -> list[dict[str, Any]]:
     return rows
 
 
-def _texts(settings: Settings | None) -> list[str]:
+def override_texts(settings: Settings | None) -> list[str]:
     """`key=value` texts; a function becomes its import path."""
     if not isinstance(settings, Mapping):
         return list(settings or ())

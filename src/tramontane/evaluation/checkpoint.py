@@ -1,0 +1,264 @@
+"""Measure or sample a checkpoint as training would: the work behind `tramontane eval` and
+`tramontane generate`.
+
+The settings are those of a config; for a checkpoint of a run, by default those of the run. So the
+system prompt, the chat template's variables, the thinking tags, domains and rewards are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tramontane.config import Config, PromptConfig, parse_settings, read_settings
+from tramontane.data.files import SCHEMES
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evaluate
+from tramontane.types import Completion, Problem, Prompt, Request, SamplingParams
+
+if TYPE_CHECKING:
+    from tramontane.data.prompts import PromptEncoder
+
+ENDLESS_PROBLEMS = 256  # problems drawn from an endless source, unless a number is given
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
+
+    `device` and `dtype` are the generator's: `cpu`, `cuda`, `cuda:N` or `mps`; `float32` or
+    `bfloat16`.
+    """
+
+    problems: int | None
+    samples: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    slots: int
+    seed: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a checkpoint is sampled. A config gives other defaults: those of its `evaluation`
+    section, its `seed` and its last `l_max`.
+
+    Args:
+        problems: maximum number of problems; None: all of a finite source, 256 of an endless one.
+        samples: completions of each problem.
+        temperature: the paper evaluates at 0.7; 0 is greedy.
+        top_p: the paper uses 1.0 for maths and 0.95 for code.
+        top_k: 0 is off.
+        max_tokens: maximum length of a completion, in tokens.
+        slots: completions generated at once.
+        seed: for sampling and for generated sources.
+    """
+
+    problems: int | None = None
+    samples: int = 4
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 512
+    slots: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "samples", "max_tokens", "slots"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise InputError(f"{name} is {size}; it must be at least 1")
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters of one completion."""
+        return SamplingParams(self.max_tokens, self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings under which a checkpoint is sampled.
+
+    Args:
+        config: prompts, generator and verifier; its `data.eval` is the source of problems.
+        sampling: how it is sampled.
+        origin: file of the config; None without one.
+    """
+
+    config: Config
+    sampling: Sampling
+    origin: Path | None
+
+
+def run_of(model: str | Path) -> Path | None:
+    """Folder of the run that a checkpoint (`RUN/checkpoints/step_N/weights`) belongs to, if any."""
+    path = Path(model).expanduser().absolute()
+    if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
+        return None
+    run = path.parents[2]
+    return run if (run / "config.yaml").is_file() else None
+
+
+def settings_for(
+    model: str | Path,
+    source: str | None,
+    config: Config | str | Path | None,
+    overrides: list[str],
+    options: SamplingOptions,
+) -> Settings:
+    """The settings for a checkpoint.
+
+    Args:
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        source: source of problems; None: the config's `data.eval`.
+        config: a config or the path of one; None: that of the run that the checkpoint is of.
+        overrides: `key.sub=value` texts.
+        options: keywords of the command.
+
+    Raises:
+        InputError: an invalid config, option or override.
+    """
+    run = run_of(model) if config is None else None
+    path = config if isinstance(config, str | Path) else run and run / "config.yaml"
+    raw = config.model_dump() if isinstance(config, Config) else read_settings(path) if path else {}
+    data = raw.setdefault("data", {})
+    if run and source not in (None, data.get("train"), data.get("eval")):
+        # The run's columns and domain are those of its data, not of this source.
+        raw["data"] = data = {k: v for k, v in data.items() if k in PromptConfig.model_fields}
+    if source is not None:
+        data["eval"] = source
+    elif path or config:
+        options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
+    raw["model"] = str(model)
+    device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
+    parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
+    defaults = _sampling_of(parsed) if path or config else Sampling()
+    known = {field.name for field in fields(Sampling)}
+    given: dict[str, Any] = {k: v for k, v in options.items() if k in known and v is not None}
+    return Settings(parsed, replace(defaults, **given), Path(path) if path else None)
+
+
+def _sampling_of(config: Config) -> Sampling:
+    """The sampling of a run's evaluations."""
+    asked = config.evaluation
+    sampling = Sampling(
+        samples=asked.samples, temperature=asked.temperature, top_p=asked.top_p, seed=config.seed
+    )
+    if "pipeline" not in config.model_fields_set:
+        return sampling
+    return replace(sampling, max_tokens=config.by_stage()[-1].pipeline.l_max)
+
+
+def evaluate_checkpoint(
+    settings: Settings,
+    *,
+    write_to: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Measure a checkpoint on the problems of `data.eval`.
+
+    Args:
+        settings: see `settings_for`.
+        write_to: JSONL file for every completion.
+        on_progress: called with (completions graded, completions in all).
+
+    Raises:
+        InputError: no such model or data, or a prompt that does not fit.
+    """
+    from tramontane.data.lengths import PromptFilter, PromptLimit
+    from tramontane.generator import Generator
+    from tramontane.models import loading
+    from tramontane.verifier import VerifierPool
+
+    config, sampling = settings.config, settings.sampling
+    _check_output(write_to)
+    loading.check_device(config.generator.device, "generator.device")
+    encoder = _encoder(config)
+    context = loading.context_length(loading.load_config(config.model))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
+    prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
+    problems = prompts.keep(_problems(config, sampling))
+    generator = Generator.load(
+        config.model,
+        config.generator,
+        min(sampling.slots, len(problems) * sampling.samples),
+        prompts.longest + sampling.max_tokens,
+        encoder.response,
+    )
+    plan = SamplingPlan(sampling.samples, sampling.params, sampling.seed, encoder)
+    verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
+    with VerifierPool(verifier, sampling.max_tokens, 0) as pool:
+        return evaluate(generator, pool, problems, plan, write_to=write_to, on_progress=on_progress)
+
+
+def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
+    """Complete one prompt `n` times. The texts are whole responses, as verifiers read them.
+
+    Raises:
+        InputError: no such model, a prompt that does not fit its context, or `n` below 1.
+    """
+    from tramontane.generator import Generator
+    from tramontane.models import loading
+
+    if n < 1:
+        raise InputError(f"n is {n}; it must be at least 1")
+    config, sampling = settings.config, settings.sampling
+    loading.check_device(config.generator.device, "generator.device")
+    encoder = _encoder(config)
+    ids = encoder.encode(prompt)
+    longest = len(ids) + sampling.max_tokens
+    generator = Generator.load(config.model, config.generator, n, longest, encoder.response)
+    requests = [Request(0, i, ids, sampling.seed + i, sampling.params) for i in range(n)]
+    generator.submit(requests)
+    done: list[Completion] = []
+    while len(done) < n:
+        done += generator.step()
+    return [completion.text for completion in sorted(done, key=lambda c: c.index)]
+
+
+@contextmanager
+def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """A file with these rows, while they are evaluated."""
+    with tempfile.TemporaryDirectory(prefix="tramontane-eval-") as folder:
+        file = Path(folder) / "data.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        yield str(file)
+
+
+def _encoder(config: Config) -> PromptEncoder:
+    from tramontane.data.prompts import PromptEncoder
+    from tramontane.models import loading
+
+    tokenizer = loading.load_tokenizer(config.model)
+    return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+
+
+def _problems(config: Config, sampling: Sampling) -> list[Problem]:
+    source = config.data.eval or config.data.train
+    limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(SCHEMES) else None)
+    return load_problems(
+        source,
+        config.data,
+        split="test",
+        limit=limit,
+        seed=sampling.seed,
+        domains=config.verifier.domains,
+    )
+
+
+def _check_output(path: str | Path | None) -> None:
+    if path is None:
+        return
+    if not Path(path).parent.is_dir():
+        raise InputError(f"{path}: there is no folder {Path(path).parent}; make it first")
+    if Path(path).is_dir():
+        raise InputError(f"{path}: a folder; name a file")
