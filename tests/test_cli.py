@@ -123,9 +123,17 @@ def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_pa
     assert result.exit_code == 0
     assert "about 2.0 (n_async / n_batch)" in result.stdout
     assert sorted(tmp_path.rglob("*")) == before
-    for args in ([str(config)], ["pipeline.updates=3"]):
+    changes = ["pipeline.n_async=32", "pipeline.updates=3"]
+    result = runner.invoke(app, ["train", "--resume", str(run_dir), *changes, "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 1.0 (n_async / n_batch)" in result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    for args, message in (
+        ([str(config)], "a resumed run has its config already"),
+        (["run_dir=elsewhere"], "cannot change when a run is resumed"),
+    ):
         result = runner.invoke(app, ["train", *args, "--resume", str(run_dir), "--dry-run"])
-        assert "a resumed run keeps its config" in str(result.exception)
+        assert message in str(result.exception)
 
 
 def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,7 +99,7 @@ def train(
     Args:
         config: a `Config` or the path of one; None: the defaults.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`; a value may be a
-            function, such as a domain's verifier.
+            function, such as a domain's verifier. Of a run that is resumed, some keys may change.
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
         data: rows to train on: a list of dicts, a `datasets.Dataset`, or the name of a source; or a
             dict (`DatasetDict`) of these with the splits `train` and `eval` (or `test`). A row's
@@ -107,7 +107,7 @@ def train(
         rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, import
             paths of these, or `Reward` objects with a weight. Rows without a domain, an answer and
             tests are graded by the rewards alone.
-        resume: a run folder to continue, in place of all the others.
+        resume: a run folder to continue, in place of a config, model, data and rewards.
         display: see `Display`.
 
     Raises:
@@ -193,14 +193,15 @@ def _open(
 
         settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
         return None, settings, rows
-    if config is not None or overrides or given:
+    if config is not None or given:
         raise InputError(
-            f"a resumed run keeps its config: give --resume {resume} alone, without a config or "
-            f"key=value; to change anything, start a new run"
+            f"a resumed run has its config already: give --resume {resume} without a config, model, "
+            f"data or rewards; key=value changes a key"
         )
     from tramontane.run.session import open_run
+    from tramontane.run.task import override_texts
 
-    return *open_run(resume), {}
+    return *open_run(resume, override_texts(overrides)), {}
 
 
 def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan:

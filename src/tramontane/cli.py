@@ -84,11 +84,15 @@ def train(
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue this run folder with its own config.")
+        Path | None,
+        typer.Option(help="Continue this run folder; key=value changes keys that may change."),
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, print the sizes, stop.")] = False,
 ) -> None:
     """Train with reinforcement learning."""
+    if resume is not None and config is not None and "=" in config:
+        overrides = [config, *(overrides or [])]
+        config = None
     if dry_run:
         for name, value in api.dry_run(config, overrides, resume=resume).lines.items():
             console.print(f"{name}: {value}")

@@ -89,7 +89,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
     wait_until((tmp_path / "run/checkpoints/step_3").is_dir, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    folder, resumed = open_run(tmp_path / "run")
+    folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
     groups = json.loads((checkpoint / "pipeline.json").read_text())["groups"]
@@ -110,6 +110,8 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
     for key in ended:
         assert versions[key][: len(begun[key])] == begun[key]
     assert max(m["staleness_max"] for m in folder.metrics()) <= 8
+    # The learning rate was lowered at the checkpoint.
+    assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 4 + [1e-5] * 8
 
 
 def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tramontane.config.generator import GeneratorConfig, Stop
 from tramontane.config.pipeline import PipelineConfig
 from tramontane.config.placement import PlacementConfig, Resources
 from tramontane.config.prompt import PromptConfig, TagPair
+from tramontane.config.resume import Change, differences
 from tramontane.config.section import (
     Section,
     key_error,
@@ -36,6 +37,7 @@ __all__ = [
     "BUILT_IN",
     "HELD_OUT",
     "LANGUAGES",
+    "Change",
     "CheckpointConfig",
     "Config",
     "CurriculumConfig",
@@ -67,6 +69,7 @@ __all__ = [
     "TrainerConfig",
     "Until",
     "VerifierConfig",
+    "differences",
     "key_error",
     "load_config",
     "load_section",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,6 +14,7 @@ from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
 from tramontane.config.placement import PlacementConfig
+from tramontane.config.resume import Fixed, MayChange
 from tramontane.config.section import Section, key_error, load_section, nearest
 from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
@@ -24,37 +26,45 @@ from tramontane.config.verifier import VerifierConfig
 class Config(Section):
     """A training run, as `tramontane train` reads it."""
 
-    name: str = "run"
+    name: Annotated[str, Fixed("the run has its folder already")] = "run"
     """Name of the run; its folder is `runs/NAME`."""
-    seed: int = 0
+    seed: Annotated[int, Fixed("groups under way drew from it")] = 0
     """Seed of initialisation, data order and sampling."""
-    model: str = "tiny"
+    model: Annotated[str, Fixed("the checkpoint holds its weights")] = "tiny"
     """Model to start from: `tiny` (the base model that ships with the package), a checkpoint
     folder, or a Hugging Face name."""
-    run_dir: str | None = None
+    run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
     """Folder of the run. null: `runs/NAME`."""
-    data: DataConfig = Field(default_factory=DataConfig)
+    data: Annotated[
+        DataConfig, Fixed("the position in the data and the problems' records belong to it")
+    ] = Field(default_factory=DataConfig)
     """Problem sources, and which of their problems are handed out."""
-    cold_start: SupervisedConfig | None = None
+    cold_start: Annotated[
+        SupervisedConfig | None, Fixed("the reinforcement learning began from its weights")
+    ] = None
     """Cold start: fine-tuning of `model` before the reinforcement learning, as Magistral
     Small had. null: reinforcement learning starts from `model`."""
-    pipeline: PipelineConfig = Field(default_factory=PipelineConfig)
+    pipeline: Annotated[PipelineConfig, Fixed("groups under way were handed out with it")] = Field(
+        default_factory=PipelineConfig
+    )
     """Sizes of the asynchronous loop."""
-    generator: GeneratorConfig = Field(default_factory=GeneratorConfig)
+    generator: MayChange[GeneratorConfig] = Field(default_factory=GeneratorConfig)
     """Sampling of completions."""
-    verifier: VerifierConfig = Field(default_factory=VerifierConfig)
+    verifier: Annotated[VerifierConfig, Fixed("groups under way are graded by it")] = Field(
+        default_factory=VerifierConfig
+    )
     """Limits of grading, and the weights of the reward."""
-    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    trainer: MayChange[TrainerConfig] = Field(default_factory=TrainerConfig)
     """Objective, optimizer, numerics and memory of training."""
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
     """Measurements before, during and after the run."""
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    checkpoint: MayChange[CheckpointConfig] = Field(default_factory=CheckpointConfig)
     """Checkpoints, from which a run resumes."""
-    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    placement: MayChange[PlacementConfig] = Field(default_factory=PlacementConfig)
     """Where workers run, and how weights travel between them."""
-    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig)
+    timeouts: MayChange[TimeoutsConfig] = Field(default_factory=TimeoutsConfig)
     """Time limits of the controller's waits."""
-    stages: tuple[StageConfig, ...] = ()
+    stages: Annotated[tuple[StageConfig, ...], Fixed("a stage is under way with it")] = ()
     """Stages of the curriculum, in order. Empty: the whole run is one stage."""
 
     def by_stage(self) -> tuple[Config, ...]:

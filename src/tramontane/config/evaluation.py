@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
+from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
 
+_COMPARABLE = Fixed("measurements before and after the run must be comparable")
 HELD_OUT = "held_out"  # name of the problems of `data.eval`
 
 
@@ -37,13 +41,13 @@ class EvaluationConfig(Section):
     """Maximum number of problems."""
     samples: int = Field(4, ge=1)
     """Completions per problem. The paper: 64 for AIME, 16 for LiveCodeBench."""
-    temperature: float = Field(0.7, ge=0)
+    temperature: Annotated[float, _COMPARABLE] = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: Annotated[float, _COMPARABLE] = Field(1.0, gt=0, le=1)
     """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     every: int = Field(0, ge=0)
     """Updates between two measurements. 0: only before and after the run."""
-    also: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
+    also: Annotated[dict[str, EvaluationSetConfig], _COMPARABLE] = Field(default_factory=dict)
     """Further sets by name, measured before and after the run only, e.g. a public benchmark."""
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tramontane.config.device import Device
+from tramontane.config.resume import Fixed
 from tramontane.config.section import Section
 
 Stop = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]  # a text, or a token id
@@ -15,7 +16,9 @@ Stop = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]  # a te
 class GeneratorConfig(Section):
     """Sampling of completions by the slot engine; see docs/generation.md."""
 
-    temperature: float = Field(1.0, gt=0)
+    temperature: Annotated[float, Fixed("completions under way were sampled at it")] = Field(
+        1.0, gt=0
+    )
     """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of weights, keys and values."""

@@ -6,21 +6,22 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error
 
 
 class PipelineConfig(Section):
     """Sizes of the asynchronous loop, under the paper's names (arXiv 2506.10910, section 3)."""
 
-    updates: int = Field(100, ge=1)
+    updates: MayChange[int] = Field(100, ge=1)
     """Weight updates in the whole run."""
-    n_async: int = Field(512, ge=1)
+    n_async: MayChange[int] = Field(512, ge=1)
     """Completions generated at once, over all generators. A typical completion spans about
     n_async / n_batch weight versions; the paper keeps that ratio at 2 or below."""
     n_batch: int = Field(256, ge=1)
     """Completions between two weight updates, in whole groups. The paper: 8k, then 4k and 2k by
     stage (Medium); 2,048 (Small)."""
-    n_minibatch: int | None = Field(None, ge=1)
+    n_minibatch: MayChange[int | None] = Field(None, ge=1)
     """Completions per optimizer step; divides n_batch. null: n_batch, the paper's rule."""
     group_size: int = Field(16, ge=2)
     """Completions of one problem (G). The paper does not print it."""
@@ -40,11 +41,11 @@ class PipelineConfig(Section):
     """Treatment of a completion that the verifier could not judge: `drop` its whole group, or train
     on the completion as `wrong`, with reward 0. The paper does not mention such completions."""
 
-    max_groups_without_signal: int | None = Field(None, ge=1)
+    max_groups_without_signal: MayChange[int | None] = Field(None, ge=1)
     """Number of groups after which a run ends with a diagnosis if all of them were dropped, counted
     from its start. Once a group was kept, the run ends after four times as many consecutive dropped
     groups. null: four batches of groups, at least 32."""
-    min_kept_share: float = Field(0.1, ge=0, le=1)
+    min_kept_share: MayChange[float] = Field(0.1, ge=0, le=1)
     """Share of kept groups below which a warning with the same diagnosis is shown, measured over as
     many groups. 0: no warning."""
 

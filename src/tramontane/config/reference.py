@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from tramontane.config.resume import UNMARKED, OnResume, mark_of
 from tramontane.config.section import Section, nearest, subsection
 from tramontane.errors import InputError
 
@@ -27,7 +28,9 @@ _INTRODUCTION = (
     "`tramontane config --markdown`. `tramontane config SECTION` prints one section. A key is set "
     "in the YAML file, or on the command line by its path, as in "
     "`tramontane train configs/quickstart.yaml pipeline.updates=10`. In a path, N is a place in a "
-    "list, from 0, and NAME a name of your choice. “The paper” is Magistral (arXiv 2506.10910); a "
+    "list, from 0, and NAME a name of your choice. A key that may change on resume may follow "
+    "`tramontane train --resume RUN` as key=value; until the first update, every key may (see "
+    "docs/reliability.md). “The paper” is Magistral (arXiv 2506.10910); a "
     "default is ours unless its description names the paper."
 )
 
@@ -43,6 +46,7 @@ class Key:
         default: the default as YAML; None for a required key.
         description: the key's docstring, on one line.
         section: the section that the key holds, if any.
+        on_resume: says whether the key may change when a run is resumed.
     """
 
     path: str
@@ -50,13 +54,16 @@ class Key:
     default: str | None
     description: str
     section: type[Section] | None
+    on_resume: OnResume = UNMARKED
 
     @property
     def summary(self) -> str:
-        """Type, range and default."""
+        """Type, range and default, and whether the key may change when a run is resumed."""
         if self.kind == "section":
             return "section"
-        return f"{self.kind}; {'required' if self.default is None else f'default {self.default}'}"
+        default = "required" if self.default is None else f"default {self.default}"
+        changes = "; may change on resume" if self.on_resume.may_change else ""
+        return f"{self.kind}; {default}{changes}"
 
     @property
     def section_path(self) -> str:
@@ -74,11 +81,13 @@ class Entry:
         root: name of the config; empty for the config of a training run.
         path: dotted path of the section in the config; empty for the whole config.
         section: the section.
+        on_resume: mark that the section's keys inherit.
     """
 
     root: str
     path: str
     section: type[Section]
+    on_resume: OnResume = UNMARKED
 
     @property
     def title(self) -> str:
@@ -101,6 +110,7 @@ class Entry:
                 default=_default(field),
                 description=_one_line(field.description or ""),
                 section=subsection(field.annotation),
+                on_resume=mark_of(field, self.on_resume),
             )
             for name, field in self.section.model_fields.items()
         ]
@@ -110,7 +120,7 @@ class Entry:
         """Sections that the section's keys hold, by key."""
         names = self.section.model_fields
         return {
-            name: Entry(self.root, key.section_path, key.section)
+            name: Entry(self.root, key.section_path, key.section, key.on_resume)
             for name, key in zip(names, self.keys, strict=True)
             if key.section
         }
@@ -163,7 +173,7 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
     titles: dict[type[Section], str] = {}
     for entry in entries:
         titles.setdefault(entry.section, entry.title)
-    blocks = ["# Configuration", _wrapped(_INTRODUCTION)]
+    blocks = ["# Configuration", _wrapped(_linked(_INTRODUCTION))]
     for entry in entries:
         if titles[entry.section] != entry.title:
             continue
@@ -171,7 +181,7 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
         blocks.append(f"### {entry.title}" if entry.path else f"## {command}")
         blocks.append(_wrapped(_linked(entry.description)))
         for key in entry.keys:
-            summary = re.sub(r"default (.+)$", r"default `\1`", key.summary)
+            summary = re.sub(r"default (.+?)(; may.*)?$", r"default `\1`\2", key.summary)
             text = _linked(key.description)
             if key.section:
                 title = titles[key.section]

@@ -137,10 +137,16 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
     *parents, last = key.split(".")
+    place: Any = raw
     for parent in parents:
-        raw = raw.setdefault(parent, {})
-        if not isinstance(raw, dict):
+        if isinstance(place, list) and parent.isdigit() and int(parent) < len(place):
+            place = place[int(parent)]
+        else:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict | list):
             raise InputError(f"override {override!r}: {parent} is a value, not a section")
+    if not isinstance(place, dict):
+        raise InputError(f"override {override!r}: {'.'.join(parents)} is a list, not a section")
     # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
     try:
         parsed = yaml.safe_load(value)
@@ -148,7 +154,7 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
         raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
     # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
     is_text = not isinstance(parsed, str | None) and _takes_only_text(cls, key.split("."))
-    raw[last] = value if is_text else parsed
+    place[last] = value if is_text else parsed
 
 
 def _takes_only_text(cls: type[Section], keys: list[str]) -> bool:

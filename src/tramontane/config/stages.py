@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error, keys_in_error
 
 
@@ -61,16 +62,16 @@ class StageConfig(Section):
     """Replaces `pipeline.l_max`. The paper's Medium: l_max − l_cache of 16k, 24k, 32k by stage."""
     l_cache: int | None = Field(None, ge=0)
     """Replaces `pipeline.l_cache`."""
-    n_async: int | None = Field(None, ge=1)
+    n_async: MayChange[int | None] = Field(None, ge=1)
     """Replaces `pipeline.n_async`. The paper reduces it along with n_batch, so that keys and values
     fit in memory."""
     n_batch: int | None = Field(None, ge=1)
     """Replaces `pipeline.n_batch`. The paper's Medium: 8k, 4k, 2k by stage."""
-    n_minibatch: int | None = Field(None, ge=1)
+    n_minibatch: MayChange[int | None] = Field(None, ge=1)
     """Replaces `pipeline.n_minibatch`."""
     temperature: float | None = Field(None, gt=0)
     """Replaces `generator.temperature`."""
-    eps_high: float | None = Field(None, ge=0)
+    eps_high: MayChange[float | None] = Field(None, ge=0)
     """Replaces `trainer.objective.eps_high`. The paper adjusts it by hand between 0.26 and 0.28."""
 
     def overrides(self) -> dict[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pkgutil
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from tramontane.config.device import Device
+from tramontane.config.resume import Fixed
 from tramontane.config.section import Section
+
+_LOSS = Fixed("another loss is another run")
 
 
 class ObjectiveConfig(Section):
     """The loss. Defaults are the paper's (arXiv 2506.10910, section 2.1), alternatives its
     ablations; see docs/objectives.md."""
 
-    name: str = "magistral"
+    name: Annotated[str, _LOSS] = "magistral"
     """Name of a file in `trainer/objectives`, without the suffix."""
     eps_low: float = Field(0.2, ge=0, le=1)
     """ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not print it; 0.2 is the
@@ -24,13 +27,14 @@ class ObjectiveConfig(Section):
     eps_high: float = Field(0.28, ge=0)
     """ε_high: ratios π_θ/π_old above 1 + ε_high are clipped. The paper: 0.26 to 0.28, adjusted by
     hand to hold the entropy (Medium); 0.3 (Small)."""
-    advantage_normalization: Literal["minibatch", "group", "none"] = "minibatch"
+    advantage_normalization: Annotated[Literal["minibatch", "group", "none"], _LOSS] = "minibatch"
     """Sequences whose mean and standard deviation normalise the advantages: the `minibatch` (the
     paper's choice), or each `group`. `none`: rewards less their group's mean. The paper found no
     significant difference."""
-    loss_normalization: Literal["group_tokens", "minibatch_tokens", "sequence", "constant"] = (
-        "group_tokens"
-    )
+    loss_normalization: Annotated[
+        Literal["group_tokens", "minibatch_tokens", "sequence", "constant"],
+        _LOSS,
+    ] = "group_tokens"
     """Divisor of summed token losses: the tokens of the group (the paper's choice) or of the
     minibatch, the tokens of each sequence, or the `constant` G · l_max."""
     kl_coef: float = Field(0.0, ge=0)

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from tramontane.config.domains import BUILT_IN, DomainConfig, checked_path, with_built_in
 from tramontane.config.prompt import TagPair
+from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error
 from tramontane.types import ThinkingTags
 
@@ -75,20 +76,20 @@ class VerifierConfig(Section):
     """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The
     system prompt `magistral` names the same tags. null: the pair that the model's tokenizer has as
     tokens (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
-    workers: int = Field(1, ge=1)
+    workers: MayChange[int] = Field(1, ge=1)
     """Number of grading processes."""
-    timeout_s: float = Field(3.0, gt=0)
+    timeout_s: MayChange[float] = Field(3.0, gt=0)
     """Time limit of one maths verdict, in seconds. The paper does not print it."""
-    memory_mb: int = Field(512, ge=256)
+    memory_mb: MayChange[int] = Field(512, ge=256)
     """Memory limit of a grading process, in MB of address space. The paper does not print it."""
-    code_timeout_s: float = Field(4.0, gt=0)
+    code_timeout_s: MayChange[float] = Field(4.0, gt=0)
     """Time limit of one test of a program, in seconds. The paper: 4."""
-    code_memory_mb: int = Field(300, ge=16)
+    code_memory_mb: MayChange[int] = Field(300, ge=16)
     """Memory limit of one test of a program, in MB. The paper: 300."""
     code_tests: int = Field(20, ge=1)
     """Tests drawn for a programming problem, the same for all completions of a group; all tests if
     there are fewer. The paper: 20."""
-    allow_unsandboxed: bool = False
+    allow_unsandboxed: MayChange[bool] = False
     """Run programs under resource limits alone on a machine where no sandbox works. false: programs
     are unscorable there. See docs/rewards.md for what an unsandboxed program can do."""
     reward: RewardConfig = Field(default_factory=RewardConfig)

@@ -2,6 +2,7 @@
 
 config.yaml              with every default filled in
 data/                    rows that were given as Python objects
+changes.jsonl            keys that were changed when the run was resumed
 metrics.jsonl            one line per update
 rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before it
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
@@ -59,8 +60,7 @@ class RunFolder:
         folder = cls(cls.new_path(config))
         folder.rollouts.mkdir(parents=True, exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        folder._write("config.yaml", text)
+        folder.write_config(config)
         return folder
 
     @staticmethod
@@ -96,7 +96,53 @@ class RunFolder:
         folder = cls(path)
         if not (folder.path / "config.yaml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.yaml)")
-        return folder, load_config(folder.path / "config.yaml")
+        return folder, folder.config()
+
+    def config(self, overrides: list[str] | None = None) -> Config:
+        """Load the run's config, with `key.sub=value` overrides laid over it.
+
+        Raises:
+            InputError: see `config.load_section`.
+        """
+        return load_config(self.path / "config.yaml", overrides)
+
+    def write_config(self, config: Config) -> None:
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        self._write("config.yaml", text)
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has reached its end."""
+        return (self.path / "summary.json").is_file()
+
+    @property
+    def newest_version(self) -> int:
+        """Updates done at the newest checkpoint, whole or not; 0 without any."""
+        return max((_version(path) for path in self._committed()), default=0)
+
+    def reopen(self) -> None:
+        """Forget that the run is finished: it gets more updates."""
+        for file in (self.path / "summary.json", *self.path.glob("evaluation_after*.jsonl")):
+            file.unlink(missing_ok=True)
+
+    def forget_start(self, cold_start: bool) -> None:
+        """Delete what a run without updates has: a checkpoint of what is pending, the evaluations,
+        and, if `cold_start`, the result of that."""
+        for checkpoint in self._committed():
+            shutil.rmtree(checkpoint)
+        for file in (self.evaluations_file, *self.path.glob("evaluation_*.jsonl")):
+            file.unlink(missing_ok=True)
+        if cold_start:
+            for name in ("sft", "sft.partial"):
+                shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Keys that were changed when the run was resumed: `update` (the first under the new
+        value), `key`, `before`, `after`."""
+        return list(read_log(self.path / "changes.jsonl"))
+
+    def write_changes(self, rows: Iterable[dict[str, Any]]) -> None:
+        self._write("changes.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def log(self, metrics: dict[str, Any]) -> None:
         self._append("metrics.jsonl", json.dumps(metrics))
@@ -248,7 +294,12 @@ class RunFolder:
 
     def _committed(self) -> list[Path]:
         found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]
-        return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+        return sorted(found, key=_version)
+
+
+def _version(checkpoint: Path) -> int:
+    """Updates done at a checkpoint."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def _update_of(when: str) -> float:

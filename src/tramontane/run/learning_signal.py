@@ -29,22 +29,24 @@ PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had gro
 ADVICE: dict[Fate, tuple[str, ...]] = {
     "cut off": (
         "raise pipeline.l_max: completions reach it before they have given an answer",
-        "if the model has answered and then goes on, it does not know how to end: begin with "
-        "supervised training on complete responses (tramontane sft)",
+        "if the model has answered and then goes on, it does not know how to end: name what ends "
+        "its turns in generator.stop, or begin with supervised training on complete responses "
+        "(tramontane sft, cold_start)",
     ),
     "malformed": (
         "ask for the format: data.system_prompt=magistral; the default leaves it to the chat "
         "template",
+        "begin every response with the opening tag: data.response_prefix",
         "if the model thinks between other tags, name them in verifier.thinking_tags",
         "a model that has never seen the format learns it first from a few hundred examples "
-        "(tramontane sft)",
+        "(tramontane sft, cold_start)",
     ),
     "wrong": (
         "give easier problems (data.train), or leave out those that are never solved "
         "(data.min_pass_rate, by the pass rates of tramontane curate)",
         "raise pipeline.group_size: a problem that is rarely solved is solved by one of many",
         "raise pipeline.l_max, or begin with supervised training on worked solutions (tramontane "
-        "sft)",
+        "sft, cold_start)",
     ),
     "right": (
         "give harder problems (data.train), or leave out those that are solved "

@@ -40,6 +40,7 @@ class Run:
     summary: dict[str, Any]
     before: list[Row]
     after: list[Row]
+    changes: list[Row]
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -53,6 +54,7 @@ class Run:
             summary=json.loads(summary.read_text("utf-8")) if summary.is_file() else {},
             before=list(read_log(folder / "evaluation_before.jsonl")),
             after=list(read_log(folder / "evaluation_after.jsonl")),
+            changes=list(read_log(folder / "changes.jsonl")),
         )
 
 
@@ -82,6 +84,7 @@ def write_report(run_dir: str | Path) -> Path:
         sections=_sections(run.metrics, summary),
         samples=_samples(run),
         traces=[_trace(row) for row in _spanning(run.folder / "rollouts")],
+        changes=run.changes,
         config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     )
     path = run.folder / "report.html"

@@ -10,10 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tramontane.config import Config
+from tramontane.config import Change, Config
 from tramontane.controller.verifiers import VerifierActors
 from tramontane.errors import InputError
 from tramontane.placement import WorkerLost
+from tramontane.run.changes import (
+    begins_again,
+    changes_cold_start,
+    check_changes,
+    record_changes,
+)
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import Prepared, prepare, resolved
 from tramontane.run.screen import Screen
@@ -70,17 +76,31 @@ class Session:
             InputError: before any work is done.
         """
         began = time.monotonic()
+        changes = check_changes(resume, config) if resume else []
         prepared = prepare(config)
         folder = resume or RunFolder.create(prepared.config)
         session = cls(prepared, folder, screen, began, on_update)
-        if resume and (checkpoint := resume.whole_checkpoint(session.announce)):
-            state = json.loads((checkpoint / "pipeline.json").read_bytes())
-            session.restored = Restored(checkpoint, state)
-            session.began -= state["seconds"]
+        if resume:
+            session._restore(changes)
         session.folder.rewind(session.version)
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(prepared), config.pipeline.updates)
         return session
+
+    def _restore(self, changes: list[Change]) -> None:
+        """Find the checkpoint to continue from, and record what was changed."""
+        folder = self.folder
+        if folder.finished:
+            folder.reopen()
+        if begins_again(folder, changes):
+            folder.forget_start(cold_start=changes_cold_start(changes))
+        if checkpoint := folder.whole_checkpoint(self.announce):
+            state = json.loads((checkpoint / "pipeline.json").read_bytes())
+            self.restored = Restored(checkpoint, state)
+            self.began -= state["seconds"]
+        record_changes(folder, self.config, changes, self.version)
+        for change in changes:
+            self.announce(f"changed from update {self.version + 1} on: {change}", logging.INFO)
 
     @property
     def config(self) -> Config:
@@ -117,13 +137,20 @@ class Session:
         self.screen.status({"replaced": str(lost)})
 
 
-def open_run(path: str | Path) -> tuple[RunFolder, Config]:
-    """Open the folder of a run that is to be resumed.
+def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:
+    """Open the folder of a run that is to be resumed, with `key.sub=value` changes to its config.
 
     Raises:
-        InputError: not a run folder, or a finished run.
+        InputError: not a run folder, a change that a resumed run cannot make, or a finished run
+            that gets no more updates.
     """
     folder, config = RunFolder.open(path)
-    if (folder.path / "summary.json").is_file():
-        raise InputError(f"{path}: this run is finished; see its report.html")
-    return folder, config
+    changed = folder.config(overrides)
+    check_changes(folder, changed)
+    updates = config.pipeline.updates
+    if folder.finished and changed.pipeline.updates <= updates:
+        raise InputError(
+            f"{path}: this run is finished; see its report.html, or give it more updates: "
+            f"tramontane train --resume {path} pipeline.updates={2 * updates}"
+        )
+    return folder, changed

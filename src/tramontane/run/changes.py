@@ -1,0 +1,72 @@
+"""Changes to the config of a run that is resumed.
+
+The keys that may change are declared with the keys themselves (`config.resume`). Until the first
+update nothing is trained: then every key may change, and the run begins again.
+"""
+
+from __future__ import annotations
+
+from tramontane.config import Change, Config, PromptConfig, differences
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+
+FOLDER_KEYS = ("name", "run_dir")  # never change: the run has its folder already
+
+COLD_START_KEYS = (
+    *("model", "seed", "cold_start", "verifier.thinking_tags"),
+    *(f"data.{name}" for name in PromptConfig.model_fields),
+)
+
+
+def check_changes(folder: RunFolder, config: Config) -> list[Change]:
+    """The keys in which `config` differs from the config of the folder's run.
+
+    Raises:
+        InputError: a key that cannot change, or fewer updates than were done.
+    """
+    changes, done = differences(folder.config(), config), folder.newest_version
+    refused = [c for c in changes if not c.mark.may_change and (done or c.key in FOLDER_KEYS)]
+    if refused:
+        reasons = "\n".join(f"  {c.key}: {c.mark.fixed_because}" for c in refused)
+        keys = " ".join(f"{c.key}={c.after}" for c in refused if c.key not in FOLDER_KEYS)
+        remedy = (
+            f"start a new run from the newest weights, "
+            f"{folder.checkpoints}/step_{done}/weights, as its model, with {keys}"
+            if keys
+            else "leave it out"
+        )
+        raise InputError(
+            f"{folder.path}: cannot change when a run is resumed:\n{reasons}\n{remedy} "
+            f"(`tramontane config SECTION` shows which keys may change on resume)"
+        )
+    if config.pipeline.updates < done:
+        raise InputError(
+            f"{folder.path}: pipeline.updates {config.pipeline.updates} is below the {done} "
+            f"updates that are done; give {done} to end the run as it stands"
+        )
+    return changes
+
+
+def begins_again(folder: RunFolder, changes: list[Change]) -> bool:
+    """True if a run must begin again, since keys change that only a run without updates may
+    change."""
+    return not folder.newest_version and any(not c.mark.may_change for c in changes)
+
+
+def changes_cold_start(changes: list[Change]) -> bool:
+    """True if the result of a cold start depends on a key that changes."""
+    return any(c.key in COLD_START_KEYS or c.key.startswith("cold_start.") for c in changes)
+
+
+def record_changes(folder: RunFolder, config: Config, changes: list[Change], version: int) -> None:
+    """Write the changed config, and which keys changed from update `version` + 1 on.
+
+    A change that was made for a later update begins now: the folder has been rewound.
+    """
+    first = version + 1
+    rows = [row | {"update": min(row["update"], first)} for row in folder.changes()]
+    rows += [{"update": first, "key": c.key, "before": c.before, "after": c.after} for c in changes]
+    if rows:
+        folder.write_changes(rows)
+    if changes:
+        folder.write_config(config)
