@@ -195,8 +195,8 @@ def _open(
         return None, settings, rows
     if config is not None or given:
         raise InputError(
-            f"a resumed run has its config already: give --resume {resume} without a config, model, "
-            f"data or rewards; key=value changes a key"
+            f"a resumed run has its config already: give --resume {resume} without a config, "
+            f"model, data or rewards; key=value changes a key"
         )
     from tramontane.run.session import open_run
     from tramontane.run.task import override_texts
