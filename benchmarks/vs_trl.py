@@ -24,6 +24,7 @@ times as fast; the aim is 6.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 
 os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "512"  # kernels; the default saves memory
@@ -51,6 +52,10 @@ from transformers import PreTrainedTokenizerFast
 from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.data.prompts import PromptEncoder
+from tramontane.errors import InputError
+from tramontane.models import loading
+from tramontane.placement.place import check as check_placement
+from tramontane.trainer import compiling
 
 HERE = Path(__file__).parent
 # Not inherited by TRL's process, which keeps torch's own settings.
@@ -250,9 +255,8 @@ class TrlSide:
         return line
 
 
-def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
-    """Run our side; the first WARM_UP updates are not counted."""
-    run = folder / f"run-{number}"
+def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
+    """Our side's config; `folder` holds the model and the problems."""
     raw: dict[str, dict[str, Any]] = {
         "placement": {},
         "data": {"train": str(folder / "problems.jsonl"), "eval": None},
@@ -276,11 +280,17 @@ def our_turn(size: str, folder: Path, updates: int, device: str, number: int) ->
     }
     for section, values in OURS[size].items():
         raw[section] |= values
-    config = parse(
+    return parse(
         Config,
         {"name": "vs_trl", "model": str(folder / "model"), "run_dir": str(run)} | raw,
         "vs_trl.py",
     )
+
+
+def our_turn(size: str, folder: Path, updates: int, device: str, number: int) -> Turn:
+    """Run our side; the first WARM_UP updates are not counted."""
+    run = folder / f"run-{number}"
+    config = our_config(size, folder, device, run)
 
     def stop_when_done(metrics: Mapping[str, Any]) -> None:
         if metrics["update"] == WARM_UP + updates:
@@ -315,6 +325,39 @@ def trl_python(folder: Path) -> Path:
 
 
 # --- the comparison
+
+
+def missing(sizes: Sequence[str], device: str) -> list[str]:
+    """Everything that our side needs and this machine lacks, before anything is trained."""
+    found = []
+    for size in sizes:
+        try:
+            config = our_config(size, HERE, device, HERE)
+            check_placement(config)
+            loading.check_device(device, "--device")
+            if config.trainer.compile:
+                compiling.check(device)
+            for reward in config.verifier.reward.custom:
+                importlib.import_module(reward.function.rpartition(".")[0])
+        except (InputError, ImportError) as error:
+            found.append(f"{size}: {error}")
+    return found
+
+
+def missing_for_trl(python: Path, device: str) -> list[str]:
+    """Everything that TRL's side needs and its interpreter lacks."""
+    script = (
+        "import datasets, torch, transformers, trl\n"
+        f"assert trl.__version__ == {TRL_VERSION!r}, f'TRL {{trl.__version__}} is installed'\n"
+        f"assert {device!r} != 'cuda' or torch.cuda.is_available(), 'torch sees no GPU'\n"
+    )
+    if not python.is_file():
+        return [f"{python}: no such interpreter (--trl-python)"]
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True)
+    if done.returncode == 0:
+        return []
+    reason = done.stderr.strip().splitlines()[-1]
+    return [f"{python}: {reason}; TRL's side needs datasets, transformers and trl {TRL_VERSION}"]
 
 
 def compare(size: str, python: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -370,7 +413,12 @@ def main() -> None:
             OURS[size][section] |= values
     # Ray's workers import our reward from here.
     os.environ["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    python = args.trl_python or trl_python(HERE / ".trl-venv")
+    absent = missing(args.models, args.device)
+    if not absent:
+        python = args.trl_python or trl_python(HERE / ".trl-venv")
+        absent = missing_for_trl(python, args.device)
+    if absent:
+        raise SystemExit("\n".join(["vs_trl.py cannot run here:", *absent]))
     torch.set_num_threads(THREADS)
     began = time.perf_counter()
     print("trained completion tokens/s: median (range)")

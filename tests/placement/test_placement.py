@@ -7,16 +7,20 @@ import time
 from functools import partial
 
 import pytest
+import torch
+from pydantic import ValidationError
 
 from tests.forked import Command
 from tests.placement.workers import Meeting, Worker
 from tests.runs import small_config
 from tramontane.errors import InputError
+from tramontane.models.loading import check_device
 from tramontane.placement import Limit, WorkerDied, WorkerStalled, call, started
 from tramontane.placement.place import check, place
-from tramontane.placement.ranks import ProcessRanks, RankFailed
+from tramontane.placement.ranks import ProcessRanks, RankFailed, rank_device
 from tramontane.placement.thread import ThreadHandle
 from tramontane.run.folder import RunFolder
+from tramontane.run.prepare import prepare
 
 PATIENCE = 300.0  # seconds until a worker that does not answer counts as hung
 LIMIT = Limit(PATIENCE, "timeouts.start")
@@ -33,7 +37,7 @@ def make(kind, worker=Worker):
     if kind == "thread":
         return ThreadHandle("worker", worker)
     if kind == "ranks":
-        return ProcessRanks("worker", worker, 2, "gloo")
+        return ProcessRanks("worker", worker, 2, "cpu")
     return actors(worker, 1)
 
 
@@ -82,8 +86,34 @@ def test_a_worker_that_cannot_be_made_says_why(kind) -> None:
     handle.close()
 
 
+@pytest.mark.parametrize(
+    ("device", "devices"),
+    [
+        ("cpu", ["cpu", "cpu", "cpu"]),
+        ("cuda", ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda:2", ["cuda:2", "cuda:3", "cuda:4"]),
+    ],
+)
+def test_each_rank_on_a_machine_has_a_gpu_of_its_own(device: str, devices: list[str]) -> None:
+    assert [rank_device(device, rank) for rank in range(3)] == devices
+
+
+def test_ranks_need_as_many_gpus_as_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_device("cuda")
+    check_device("cuda:1")
+    with pytest.raises(InputError, match="needs the device 'cuda:2', but torch sees 2"):
+        check_device("cuda:2")
+    trainer = {"ranks": 2, "device": "cuda:1"}
+    config = small_config(tmp_path, trainer=trainer)
+    with pytest.raises(InputError, match="trainer.ranks needs the device 'cuda:2'"):
+        prepare(config)
+    with pytest.raises(ValidationError, match="lets ranks share a GPU"):
+        small_config(tmp_path, trainer=trainer, placement={"trainer": {"gpus": 0.5}})
+
+
 def test_a_rank_survives_ctrl_c_and_is_named_with_its_signal_when_it_dies() -> None:
-    handle = ProcessRanks("trainer", Worker, 2, "gloo")
+    handle = ProcessRanks("trainer", Worker, 2, "cpu")
     handle.started.result(PATIENCE)
     os.kill(handle.submit("pid").result(PATIENCE), signal.SIGINT)
     assert handle.submit("note", 7).result(PATIENCE) == [7]

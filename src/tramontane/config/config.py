@@ -102,6 +102,14 @@ class Config(Section):
                 "pipeline.n_minibatch",
                 "pipeline.n_batch",
             )
+        gpus = self.placement.trainer.gpus
+        if self.trainer.ranks > 1 and self.trainer.device.startswith("cuda") and (gpus or 1) < 1:
+            raise key_error(
+                f"gpus {gpus:g} lets ranks share a GPU, which NCCL cannot do; give each rank of "
+                f"the trainer 1, or leave it out",
+                "placement.trainer.gpus",
+                "trainer.ranks",
+            )
         name, names = self.trainer.objective.name, objective_names()
         if name not in names:
             near = nearest(name, names)

@@ -103,13 +103,20 @@ def check_device(device: str, key: str = "device") -> None:
     """Check that torch sees the device; `key` is the configuration key that the error names.
 
     Raises:
-        InputError: torch sees no device of that kind.
+        InputError: torch sees no device of that kind, or fewer than its number requires.
     """
-    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not has.get(torch.device(device).type, True):
+    asked = torch.device(device)
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = counts.get(asked.type)
+    if count == 0:
         raise InputError(
             f"{key} is {device!r}, but torch sees no GPU of that kind; take cpu, or install the "
             f"build of torch that fits this machine"
+        )
+    if count is not None and (asked.index or 0) >= count:
+        raise InputError(
+            f"{key} needs the device {device!r}, but torch sees {count} of that kind, numbered "
+            f"from 0"
         )
 
 

@@ -12,7 +12,7 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.handle import Handle
-from tramontane.placement.ranks import ProcessRanks, collective_backend
+from tramontane.placement.ranks import ProcessRanks
 from tramontane.placement.thread import ThreadHandle
 
 
@@ -39,7 +39,7 @@ class LocalPlacement:
         self._config = config
 
     def generator(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"generator {number}", make)
+        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
 
     def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
         return ThreadHandle(f"verifier {number}", make)
@@ -47,9 +47,8 @@ class LocalPlacement:
     def trainer(self, make: Callable[[], Any]) -> Handle:
         config, limit = self._config.trainer, self._config.timeouts.training
         if config.ranks == 1:
-            return ThreadHandle("trainer", make)
-        backend = collective_backend(config.device)
-        return ProcessRanks("trainer", make, config.ranks, backend, limit)
+            return ThreadHandle("trainer", make, config.device)
+        return ProcessRanks("trainer", make, config.ranks, config.device, limit)
 
     def weights(self) -> Weights:
         if self._config.trainer.ranks == 1:

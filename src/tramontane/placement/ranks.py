@@ -34,6 +34,13 @@ def collective_backend(device: str) -> str:
     return "nccl" if device.startswith("cuda") else "gloo"
 
 
+def rank_device(device: str, rank: int) -> str:
+    """Device of one of several ranks on a machine: `cuda` or `cuda:N` is that of rank 0, and every
+    further rank has the next GPU; all ranks share a CPU."""
+    kind, _, first = device.partition(":")
+    return f"cuda:{int(first or 0) + rank}" if kind == "cuda" else device
+
+
 class Membership(NamedTuple):
     """One rank's place in a process group. No collective may last longer than `seconds`."""
 
@@ -59,18 +66,22 @@ class RankFailed(RuntimeError):
 
 
 class ProcessRanks:
-    """`ranks` processes that each hold a worker made by `make()`. No collective among them may last
-    longer than `collective_seconds`."""
+    """`ranks` processes on this machine that each hold a worker made by `make()`.
+
+    Each process's current device is that of its rank (`rank_device`). No collective among the ranks
+    may last longer than `collective_seconds`.
+    """
 
     def __init__(
         self,
         name: str,
         make: Callable[[], Any],
         ranks: int,
-        backend: str,
+        device: str,
         collective_seconds: float = COLLECTIVE_SECONDS,
     ) -> None:
         self.name = name
+        backend = collective_backend(device)
         context: Any = mp.get_context(START_METHOD)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -79,9 +90,10 @@ class ProcessRanks:
         self._processes = []
         for rank in range(ranks):
             ours, theirs = context.Pipe()
+            membership = Membership(backend, address, rank, ranks, collective_seconds)
             process = context.Process(
                 target=_rank_main,
-                args=(theirs, make, Membership(backend, address, rank, ranks, collective_seconds)),
+                args=(theirs, make, membership, rank_device(device, rank)),
                 name=f"{name}-{rank}",
                 daemon=True,
             )
@@ -136,15 +148,17 @@ class ProcessRanks:
         return result
 
 
-def _rank_main(pipe: Connection, make: Callable[[], Any], membership: Membership) -> None:
+def _rank_main(
+    pipe: Connection, make: Callable[[], Any], membership: Membership, device: str
+) -> None:
     die_with_parent()
     torch.set_num_threads(1)
     # A Ctrl-C in the terminal reaches every process; only the controller reacts to it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        membership.join()
         if membership.backend == "nccl":
-            torch.cuda.set_device(membership.rank)  # each rank has a GPU of its own
+            torch.cuda.set_device(device)  # before NCCL chooses one
+        membership.join()
         worker = make()
         pipe.send((True, None))
         while True:

@@ -26,6 +26,7 @@ from tramontane.evaluation import SamplingPlan
 from tramontane.generator.cache import max_positions
 from tramontane.models import loading
 from tramontane.placement.place import check
+from tramontane.placement.ranks import rank_device
 from tramontane.run import cold_start
 from tramontane.trainer import compiling
 from tramontane.types import Problem, SamplingParams
@@ -134,6 +135,9 @@ def _check_machine(config: Config) -> None:
     if config.placement.kind == "thread":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         loading.check_device(config.trainer.device, "trainer.device")
+        if config.trainer.ranks > 1:
+            last = rank_device(config.trainer.device, config.trainer.ranks - 1)
+            loading.check_device(last, "trainer.ranks")
     if config.trainer.compile:
         compiling.check(config.trainer.device)
     correctness.check(config.verifier)

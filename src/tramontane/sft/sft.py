@@ -31,9 +31,10 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import context_length, load_config, load_model, load_tokenizer
-from tramontane.placement.ranks import ProcessRanks, collective_backend
+from tramontane.placement.ranks import ProcessRanks
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs
 from tramontane.trainer import Trainer
+from tramontane.trainer.sharding import device_of_rank
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 LOG = "sft_metrics.jsonl"
@@ -168,8 +169,7 @@ def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call
         trainer = make()
         yield lambda method, *args: getattr(trainer, method)(*args)
         return
-    backend = collective_backend(config.device)
-    handle = ProcessRanks("trainer", make, config.ranks, backend)
+    handle = ProcessRanks("trainer", make, config.ranks, config.device)
     try:
         handle.started.result()
         yield lambda method, *args: handle.submit(method, *args).result()
@@ -179,12 +179,13 @@ def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call
 
 def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
     """Load the model, or draw a new one's weights by the seed (on every rank the same)."""
+    device = str(device_of_rank(config.device))
     if config.model is not None:
-        model = load_model(config.model, device=config.device)
+        model = load_model(config.model, device=device)
     else:
         torch.manual_seed(config.seed)
         model = AutoModelForCausalLM.from_config(architecture, attn_implementation="packed")
-        model = model.to(config.device)
+        model = model.to(device)
     return Trainer(model, config.trainer, config.steps, config.seed)
 
 

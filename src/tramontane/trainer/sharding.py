@@ -21,6 +21,14 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def device_of_rank(configured: str) -> torch.device:
+    """Device of this rank. Several ranks on GPUs have one each: the current device of the process,
+    which its placement has set."""
+    if ranks() > 1 and configured.startswith("cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(configured)
+
+
 def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
     """Shard parameters, gradients and optimizer state over all ranks, block by block.
 

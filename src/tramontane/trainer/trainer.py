@@ -59,7 +59,7 @@ class Trainer:
         self._needs = self.objective.needs(config.objective)
         self.model, self.config = model, config
         self.updates, self.seed = updates, seed
-        self.device = torch.device(config.device)
+        self.device = sharding.device_of_rank(config.device)
         self.version = 0
         _disable_dropout(model)
         self._head_scale = head_scale(model)
@@ -92,7 +92,8 @@ class Trainer:
         Raises:
             InputError: no model there, damaged weights, or an error of the constructor.
         """
-        model = load_model(model_path, torch.float32, config.device)
+        device = str(sharding.device_of_rank(config.device))
+        model = load_model(model_path, torch.float32, device)
         return cls(model, config, updates, seed)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
