@@ -114,6 +114,7 @@ def test_a_diagnosis_counts_verdicts_by_reason_and_shows_a_completion_of_the_mai
     ("groups", "advice"),
     [
         ([group("malformed", "no </think>", "length")], "pipeline.l_max"),
+        ([group("malformed", "does not start with <think>", "length")], "data.response_prefix"),
         ([group("right")], "harder problems"),
         ([group("right", finish="length")], "harder problems"),
         ([group("wrong")], "easier problems"),

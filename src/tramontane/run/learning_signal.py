@@ -224,7 +224,8 @@ def evaluation_warnings(before: EvaluationResult) -> list[str]:
 def _fate(completion: Completion, verdict: Verdict) -> Fate:
     if verdict.verdict in ("unscorable", "right"):
         return "unscorable" if verdict.verdict == "unscorable" else "right"
-    if completion.finish_reason == "length":
+    # A wrong beginning is wrong whatever follows: more tokens would not help.
+    if completion.finish_reason == "length" and not verdict.reason.startswith("does not start"):
         return "cut off"
     return "malformed" if verdict.verdict == "malformed" else "wrong"
 
