@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +49,11 @@ class RowRules:
     domain: str | None = None
     domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
     gradable: bool = True
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Names of the columns that may hold each field of a Problem, the first one first."""
+        return {name: columns_of(name, self.fields) for name in FIELDS}
 
 
 def load_problems(
@@ -204,7 +210,7 @@ def _file_problems(source: str, rules: RowRules, split: str) -> list[Problem]:
     names: set[str] = set()
     for where, row in read_rows(source, split):
         names.update(row)
-        line = re.findall(r"\d+", where)[-1]
+        line = where.rstrip("]").replace("[", ":").rpartition(":")[2]  # FILE:LINE or NAME[INDEX]
         problem = parse_problem(row, where, rules, default_id=f"{prefix}-{line}", source=stem)
         while problem.id in problems:
             # A run's records name problems by id, so ids must differ.
@@ -230,17 +236,19 @@ def parse_problem(
     """
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
-    for name in FIELDS:
-        columns = columns_of(name, rules.fields)
-        column = next((n for n in columns if n in rest), None)
-        values[name] = None if column is None else rest.pop(column)
+    for name, columns in rules.columns.items():
+        values[name] = None
+        for column in columns:
+            if column in rest:
+                values[name] = rest.pop(column)
+                break
     fields = rules.fields
     rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
     tests = parse_tests(values["tests"], where)
     statement, messages = _statement(values["problem"], where)
-    says = f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
     if not isinstance(statement, str) or not statement.strip():
-        raise InputError(f"{where}: no text in field {fields.get('problem', 'problem')!r}; {says}")
+        name = fields.get("problem", "problem")
+        raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row)}")
     domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
     if rules.domain is not None and values["domain"] is not None:
         rest["domain"] = values["domain"]
@@ -248,7 +256,7 @@ def parse_problem(
     if rules.gradable:
         for name in rules.domains[domain].needs:
             if not {"answer": answer, "tests": tests}[name]:
-                raise InputError(f"{where}: {_missing(name, domain, rules, says)}")
+                raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
     is_program = bool(tests) or rules.domains[domain].verifier == "code"
     language, level = _language(values["language"], is_program), _level(values["difficulty"])
     if values["language"] is not None and language is None:
@@ -274,6 +282,11 @@ def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
     if field_name in fields:
         return (fields[field_name],)
     return (field_name, *ALIASES.get(field_name, ()))
+
+
+def _row_columns(row: dict[str, Any]) -> str:
+    """The columns of a row, for the message about a missing one."""
+    return f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
 
 
 def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
@@ -314,8 +327,9 @@ def _domain(value: Any, where: str, rules: RowRules) -> str | None:
     )
 
 
-def _missing(column: str, domain: str, rules: RowRules, says: str) -> str:
-    """The fault of a row without a column that its domain needs; `says` lists its columns."""
+def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> str:
+    """The fault of a row without a column that its domain needs."""
+    says = _row_columns(row)
     name = rules.fields.get(column, column)
     if column == "tests":
         return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"
