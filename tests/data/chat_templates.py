@@ -4,8 +4,11 @@ Each template has its original's structure (roles, defaults, variables, the text
 response) in a shorter form.
 """
 
+from pathlib import Path
+
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tramontane.data.playground import problems
 
@@ -106,3 +109,21 @@ def make_tokenizer(shape: str) -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+def make_checkpoint(folder: Path, shape: str, context: int = 1024) -> str:
+    """Write a small random model with a tokenizer of one of the `SHAPES`; returns its folder."""
+    tokenizer = make_tokenizer(shape)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=context,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)

@@ -20,7 +20,7 @@ from tramontane.cli import app
 from tramontane.config import load_section
 from tramontane.curation.config import CurateConfig
 from tramontane.models.fetch import SOURCES
-from tramontane.models.loading import load_tokenizer
+from tramontane.models.loading import load_model, load_tokenizer
 
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
         for n in range(8)]  # fmt: skip
@@ -55,6 +55,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     long.max_position_embeddings = 1 << 17
     long.save_pretrained(desk / "long")
     load_tokenizer("tiny").save_pretrained(desk / "long")
+    load_model("tiny").save_pretrained(desk / "my-model")
+    load_tokenizer("tiny").save_pretrained(desk / "my-model")
     (desk / "models").mkdir()
     (desk / "models/smollm2").symlink_to(desk / "long")
     data = {"train": str(desk / "train.jsonl"), "eval": str(desk / "test.jsonl")}

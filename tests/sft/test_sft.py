@@ -10,13 +10,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests import forked
+from tests.data.chat_templates import make_tokenizer
+from tramontane.config import PromptConfig
 from tramontane.config.sft import SFTConfig
 from tramontane.data import playground
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.sft.examples import ExampleStream
+from tramontane.sft.examples import ExampleStream, continuation
 from tramontane.sft.sft import sft
 from tramontane.trainer.optimizer import build_optimizer
 
@@ -129,6 +131,57 @@ def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token not in text
         assert prompt == PromptEncoder(tokenizer).encode(known[text])
+
+
+@pytest.mark.parametrize(
+    ("response", "prefix", "rest"),
+    [
+        ("<think>a</think>b", "", "<think>a</think>b"),
+        ("<think>a</think>b", "<think>", "a</think>b"),
+        ("<think>a</think>b", "<think>\n", "a</think>b"),
+        ("<think>\n\na</think>b", "<think>\n", "\na</think>b"),
+        ("\n<think> a</think>b", "<think>", " a</think>b"),
+        ("a</think>b", "<think>\n", "a</think>b"),
+        ("<think></think>b", "<think>\n\n</think>\n\n", "b"),
+        ("b", "<think>\n\n</think>\n\n", "b"),
+        ("<think>So, 1", "<think>So,", " 1"),
+        ("", "<think>", ""),
+    ],
+)
+def test_a_response_continues_its_prompt(response, prefix, rest):
+    assert continuation(response, prefix) == rest
+
+
+@pytest.mark.parametrize("shape", ["r1-distill", "qwen2.5", "magistral-1.2"])
+def test_examples_have_the_prompts_and_tags_of_the_model(tmp_path, shape):
+    tokenizer = make_tokenizer(shape)
+    encoder = PromptEncoder(tokenizer)
+    opening, closing = encoder.tags
+    file = tmp_path / "pairs.jsonl"
+    text = f"{opening}Add.{closing}\\boxed{{3}}"
+    file.write_text(json.dumps({"prompt": "1 + 2?", "response": text}))
+    [(prompt, response)] = ExampleStream(config_of("", str(file), "out"), encoder).take(1)
+    assert prompt == encoder.encode("1 + 2?")
+    whole = tokenizer.decode(prompt + response)
+    assert whole.count(opening) == 1 + (shape == "magistral-1.2")  # its system prompt names it
+    assert tokenizer.decode(response) == text.removeprefix(encoder.opened.strip()) + (
+        tokenizer.eos_token
+    )
+    generated = ExampleStream(config_of("", "playground:", "out"), encoder).take(20_000)
+    texts = [tokenizer.decode(response) for _, response in generated]
+    assert sum(closing in text for text in texts) > len(texts) / 2
+    assert sum(text.startswith(opening) for text in texts) == (
+        0 if encoder.opened else pytest.approx(0.97 * len(texts), rel=0.1)
+    )
+
+
+def test_thoughts_after_an_empty_pair_of_tags_are_refused(tmp_path):
+    settings = PromptConfig(chat_template_kwargs={"enable_thinking": False})
+    encoder = PromptEncoder(make_tokenizer("qwen3"), settings)
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": "1?", "response": "<think>a</think>1"}))
+    with pytest.raises(InputError, match=r"pairs\.jsonl:1: its response would have <think> twice"):
+        ExampleStream(config_of("", str(file), "out"), encoder)
 
 
 def test_every_epoch_holds_every_pair_once(base, data, tmp_path):
