@@ -14,6 +14,12 @@ from tests.run.test_learning_signal import cut_short
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.run.changes import (
+    begins_again,
+    changes_cold_start,
+    check_changes,
+    record_changes,
+)
 from tramontane.run.folder import RunFolder
 from tramontane.run.learning_signal import NoSignal
 from tramontane.run.session import open_run
@@ -125,6 +131,24 @@ def test_what_may_not_change_is_refused_with_the_reason_and_the_remedy(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("override", "kept"),
+    [("pipeline.l_max=200", True), ("data.system_prompt=magistral", False), ("seed=4", False)],
+)
+def test_a_run_that_begins_again_keeps_a_cold_start_that_would_be_the_same(
+    tmp_path: Path, override: str, kept: bool
+) -> None:
+    folder = folder_at(tmp_path / "run", 0)
+    (folder.path / "sft").mkdir()
+    (folder.path / "evaluation_base.jsonl").touch()
+    changes = check_changes(folder, folder.config([override]))
+    assert begins_again(folder, changes)
+    folder.forget_start(cold_start=changes_cold_start(changes))
+    assert (folder.path / "sft").is_dir() == kept
+    assert not (folder.path / "evaluation_base.jsonl").exists()
+    assert not list(folder.checkpoints.iterdir())
+
+
+@pytest.mark.parametrize(
     ("version", "override", "message"),
     [
         (3, "pipeline.updates=2", "updates 2 is below the 3 updates that are done"),
@@ -146,8 +170,6 @@ def test_changes_that_make_no_sense_are_refused(
 def test_a_change_begins_earlier_when_the_run_falls_back_to_an_older_checkpoint(
     tmp_path: Path,
 ) -> None:
-    from tramontane.run.changes import record_changes
-
     folder = folder_at(tmp_path / "run", 2)
     folder.write_changes([{"update": 5, "key": "timeouts.batch", "before": 1, "after": 2}])
     record_changes(folder, folder.config(), [], version=2)
