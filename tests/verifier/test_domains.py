@@ -2,7 +2,7 @@
 
 import pytest
 
-from tramontane.config import BUILT_IN, FormatConfig, VerifierConfig, parse_settings
+from tramontane.config import BUILT_IN, Config, FormatConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, grade
@@ -259,3 +259,9 @@ def test_an_unknown_domain_is_refused():
         pytest.raises(InputError, match="unknown domain 'chess'; verifier.domains has math, code"),
     ):
         pool.score(CHESS, [("e4", 1)])
+
+
+def test_diversity_by_correctness_needs_a_verifier():
+    raw = {"pipeline": {"diversity": "correctness"}, "verifier": {"domains": {"talk": {}}}}
+    with pytest.raises(InputError, match="nothing judges it in domain 'talk'"):
+        parse_settings(Config, raw, [], "test")

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 from tramontane.audit import page, recorded
 from tramontane.audit.collect import Collector
 from tramontane.audit.disputes import find_disputes
 from tramontane.audit.findings import KINDS, Audit
-from tramontane.config import VerifierConfig
+from tramontane.config import VerifierConfig, parse, read_settings
 from tramontane.errors import InputError
-from tramontane.types import ThinkingTags
 
 
 def audit(
@@ -52,7 +49,7 @@ def audit(
     folder = Path(out) if out is not None else (path if path.is_dir() else path.parent)
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder to write audit.md to")
-    collector, broken = Collector(_tags(path, config)), list[str]()
+    collector, broken = Collector(_verifier(path, config)), list[str]()
     for rollout in recorded.read(path, rows, broken):
         collector.add(rollout)
     if not collector.verdicts:
@@ -66,10 +63,9 @@ def audit(
     return result
 
 
-def _tags(path: Path, config: VerifierConfig | None) -> ThinkingTags:
-    """The thinking tags of the recorded responses."""
+def _verifier(path: Path, config: VerifierConfig | None) -> VerifierConfig:
+    """The verifier section under which the responses were graded: a run folder's own."""
     file = path / "config.yaml"
     if not file.is_file():
-        return (config or VerifierConfig()).tags
-    recorded = yaml.safe_load(file.read_bytes())
-    return ThinkingTags.of(recorded.get("verifier", {}).get("thinking_tags"))
+        return config or VerifierConfig()
+    return parse(VerifierConfig, read_settings(file).get("verifier", {}), str(file))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tramontane.audit.findings import Audit, Finding, clip
 from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
-from tramontane.types import PAPER_TAGS, ThinkingTags
-from tramontane.verifier.format import boxes, fences, last_box, thinking_text
+from tramontane.config import VerifierConfig
+from tramontane.verifier.format import boxes, check_format, fences, last_box, thinking_text
 from tramontane.verifier.math.normalize import vote
 
 LONGEST = 1000  # characters of an answer that the judge reads
@@ -37,14 +37,17 @@ class Collector:
     """Counts and findings of the rollouts seen so far.
 
     `pairs` has the completions by box and reference, for the other verifiers (`disputes`).
+
+    Args:
+        config: thinking tags and domains of the rollouts.
     """
 
-    def __init__(self, tags: ThinkingTags = PAPER_TAGS) -> None:
-        self.tags = tags
+    def __init__(self, config: VerifierConfig) -> None:
+        self.config, self.tags = config, config.tags
         self.findings: list[Finding] = []
         self.verdicts: Counter[str] = Counter()
         self.pairs: defaultdict[Pair, list[Graded]] = defaultdict(list)
-        self._right: Counter[str] = Counter()  # by domain
+        self._right: Counter[str] = Counter()  # by verifier
         self._by_problem: defaultdict[str, Counter[str]] = defaultdict(Counter)
         # By file and group: the normalised answer, if there is one, of each completion.
         self._groups: defaultdict[tuple[str, str | int], list[tuple[str | None, Graded]]]
@@ -53,7 +56,8 @@ class Collector:
     def add(self, row: Rollout) -> None:
         thoughts = thinking_text(row.text, self.tags)
         answer_part = row.text.partition(self.tags.closing)[2]
-        box = last_box(answer_part) if row.domain == "math" else None
+        verifier = self.config.verifier_of(row.domain)
+        box = self._answer(row, answer_part) if verifier == "math" else None
         graded = Graded(
             file=row.file,
             line=row.line,
@@ -68,12 +72,20 @@ class Collector:
         self._by_problem[row.problem_id][row.verdict] += 1
         if row.verdict == "unscorable":
             self.findings.append(graded.finding("unscorable", row.reason or "no reason"))
-        if row.domain == "math":
+        if verifier == "math":
             self._add_math(graded, thoughts, answer_part)
-        elif row.domain == "code" and row.verdict == "right" and (blocks := fences(answer_part)):
+        elif verifier == "code" and row.verdict == "right" and (blocks := fences(answer_part)):
             self._right["code"] += 1
             if detail := describe_cheat(blocks[0].body, row.tests):
                 self.findings.append(graded.finding("program", detail))
+
+    def _answer(self, row: Rollout, answer_part: str) -> str | None:
+        """The answer that the maths verifier judged: in the paper's format, the last box."""
+        form = self.config.domains[row.domain].format
+        if form.answer == "boxed":
+            return last_box(answer_part)
+        extracted = check_format(row.text, form, self.tags).extracted
+        return None if extracted is None else str(extracted)
 
     def _add_math(self, graded: Graded, thoughts: str, answer_part: str) -> None:
         has_verdict = graded.verdict in ("right", "wrong")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tramontane.audit.collect import Graded, Pair
 from tramontane.audit.findings import Audit
 from tramontane.audit.opinions import math_verify, same_number, same_string
-from tramontane.config import CustomReward, RewardConfig, VerifierConfig
+from tramontane.config import BUILT_IN, CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import PAPER_TAGS, Problem, Verdict
 from tramontane.verifier.pool import VerifierPool
 
@@ -64,7 +64,9 @@ def _only_math_verify(config: VerifierConfig) -> VerifierConfig:
     function = f"{math_verify.__module__}.{math_verify.__name__}"
     opinion = CustomReward(name="math_verify", function=function, weight=1)
     weights = RewardConfig(format=0, correctness=0, length=0, language=0, custom=(opinion,))
-    return config.model_copy(update={"reward": weights, "thinking_tags": PAPER_TAGS})
+    return config.model_copy(
+        update={"reward": weights, "thinking_tags": PAPER_TAGS, "domains": BUILT_IN}
+    )
 
 
 def _opinions(pair: Pair, verdict: Verdict) -> dict[str, bool | None]:

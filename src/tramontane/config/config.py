@@ -118,6 +118,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _judged(self) -> Config:
+        unjudged = [n for n, domain in self.verifier.domains.items() if domain.verifier is None]
+        if self.pipeline.diversity == "correctness" and unjudged:
+            raise key_error(
+                f"correctness: nothing judges it in domain {unjudged[0]!r}, so that all its groups "
+                f"would be dropped; write diversity: rewards, or name a verifier",
+                "pipeline.diversity",
+                f"verifier.domains.{unjudged[0]}.verifier",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_stages(self) -> Config:
         names = [stage.name for stage in self.stages]
         first_update = 0

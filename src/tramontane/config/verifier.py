@@ -103,6 +103,10 @@ class VerifierConfig(Section):
     def _with_built_in(cls, value: Any) -> Any:
         return with_built_in(value)
 
+    def verifier_of(self, domain: str) -> str | None:
+        """Name or import path of a domain's verifier; None without one, or without the domain."""
+        return self.domains[domain].verifier if domain in self.domains else None
+
     @property
     def tags(self) -> ThinkingTags:
         """The configured thinking tags, or `<think>` and `</think>`."""

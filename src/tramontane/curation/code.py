@@ -72,7 +72,8 @@ class Code(ModelStage):
         self.journal = folder / "finished.jsonl"
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        programs = {_key(row): row for row in rows if row.task.domain == "code"}
+        verifier_of = self.config.verifier.verifier_of
+        programs = {_key(row): row for row in rows if verifier_of(row.task.domain) == "code"}
         proposals = self._proposals(rows, programs)
         finished = self._read_journal(programs.keys())
         missing = {key: row for key, row in programs.items() if key not in finished}

@@ -52,11 +52,15 @@ class FormatFilter(Stage):
         self.judge = ReferenceJudge(config.verifier)
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        decided = [self._by_rules(row) if row.task.domain == "math" else row for row in rows]
+        verifiers = [self.config.verifier.verifier_of(row.task.domain) for row in rows]
+        decided = [
+            self._by_rules(row) if verifier == "math" else row
+            for row, verifier in zip(rows, verifiers, strict=True)
+        ]
         asked = [
             i
             for i, row in enumerate(decided)
-            if row.decision != "dropped" and row.task.domain == "math"
+            if row.decision != "dropped" and verifiers[i] == "math"
         ]
         faults = self.judge.faults([decided[i].task.answer or "" for i in asked])
         for i, fault in zip(asked, faults, strict=True):

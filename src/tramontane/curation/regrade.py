@@ -23,7 +23,7 @@ class Regrade(Difficulty):
     def finding(self, problem: Problem, judged: Sequence[Sample]) -> tuple[str, str] | None:
         wrong = [s.answer for s in judged if s.outcome == "wrong" and s.answer is not None]
         enough = self.config.dispute_share * len(judged)
-        verifier = self.config.verifier.domains[problem.domain].verifier
+        verifier = self.config.verifier.verifier_of(problem.domain)
         if verifier == "math" and len(wrong) > enough:
             answer, votes = self._most_frequent(wrong)
             if votes > enough:

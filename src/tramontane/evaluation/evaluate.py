@@ -91,8 +91,8 @@ class EvaluationResult:
     Args:
         n_problems, samples: the number of problems, and of completions of each.
         pass_at_1: probability that one completion is right.
-        pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over maths problems
-            only, and empty without them.
+        pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over problems whose
+            answers can be equal (not programs), and empty without them.
         format_rate: share of completions that are not malformed.
         language_rate: share of completions with the language reward, malformed ones included.
         mean_thinking_tokens: tokens of the thoughts' text, tags excluded, over all completions.
@@ -297,7 +297,8 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
     n = len(problems[0])
     ks = powers_of_two(n)
     right = [sum(row["verdict"] == "right" for row in group) for group in problems]
-    votes = [_votes(group) for group in problems if group[0]["domain"] == "math"]
+    voted = _voted_domains(rows)
+    votes = [_votes(group) for group in problems if group[0]["domain"] in voted]
     return EvaluationResult(
         n_problems=len(problems),
         samples=n,
@@ -314,6 +315,12 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         by_difficulty=_slices(problems, "difficulty"),
         malformed=Malformed.of(rows),
     )
+
+
+def _voted_domains(rows: Sequence[Row]) -> set[str]:
+    """Domains whose answers can be equal: not programs, and not what rewards alone judge."""
+    answered = {row["domain"] for row in rows if row["answer"] is not None}
+    return (answered | {"math"}) - {"code"}
 
 
 def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:

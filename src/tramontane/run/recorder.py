@@ -187,6 +187,7 @@ class Recorder:
                 "index": completion.index,
                 "problem_id": problem.id,
                 "problem": problem.problem,
+                "domain": problem.domain,
                 "answer": problem.answer,
                 "language": problem.language,
                 "difficulty": problem.difficulty,
