@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def measure_pool(rows: list[dict[str, Any]], repetitions: int = 5) -> dict[str, 
         )
         for row in rows
     ]
-    rates, seconds = [], []
+    rates, seconds, loads = [], [], [os.getloadavg()[0]]
     with VerifierPool(VerifierConfig(workers=2), l_max=256, l_cache=32) as pool:
         for problem, group in problems[:8]:
             pool.score(problem, group).result()
@@ -80,9 +81,12 @@ def measure_pool(rows: list[dict[str, Any]], repetitions: int = 5) -> dict[str, 
             verdicts = [f.result() for f in [pool.score(p, g) for p, g in problems]]
             rates.append(sum(map(len, verdicts)) / (time.perf_counter() - started))
             seconds += [verdict.seconds for group in verdicts for verdict in group]
+            loads.append(os.getloadavg()[0])
     seconds.sort()
     return {
         "workers": 2,
+        "cores": os.cpu_count(),
+        "load_average": [round(min(loads), 1), round(max(loads), 1)],
         "verdicts_per_second": [
             round(min(rates)),
             round(sorted(rates)[len(rates) // 2]),
@@ -114,9 +118,11 @@ def main() -> None:
         )
     pool = measure_pool(core)
     low, middle, high = pool["verdicts_per_second"]
+    least, most = pool["load_average"]
     print(
         f"pool, two workers: {middle} verdicts/s ({low} to {high}), p50 {pool['p50_ms']} ms, "
-        f"p99 {pool['p99_ms']} ms, max {pool['max_ms']} ms"
+        f"p99 {pool['p99_ms']} ms, max {pool['max_ms']} ms; "
+        f"load average {least} to {most} on {pool['cores']} cores, this benchmark included"
     )
     report = {"cases": path.name, "core_cases": len(core), **results, "pool": pool}
     (HERE / "verifiers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -225,7 +225,7 @@ def check_records(text: str) -> None:
     reading, writing = os.pipe()
     os.write(writing, data[:60_000])
     os.close(writing)
-    limits = [sandbox.Limits(0.1, 300)] * 3
+    limits = [sandbox.Limits(0.02, 300)] * 3
     try:
         results = list(sandbox.Results(reading, limits, keep_going=False))
     finally:
@@ -295,7 +295,7 @@ class Target(NamedTuple):
 
 _PAIRS = [f"{a}{PART}{b}" for a, b in itertools.pairwise(ANSWERS)]
 _THREE = [f"{a}{PART}{b}{PART}{a}" for a in RESPONSES for b in RESPONSES]
-_RECORD = records.RECORD.pack(0, 2, 0) + b"7\n"
+_RECORD = records.RECORD.pack(0, 2, 0, 0.0, 0.0, 0.0) + b"7\n"
 _VALUES = [
     wire.encode(value, lambda kept: (wire.MINE, 0)).decode("latin-1")
     for value in (

@@ -299,6 +299,12 @@ def score(
     console.print(table)
     for reason, count in summary.unscorable.most_common(5):
         console.print(_escape(f"unscorable: {count:,} × {reason}"), highlight=False)
+    if summary.double_ids:
+        some = ", ".join(f"{row_id} ({n} rows)" for row_id, n in summary.double_ids.most_common(5))
+        console.print(
+            _escape(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}"),
+            highlight=False,
+        )
     for line in summary.bad_rows:
         _complain(_escape(line))
     if summary.bad_rows:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tramontane.config import TimeoutsConfig
+from tramontane.config import TimeoutsConfig, VerifierConfig
 from tramontane.controller.verifiers import MAX_TRIES, VerifierActors
 from tramontane.placement import WorkerDied
 from tramontane.placement.thread import ThreadHandle
@@ -31,7 +31,7 @@ class DyingGrader:
 
 def verifiers(deaths, replaced=lambda lost: None, workers=1):
     make = lambda number: ThreadHandle(f"verifier {number}", lambda: DyingGrader(deaths))  # noqa: E731
-    return VerifierActors(make, workers, TimeoutsConfig(), replaced)
+    return VerifierActors(make, workers, TimeoutsConfig(), VerifierConfig(), replaced)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -78,3 +78,15 @@ def test_an_error_of_the_replacement_reaches_every_caller():
         assert called.is_set()
         with pytest.raises(OSError, match="No space left"):
             pool.score(PROBLEM, [("", 1)])
+
+
+def test_a_group_of_programs_has_the_time_that_its_tests_may_take():
+    tests = {"type": "stdio", "cases": [{"input": "", "output": ""}] * 20}
+    problem = Problem("programs", "code", "?", tests=tests)
+    config = VerifierConfig()
+    with verifiers([]) as pool:
+        each = pool.time_limit(problem, 1)
+        assert each >= 20 * config.code_timeout_s  # of processor time; more by the clock
+        assert pool.time_limit(problem, 16) == 16 * each > TimeoutsConfig().verification
+        assert pool.time_limit(PROBLEM, 16) == 16 * config.timeout_s
+        assert len(pool.score(problem, [("", 1)] * 16).result(30)) == 16

@@ -55,7 +55,8 @@ def test_score_file(tmp_path):
     assert [(r["id"], r["verdict"]) for r in rows] == [
         ("a", "right"), ("7", "malformed"), ("c", "right"), ("b", "wrong")
     ]  # fmt: skip
-    assert set(rows[0]) == {"id", "reward", "parts", "verdict", "reason", "seconds"}
+    assert set(rows[0]) == {"id", "reward", "parts", "verdict", "reason", "seconds", "answer"}
+    assert rows[0]["answer"] == "5"
     assert rows[0]["reward"] == pytest.approx(1.05)
     assert rows[2]["reward"] == pytest.approx(1.1)
     assert summary.outcomes == {"right": 2, "wrong": 1, "malformed": 1}
@@ -156,3 +157,11 @@ def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
     ids = [json.loads(line)["id"] for line in text.splitlines()]
     assert text.endswith("\n") and ids == [str(i) for i in range(len(ids))]
     assert 0 < len(ids) < 20_000
+
+
+def test_ids_that_occur_twice_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [GOOD | {"id": name} for name in ("a", "b", "a", "c", "a")]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    summary = score_file(path)
+    assert dict(summary.double_ids) == {"a": 3} and summary.scored == 5

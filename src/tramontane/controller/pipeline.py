@@ -39,6 +39,8 @@ class Verifiers(Protocol):
         self, problem: Problem, responses: list[tuple[str, int]], lengths: tuple[int, int]
     ) -> Future[list[Verdict]]: ...
 
+    def time_limit(self, problem: Problem, completions: int) -> float: ...
+
     def stats(self) -> PoolStats: ...
 
 
@@ -74,6 +76,7 @@ class Pipeline:
         self.stopping = False
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()  # the loops and the tasks that they started
+        self._longest_grading = 0.0  # seconds that the verdicts on a group may take
 
     @property
     def sizes(self) -> PipelineConfig:
@@ -268,13 +271,18 @@ class Pipeline:
     async def _verdicts(self, group: OpenGroup) -> list[Verdict]:
         """Wait for a group's verdicts for as long as the verifiers return any verdict at all.
 
-        A verifier that hangs is found by its pool after `verification` seconds, and its
-        replacement may take `start` seconds to begin: only after both is a verdict too late.
+        A verifier that hangs is found by its pool `verification` seconds after its verdicts' own
+        limits, and its replacement may take `start` seconds to begin: only after all of this is a
+        verdict too late.
         """
         responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
         lengths = self.sizes.l_max, self.sizes.l_cache
+        # Another group, with more work, may be graded first.
+        work = self.verifiers.time_limit(group.problem, len(responses))
+        self._longest_grading = max(self._longest_grading, work)
         future = asyncio.wrap_future(self.verifiers.score(group.problem, responses, lengths))
-        limit, seen = Limit.of(self.timeouts, "verification", "start"), -1
+        limit = Limit.of(self.timeouts, "verification", "start")
+        limit, seen = limit.plus(self._longest_grading, "the limits of a group's verdicts"), -1
         while not future.done():
             if (graded := self.verifiers.stats().verdicts) == seen:
                 raise WorkerStalled(f"no verdict within {limit.seconds:g} s ({limit.key})")

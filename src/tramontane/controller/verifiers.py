@@ -16,6 +16,7 @@ from typing import Any
 from tramontane.config import TimeoutsConfig, VerifierConfig
 from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
 from tramontane.types import Problem, Verdict
+from tramontane.verifier.correctness import group_time_limit
 from tramontane.verifier.pool import PoolStats, Response, VerifierPool
 
 MAX_TRIES = 5  # attempts at one group before it fails
@@ -53,6 +54,7 @@ class VerifierActors:
         make: starts the verifier with a given number, whose worker is a `Grader`.
         workers: number of actors.
         timeouts: `start` and `verification` are read.
+        config: limits of the verdicts, from which a group's limit follows.
         replaced: called, in an actor's thread, with each loss before its replacement starts.
     """
 
@@ -61,9 +63,11 @@ class VerifierActors:
         make: Callable[[int], Handle],
         workers: int,
         timeouts: TimeoutsConfig,
+        config: VerifierConfig,
         replaced: Callable[[WorkerLost], None],
     ) -> None:
         self._make, self._timeouts, self._replaced = make, timeouts, replaced
+        self._config = config
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._handles = [make(number) for number in range(workers)]
         self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
@@ -94,6 +98,10 @@ class VerifierActors:
         future.set_running_or_notify_cancel()
         self._tasks.put(_Task(problem, responses, lengths, future))
         return future
+
+    def time_limit(self, problem: Problem, completions: int) -> float:
+        """Longest time that the verdicts on a group may take, in seconds."""
+        return group_time_limit(problem, completions, self._config)
 
     def stats(self) -> PoolStats:
         """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
@@ -144,13 +152,15 @@ class VerifierActors:
 
     def _grade(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
-        self._wait(handle.started, "start", f"{handle.name}'s start")
+        self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
         future = handle.submit("score", task.problem, task.responses, task.lengths)
-        verdicts, self._stats[number] = self._wait(future, "verification", f"{handle.name}.score")
+        # A healthy verifier may take as long as its verdicts may, and has `verification` on top.
+        work = self.time_limit(task.problem, len(task.responses))
+        limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")
+        verdicts, self._stats[number] = self._wait(future, f"{handle.name}.score", limit)
         return list(verdicts)
 
-    def _wait(self, future: Future[Any], key: str, name: str) -> Any:
-        limit = Limit.of(self._timeouts, key)
+    def _wait(self, future: Future[Any], name: str, limit: Limit) -> Any:
         try:
             return future.result(limit.seconds)
         except TimeoutError:

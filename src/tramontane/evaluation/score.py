@@ -26,12 +26,14 @@ ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "respons
 @dataclass
 class ScoreSummary:
     """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
-    a message for each row that could not be read."""
+    a message for each row that could not be read; the number of rows of each id that occurs more
+    than once."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unscorable: Counter[str] = field(default_factory=Counter)
     reward: float = 0.0
     bad_rows: list[str] = field(default_factory=list)
+    double_ids: Counter[str] = field(default_factory=Counter)
 
     @property
     def scored(self) -> int:
@@ -57,7 +59,8 @@ def score_file(
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
             `language` (ISO 639-1) and `response_tokens`.
-        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds`. Each is
+        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
+            (the answer that was extracted, null if there is none). Each is
             written as soon as all rows before it are graded; an existing file is replaced.
         config: limits and weights; `workers`, if not set, is the number of cores.
         l_max: upper end of the length penalty, in tokens; None turns the penalty off.
@@ -76,6 +79,7 @@ def score_file(
     if "workers" not in config.model_fields_set:
         config = config.model_copy(update={"workers": os.cpu_count() or 1})
     summary = ScoreSummary()
+    ids: Counter[str] = Counter()
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
     with (
         VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
@@ -97,9 +101,11 @@ def score_file(
             except InputError as error:
                 summary.bad_rows.append(f"{path}:{number}: {error}")
                 continue
+            ids[problem.id] += 1
             waiting.append((problem.id, pool.score(problem, [(response, tokens)])))
             finish(WINDOW)
         finish(0)
+    summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
     return summary
 
 
@@ -195,5 +201,4 @@ def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) 
     if verdict.verdict == "unscorable":
         summary.unscorable[verdict.reason] += 1
     row: dict[str, Any] = {"id": row_id, **verdict.to_dict()}
-    del row["answer"]
     sink.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -32,6 +32,10 @@ class Limit(NamedTuple):
         seconds = sum(getattr(timeouts, key) for key in keys)
         return cls(seconds, " + ".join(f"timeouts.{key}" for key in keys))
 
+    def plus(self, seconds: float, what: str) -> Limit:
+        """A limit that is longer by the time that known work may take."""
+        return Limit(self.seconds + seconds, f"{self.key} + {what}")
+
 
 class Handle(Protocol):
     """A worker in any placement, called by method name; calls run in order, one at a time.

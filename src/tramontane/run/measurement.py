@@ -50,6 +50,7 @@ def _evaluate(
     folder, problems = session.folder, session.prepared.sets[name]
     rows_file = _rows_file(session, when, name)
     unfinished = rows_file.with_suffix(".partial")
+    work = max(verifiers.time_limit(p, problems.plan.samples) for p in problems.problems)
     title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
     with folder.room_for(unfinished):
         result = evaluate(
@@ -59,7 +60,7 @@ def _evaluate(
             problems.plan,
             write_to=unfinished,
             on_progress=partial(session.screen.phase, title),
-            timeout_s=Limit.of(session.config.timeouts, "verification", "start").seconds,
+            timeout_s=work + Limit.of(session.config.timeouts, "verification", "start").seconds,
         )
         unfinished.replace(rows_file)
     folder.log_evaluation({"when": when, "set": name} | result.to_dict())

@@ -168,6 +168,7 @@ def _verifiers(session: Session, placement: Placement) -> Verifiers:
         lambda number: placement.verifier(number, make),
         config.verifier.workers,
         config.timeouts,
+        config.verifier,
         session.replaced,
     )
 

@@ -118,3 +118,9 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
     if limit is not None:
         return limit
     return code.time_limit(problem, config) if is_slow(problem, config) else config.timeout_s
+
+
+def group_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
+    """Longest time that a pool may take for the verdicts on completions of this problem, in
+    seconds, one after another."""
+    return completions * time_limit(problem, config)

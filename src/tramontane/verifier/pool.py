@@ -107,6 +107,10 @@ class VerifierPool:
         parts = [[i] for i in indices] if correctness.is_slow(problem, self.config) else [indices]
         return self._submit(group, [_Task(group, part, limit) for part in parts])
 
+    def time_limit(self, problem: Problem, completions: int) -> float:
+        """Longest time that the verdicts on a group may take, in seconds."""
+        return correctness.group_time_limit(problem, completions, self.config)
+
     def run(self, trial: code.Trial) -> Future[list[code.TrialOutput]]:
         """Run a program; the future holds its output for each input.
 

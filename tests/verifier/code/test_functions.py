@@ -481,3 +481,25 @@ def test_floats_keep_their_bits():
     )
     assert math.isnan(travelled(math.nan))
     assert isinstance(travelled([Fraction(1, 3), Decimal("0.10")])[0], Fraction)
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("declaration", "tests", "body"),
+    [
+        ("int strlen(string s)", 'strlen("") == 0 && strlen("abc") == 3', "return s.size();"),
+        ("double round(double x)", "round(2.4) == 9", "return 9;"),
+        ("int abs(vector<int> v)", "abs({1, 2}) == 3", "return v[0] + v[1];"),
+        ("int index(string s, char c)", "index(\"abc\", 'b') == 1", "return s.find(c);"),
+    ],
+)
+def test_names_of_the_c_library(declaration, tests, body):
+    statement = f"#include <string>\nusing namespace std;\n{declaration}{{\n"
+    code = f"#undef NDEBUG\n#include <assert.h>\nint main() {{ assert({tests}); }}\n"
+    head = "#include <bits/stdc++.h>\nusing namespace std;\n"
+    assert run(f"{head}{declaration} {{ {body} }}", code, statement, tag="cpp") == ("right", "")
+    other = run(
+        f"{head}int other(int x) {{ return x; }}", code + "\n// other(1)", statement, tag="cpp"
+    )
+    assert other[0] == "wrong"
+    assert "define" in other[1]

@@ -117,6 +117,13 @@ def exported_names(program: str, tests: str, statement: str) -> list[str]:
     return sorted({d.name for d in definitions(program)} & (called_names(tests) - elsewhere))
 
 
+def missing_names(program: str, tests: str, statement: str) -> list[str]:
+    """The functions that the statement declares and the tests call, and the program lacks: the C
+    library may have others of the same names."""
+    declared = {d.name for d in definitions(statement) if not d.text}
+    return sorted((declared & called_names(tests)) - {d.name for d in definitions(program)})
+
+
 def is_declared(name: str, program: str, statement: str) -> bool:
     """True if the statement declares the function in the same words as the program."""
     return bool(_declarations(name, statement) & _declarations(name, program))
@@ -146,10 +153,27 @@ def program_source(program: str, names: list[str], statement: str) -> str:
             # Of several functions of this name, serve the one that the statement declares.
             lines.append(f"namespace tramontane_{number} {{ {declared[name]}; }}")
             function = f"static_cast<decltype(&tramontane_{number}::{name})>({function})"
-        lines.append(f"auto tramontane_{name} = tramontane::exported<{number}>({function});")
+        lines.append(_exported(name, number, function, same[0]))
     start = "int main() { return tramontane::serve(); }\n#define main tramontane_own_main\n"
     served = "\n".join(lines)
     return f'{_prefix()}{start}#line 1 "main.cpp"\n{program}\n#line 1 "exports"\n{served}\n'
+
+
+def _exported(name: str, number: int, function: str, definition: Definition) -> str:
+    """A line that serves a function; where the C library has another function of that name
+    (`strlen`), the program's is found by its own declaration."""
+    line = f"auto tramontane_{name} = tramontane::exported<{number}>({{}});"
+    cast = f"static_cast<decltype(&tramontane_own_{number}::{name})>(&::{name})"
+    return "\n".join(
+        [
+            "#ifdef TRAMONTANE_CAST",
+            f"namespace tramontane_own_{number} {{ {definition.declaration}; }}",
+            line.format(cast),
+            "#else",
+            line.format(function),
+            "#endif",
+        ]
+    )
 
 
 def print_signatures(compiler: list[str]) -> list[str]:
@@ -157,16 +181,22 @@ def print_signatures(compiler: list[str]) -> list[str]:
 
     The whole library stands before the program, because it is precompiled. In that company a
     program's name such as `count` can be ambiguous; the command then compiles again with the few
-    headers that the server needs.
+    headers that the server needs. If the address of a function is ambiguous, since the C library
+    has another of its name, the command compiles again with its declaration.
     """
     script = """
-    if ! errors=$("$@" 2>&1)
-    then
+    again=
+    while ! errors=$("$@" $again 2>&1)
+    do
         case $errors in
-        *" is ambiguous"* | *" redeclared as "*) "$@" -DTRAMONTANE_LEAN || exit 1 ;;
+        *"overloaded function"*) again="$again -DTRAMONTANE_CAST" ;;
+        *" is ambiguous"* | *" redeclared as "*) again="$again -DTRAMONTANE_LEAN" ;;
         *) echo "$errors" >&2; exit 1 ;;
         esac
-    fi
+        case $again in *"CAST -DTRAMONTANE_CAST"* | *LEAN*LEAN* | *CAST*CAST*)
+            echo "$errors" >&2; exit 1 ;;
+        esac
+    done
     nm -C "$0" | grep "tramontane::exported<"
     """
     return ["/bin/sh", "-c", script, "{box}/main", *compiler]
@@ -207,8 +237,12 @@ def _split(arguments: str) -> list[str]:
 
 
 def tests_source(code: str, found: dict[str, Signature | str], statement: str) -> str:
-    """The tests, with stand-in functions for the program's."""
-    lines = ["using namespace std;"]
+    """The tests, with stand-in functions for the program's.
+
+    A stand-in hides functions of the same name that the libraries have: `strlen("abc")` would
+    choose the C library's, which fits better than `int strlen(string)`.
+    """
+    lines = ["using namespace std;", "namespace tramontane_tests {"]
     for number, (name, signature) in enumerate(found.items()):
         assert isinstance(signature, Signature)
         result, types = signature
@@ -219,7 +253,25 @@ def tests_source(code: str, found: dict[str, Signature | str], statement: str) -
             f"{result} {name}({parameters}) "
             f"{{ return tramontane::call<{listed}>({number}{arguments}); }}"
         )
+    lines += ["}", "using namespace tramontane_tests;"]
     complete = helpers(statement)
     if called_names(code) & complete.keys():
         lines += complete.values()
-    return f"{_prefix()}\n" + "\n".join(lines) + f'\n#line 1 "tests"\n{code}\n'
+    hidden = _with_usings(code, " ".join(f"using tramontane_tests::{name};" for name in found))
+    return f"{_prefix()}\n" + "\n".join(lines) + f'\n#line 1 "tests"\n{hidden}\n'
+
+
+def _with_usings(code: str, usings: str) -> str:
+    """The tests with declarations at the start of the body of each function."""
+    text = blanked(code)
+    depth, bodies = 0, []
+    for match in re.finditer(r"[{}]", text):
+        if match[0] == "{":
+            if depth == 0 and re.search(r"\)[\w\s]*$", text[: match.start()]):
+                bodies.append(match.end())
+            depth += 1
+        else:
+            depth = max(0, depth - 1)
+    for position in reversed(bodies):
+        code = f"{code[:position]} {usings} {code[position:]}"
+    return code

@@ -18,9 +18,11 @@ from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import cpp, sandbox
 from tramontane.verifier.code.inside import peer
 
-# The tests' time limit bounds both processes; the program's is longer, and only a safeguard.
-EXTRA_SECONDS = 2 * sandbox.GRACE_SECONDS
-LAST_RESULT_SECONDS = 1.0  # wait for the exit status of a program that left its tests
+# Each process sleeps while the other runs. The tests have until their clock's end; the program may
+# sleep for as long as the tests may run and sleep, twice. `_late` decides whose fault it was.
+PROGRAM_ASLEEP_FACTOR = 2 * sandbox.ASLEEP_FACTOR
+PROGRAM_CLOCK_FACTOR = sandbox.CLOCK_FACTOR + 1  # a safeguard: the tests end before
+LAST_RESULT_SECONDS = 5.0  # wait for the result of a program whose tests have ended
 
 
 def run_tests(
@@ -40,11 +42,14 @@ def run_tests(
         return "unscorable", "the problem has no tests"
     folder.chmod(0o711)  # the program may run as another user
     limits = sandbox.Limits(config.code_timeout_s, config.code_memory_mb)
-    longer = limits._replace(seconds=limits.seconds + EXTRA_SECONDS)
+    of_tests = limits._replace(asleep_factor=sandbox.CLOCK_FACTOR)
+    of_program = limits._replace(
+        asleep_factor=PROGRAM_ASLEEP_FACTOR, clock_factor=PROGRAM_CLOCK_FACTOR
+    )
     tests_end, program_end = socket.socketpair()
     with tests_end, program_end:
-        jobs = [_job(folder / "program", longer, program_end)]
-        jobs += [_job(folder / "tests", limits, tests_end)]
+        jobs = [_job(folder / "program", of_program, program_end)]
+        jobs += [_job(folder / "tests", of_tests, tests_end)]
         run = _run_cpp if language == "cpp" else _run_python
         return run(program, problem, jobs, (program_end, tests_end))
 
@@ -74,7 +79,7 @@ def _run_python(
     with sandbox.Sandbox(job, rung) as running, sandbox.Sandbox(tests_job, rung) as testing:
         ends[0].close()  # the sandboxes have the ends now; a copy here would hide a closed end
         ends[1].close()
-        return _verdict(running.results, testing.results)
+        return _verdict(running.results, testing.results, tests_job.limits)
 
 
 def _run_cpp(
@@ -90,19 +95,25 @@ def _run_cpp(
     names = cpp.exported_names(program, code, problem.problem)
     if not names:
         return "wrong", "defines none of the functions that the tests call"
+    if missing := cpp.missing_names(program, code, problem.problem):
+        return "wrong", f"does not define {', '.join(missing)}"
     source = cpp.program_source(program, names, problem.problem)
     (job.folder / "main.cpp").write_text(source, encoding="utf-8", errors="replace")
     job.compile_with(*sandbox.CPP_FLAGS)
     job.compiler = cpp.print_signatures(job.compiler)
     tests_job.compile_with(*cpp.TESTS_FLAGS)
     # The program waits for the tests' compiler.
-    job.limits = job.limits._replace(seconds=job.limits.seconds + sandbox.COMPILE_SECONDS)
+    waiting = sandbox.COMPILE_SECONDS / job.limits.seconds
+    job.limits = job.limits._replace(
+        asleep_factor=PROGRAM_ASLEEP_FACTOR + waiting, clock_factor=PROGRAM_CLOCK_FACTOR + waiting
+    )
     rung = sandbox.probe()
     with sandbox.Sandbox(job, rung) as running:
         ends[0].close()
         compiled = next(running.results)
         if compiled.failure:
-            return "wrong", f"does not compile: {compiled.failure}"
+            outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
+            return outcome, f"does not compile: {compiled.failure}"
         signatures = cpp.signatures(compiled.output.decode(errors="replace"), names)
         for name, signature in signatures.items():
             if isinstance(signature, str):
@@ -112,23 +123,44 @@ def _run_cpp(
         (tests_job.folder / "main.cpp").write_text(source, encoding="utf-8", errors="replace")
         with sandbox.Sandbox(tests_job, rung) as testing:
             ends[1].close()
-            if failure := next(testing.results).failure:
-                return "wrong", f"the tests do not compile against the program: {failure}"
-            return _verdict(running.results, testing.results)
+            if (built := next(testing.results)).failure:
+                outcome = "unscorable" if built.is_unjudged else "wrong"
+                return outcome, f"the tests do not compile against the program: {built.failure}"
+            return _verdict(running.results, testing.results, tests_job.limits)
 
 
-def _verdict(program: sandbox.Results, tests: sandbox.Results) -> tuple[Outcome, str]:
+def _verdict(
+    program: sandbox.Results, tests: sandbox.Results, limits: sandbox.Limits
+) -> tuple[Outcome, str]:
     """The verdict, by the end of the tests' process; by the program's end if that came first."""
     end = next(tests)
     if not end.failure:
         return "right", ""
     if end.code == peer.BROKEN:
         return "unscorable", end.failure.partition(": ")[2]
-    if end.code == peer.GONE:
+    if end.code == peer.GONE or end.is_clock:
         program_end = program.wait(LAST_RESULT_SECONDS)
-        if program_end.code:
+        if end.is_clock or program_end.is_clock:
+            return _late(end, program_end, limits)
+        if program_end.failure and program_end.code != 0:
             return "wrong", program_end.failure
         return "wrong", "ended before its tests" if program_end.code == 0 else "left its tests"
     if line := re.search(r"tests:(\d+): .*Assertion", end.failure):
         return "wrong", f"assertion failed (line {line[1]} of the tests)"
     return "wrong", end.failure.removeprefix("exit code 1: ")
+
+
+def _late(
+    tests: sandbox.Result, program: sandbox.Result, limits: sandbox.Limits
+) -> tuple[Outcome, str]:
+    """The verdict on a function test in which a process was stopped asleep, or by the clock.
+
+    The program has had its time if both processes together ran, or slept at once, for as long as
+    one may run and sleep; if not, they waited for a processor.
+    """
+    tests_awake = tests.times.clock - tests.times.asleep
+    both_asleep = max(0.0, program.times.asleep - tests_awake)
+    had = tests.times.processor + program.times.processor + both_asleep
+    if had >= limits.seconds * sandbox.ASLEEP_FACTOR:
+        return "wrong", f"timed out after {had:.2g} s, most of it asleep"
+    return "unscorable", f"the host was too busy to run it within {tests.times.clock:.2g} s"

@@ -67,7 +67,7 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
-    """Longest time of all tests of a problem in seconds, compilers included."""
+    """Longest time by the clock of all tests of a problem in seconds, compilers included."""
     tests = problem.tests or {}
     count = min(len(tests.get("cases") or [None]), config.code_tests)
     compilers = 2 if tests.get("type") == "cpp_assert" else 1  # compiles program and tests
@@ -75,8 +75,9 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
 
 
 def seconds_for(executions: int, *, compilers: int, config: VerifierConfig) -> float:
-    """Longest time of these executions and compilers in one sandbox, its own start included."""
-    return executions * (config.code_timeout_s + 0.5) + compilers * sandbox.COMPILE_SECONDS + 10
+    """Longest time by the clock of these executions and compilers, in one sandbox that starts."""
+    clock = sandbox.Limits(config.code_timeout_s, 0).clock_seconds
+    return executions * (clock + 0.5) + compilers * sandbox.COMPILE_SECONDS + 20
 
 
 def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
@@ -107,11 +108,14 @@ def _run_stdio_tests(
     failures: list[str] = []
     job = stdio_job(program, language, [case["input"] for _, case in cases], config, folder)
     with sandbox.Sandbox(job, sandbox.probe()) as running:
-        if language == "cpp" and (failure := next(running.results).failure):
-            return "wrong", f"does not compile: {failure}", 0.0
+        if language == "cpp" and (compiled := next(running.results)).failure:
+            outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
+            return outcome, f"does not compile: {compiled.failure}", 0.0
         # A killed sandbox ends the results early.
         for (number, case), result in zip(cases, running.results, strict=False):
             failure = result.failure
+            if result.is_unjudged:
+                return "unscorable", f"test {number} of {total}: {failure}", 0.0
             if not failure and not same_output(result.output, case["output"], tests):
                 failure = "wrong output"
             passed += not failure

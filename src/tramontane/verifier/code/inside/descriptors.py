@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 
 CHANNEL = 3  # the socket to the other half of a function test
 
@@ -39,3 +40,10 @@ def read_file(descriptor: int, limit: int) -> bytes:
     """The file's first `limit` bytes, read from its beginning."""
     size = min(os.fstat(descriptor).st_size, limit)
     return os.pread(descriptor, size, 0) if size else b""
+
+
+def has_hung_up(descriptor: int) -> bool:
+    """True if the other end of a socket is closed; nothing is read."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is always reported
+    return bool(poll.poll(0))

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .records import LATE
+from .records import ASLEEP, BUSY, LATE
 
 PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # options of prctl
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_MAX_WAITING = 8  # processes at once of which the host may be blamed for keeping them waiting
 _POLL_SECONDS = 0.05  # between two measurements of an execution's memory, files and processes
 
 
@@ -21,19 +23,117 @@ def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def wait_for(pid: int, seconds: float, excess: Callable[[], int]) -> int:
-    """Wait for a child; kill it after `seconds`, or when `excess` returns a nonzero code.
+class Times:
+    """Seconds that the processes of an execution have had so far.
+
+    `processor` is summed over all of them; `asleep` is the time in which none was running or
+    waiting for a processor; the rest of `clock` went to running, and to waiting for a processor.
+    """
+
+    def __init__(self) -> None:
+        self.processor = self.asleep = self.clock = 0.0
+        self._started = self._looked = time.monotonic()
+        self._seconds: dict[str, float] = {}  # each process's own, as last seen
+        self.running = 0  # processes that run or wait for a processor, as last seen
+
+    def look(self, pids: list[str]) -> None:
+        """Measure again, with the processes that there are now."""
+        now = time.monotonic()
+        total, self.running = 0.0, 0
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                self.running += fields[0] == "R" or _has_running_thread(pid)
+                own, of_children = (
+                    (int(fields[i]) + int(fields[i + 1])) / _TICKS_PER_SECOND for i in (11, 13)
+                )
+                own = max(own, _exact_seconds(pid))
+            except OSError:  # ended meanwhile
+                continue
+            self._seconds[pid] = own
+            total += own + of_children
+        # Two estimates, each too low: without processes that have gone, and without their children.
+        self.processor = max(self.processor, total, sum(self._seconds.values()))
+        if not self.running:
+            # After a long pause of this process nothing is known about the pause.
+            self.asleep += min(now - self._looked, 2 * _POLL_SECONDS)
+        self.clock, self._looked = now - self._started, now
+
+    def finish(self, usage: resource.struct_rusage) -> None:
+        """Add what the system counted for the first process and the children that it waited for."""
+        self.processor = max(self.processor, usage.ru_utime + usage.ru_stime)
+        self.clock = time.monotonic() - self._started
+
+
+def _exact_seconds(pid: str) -> float:
+    """Processor time of a process's first thread: not rounded down to ticks, as `stat` is, of which
+    many short processes would have none."""
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            return int(file.read().split()[0]) / 1e9
+    except FileNotFoundError:  # the kernel keeps no such statistics
+        return 0.0
+
+
+def _has_running_thread(pid: str) -> bool:
+    threads = os.listdir(f"/proc/{pid}/task")
+    for thread in threads if len(threads) > 1 else []:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "R":
+                    return True
+        except OSError:  # ended meanwhile
+            continue
+    return False
+
+
+def excess_time(times: Times, limits: dict[str, float]) -> int:
+    """LATE, ASLEEP or BUSY if an execution has had its time, else 0.
+
+    The limit is of processor time. A program that sleeps is stopped once it has slept and run for
+    `asleep_seconds`; a program that waits for a processor at `clock_seconds`, and then it is the
+    host's fault.
+    """
+    if times.processor >= limits["seconds"]:
+        return LATE
+    if times.processor + times.asleep >= limits["asleep_seconds"]:
+        return ASLEEP
+    if times.clock < limits["clock_seconds"]:
+        return 0
+    return BUSY if times.running <= _MAX_WAITING else LATE  # a crowd keeps itself waiting
+
+
+def wait_for(
+    pid: int,
+    limits: dict[str, float],
+    times: Times,
+    pids: Callable[[], list[str]],
+    excess: Callable[[list[str]], int],
+) -> int:
+    """Wait for a child; kill it when its time is over, or when `excess` returns a nonzero code.
+
+    Args:
+        pid: the child.
+        limits: `seconds`, `asleep_seconds` and `clock_seconds`.
+        times: filled in.
+        pids: the processes of the execution.
+        excess: a reason to kill the execution, or 0; called with its processes.
 
     Returns:
-        the child's wait status, or the reason for the kill: LATE, or the code from `excess`.
+        the child's wait status, or the reason for the kill.
     """
-    deadline = time.monotonic() + seconds
     reason = 0
-    while not reason and not has_ended(pid, min(_POLL_SECONDS, deadline - time.monotonic())):
-        reason = LATE if time.monotonic() >= deadline else excess()
+    while not reason and not has_ended(pid, _POLL_SECONDS):
+        running = pids()
+        times.look(running)
+        reason = excess_time(times, limits) or excess(running)
     if reason:
         os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
+    _, status, usage = os.wait4(pid, 0)
+    times.finish(usage)
+    if not reason and times.processor >= limits["seconds"]:
+        reason = LATE  # ended between two measurements, or was killed by the system's limit
     return reason or status
 
 

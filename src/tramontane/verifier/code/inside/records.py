@@ -6,14 +6,20 @@ import struct
 
 from .descriptors import write_all
 
-RECORD = struct.Struct("!iII")  # wait status or a code below, bytes of output, bytes of errors
-LATE, MEMORY, DISK, CROWD = -1, -2, -3, -4  # killed: time, memory, files, number of processes
+# A wait status or a code below, bytes of output, bytes of errors; seconds of processor time, asleep
+# and by the clock.
+RECORD = struct.Struct("!iIIddd")
+# Why an execution was killed: processor time, memory, files, number of processes, time asleep, the
+# clock, or the end of the other half of its function test.
+LATE, MEMORY, DISK, CROWD, ASLEEP, BUSY, ALONE = -1, -2, -3, -4, -5, -6, -7
 ERROR_BYTES = 4000  # end of standard error that is kept
 MAX_PROCESSES = 256  # per execution; more end it with CROWD
 
 
-def send_record(results: int, record: tuple[int, bytes, bytes]) -> int:
-    """Write one record (status, output, errors); returns its status."""
+def send_record(
+    results: int, record: tuple[int, bytes, bytes], seconds: tuple[float, float, float]
+) -> int:
+    """Write one record (status, output, errors) with its times; returns its status."""
     status, output, errors = record
-    write_all(results, RECORD.pack(status, len(output), len(errors)) + output + errors)
+    write_all(results, RECORD.pack(status, len(output), len(errors), *seconds) + output + errors)
     return status

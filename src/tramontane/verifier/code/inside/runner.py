@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from . import lockdown
-from .descriptors import CHANNEL, memory_file, read_block, read_file, write_all
+from .descriptors import CHANNEL, has_hung_up, memory_file, read_block, read_file, write_all
 from .files import empty, size_of
 from .interpreter import run_source, show_error
 from .processes import (
     DUMPABLE,
     PDEATHSIG,
     SUBREAPER,
+    Times,
     descendants,
     kill_quietly,
     kill_rest,
@@ -31,7 +32,9 @@ from .processes import (
     prctl,
     wait_for,
 )
-from .records import CROWD, DISK, ERROR_BYTES, MAX_PROCESSES, MEMORY, send_record
+from .records import ALONE, CROWD, DISK, ERROR_BYTES, MAX_PROCESSES, MEMORY, send_record
+
+HANG_UP_SECONDS = 0.5  # for a program to end by itself when its tests have ended
 
 
 def main() -> None:
@@ -44,7 +47,8 @@ def main() -> None:
     if settings["compile"] is not None:
         compiler, limits = settings["compile"]
         compilation = Execution(settings, limits, -1)
-        if send_record(results, compilation.run(b"", lambda: execute(compiler))) != 0:
+        record = compilation.run(b"", lambda: execute(compiler))
+        if send_record(results, record, compilation.seconds) != 0:
             return
     command, source = settings["command"], settings["source"]
     for number in range(settings["inputs"]):
@@ -53,7 +57,8 @@ def main() -> None:
         record = execution.run(
             read_block(job), lambda: execute(command) if command else run_source(source, settings)
         )
-        if send_record(results, record) != 0 and not settings["keep_going"]:
+        status = send_record(results, record, execution.seconds)
+        if status != 0 and not settings["keep_going"]:
             return
 
 
@@ -90,7 +95,7 @@ class Execution:
 
     Args:
         settings: the job's settings, from `sandbox.Sandbox`.
-        limits: seconds, memory_mb, output_bytes, processes.
+        limits: seconds, asleep_seconds, clock_seconds, memory_mb, output_bytes, processes.
         number: the input's number; -1 for the compiler.
     """
 
@@ -100,6 +105,12 @@ class Execution:
         self.home = os.path.join(settings["box"], f"home{number}")
         self.writable = settings["box"] if compiles else self.home  # the program is made there
         self.channel = None if compiles else settings["channel"]
+        self.times = Times()
+        self.hung_up: float | None = None  # when the other half of a function test ended
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        return self.times.processor, self.times.asleep, self.times.clock
 
     def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
         """Run `action` in a child; returns its record (status, output, errors)."""
@@ -107,12 +118,13 @@ class Execution:
         files = [memory_file() for _ in range(3)]
         write_all(files[0], stdin)
         os.lseek(files[0], 0, os.SEEK_SET)
+        self.times = Times()
         pid = os.fork()
         if pid == 0:
             self._child(files, action)
+        status = wait_for(pid, self.limits, self.times, self._processes, self._excess)
         if self.channel is not None:
             os.close(self.channel)  # so that the other half sees the end of the program
-        status = wait_for(pid, self.limits["seconds"], self._excess)
         kill_quietly(os.killpg, pid)
         kill_rest(self.settings)
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
@@ -121,12 +133,19 @@ class Execution:
         empty(self.settings["box"], keep=self.settings["command"])
         return status, output, errors[-ERROR_BYTES:]
 
-    def _excess(self) -> int:
-        """MEMORY, DISK or CROWD if the execution as a whole uses too much, else 0.
+    def _processes(self) -> list[str]:
+        return descendants(self.settings["namespaces"])
+
+    def _excess(self, pids: list[str]) -> int:
+        """MEMORY, DISK, CROWD or ALONE if the execution as a whole uses too much, or goes on when
+        the other half of its function test has ended; else 0.
 
         The limits of each single process are enforced by the system (`restrict`).
         """
-        pids = descendants(self.settings["namespaces"])
+        if self.channel is not None and has_hung_up(self.channel):
+            self.hung_up = self.hung_up or self.times.clock
+            if self.times.clock - self.hung_up > HANG_UP_SECONDS:
+                return ALONE
         if len(pids) > MAX_PROCESSES:  # the system's limit does not hold everywhere
             return CROWD
         if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
@@ -171,7 +190,7 @@ class Execution:
 def restrict(limits: dict[str, float]) -> None:
     """Set the resource limits of this process and its children."""
     amounts = [
-        (resource.RLIMIT_CPU, int(limits["seconds"]) + 2),
+        (resource.RLIMIT_CPU, int(limits["seconds"]) + 2),  # `wait_for` is more exact
         (resource.RLIMIT_AS, int(limits["memory_mb"]) << 20),
         (resource.RLIMIT_FSIZE, int(limits["output_bytes"])),
         (resource.RLIMIT_NOFILE, 64),

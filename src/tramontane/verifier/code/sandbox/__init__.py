@@ -13,6 +13,9 @@ of each execution and compares: expected outputs never enter the sandbox.
 
 from tramontane.verifier.code.sandbox.headers import precompiled
 from tramontane.verifier.code.sandbox.job import (
+    ANSWER_SECONDS,
+    ASLEEP_FACTOR,
+    CLOCK_FACTOR,
     COMPILE_SECONDS,
     CPP_FLAGS,
     GRACE_SECONDS,
@@ -26,6 +29,9 @@ from tramontane.verifier.code.sandbox.results import Result, Results
 from tramontane.verifier.code.sandbox.running import Sandbox
 
 __all__ = [
+    "ANSWER_SECONDS",
+    "ASLEEP_FACTOR",
+    "CLOCK_FACTOR",
     "COMPILE_SECONDS",
     "CPP_FLAGS",
     "GRACE_SECONDS",

@@ -14,19 +14,37 @@ RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  #
 OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
 BOX_MB = 64  # size of the private directory
 PROCESSES = 64  # maximum at once, threads included
-GRACE_SECONDS = 2.0  # allowance for the sandbox, beyond an execution's limit
+GRACE_SECONDS = 2.0  # for a sandbox to end once it is told to
+ANSWER_SECONDS = 10.0  # for a sandbox to start and to report, beyond an execution's clock
+ASLEEP_FACTOR = 2.0  # time that an execution may run and sleep, as a multiple of its processor time
+CLOCK_FACTOR = 10.0  # time by the clock, as a multiple: for hosts with several programs a processor
 CPP_FLAGS = ("-std=c++20", "-O2")
 
 
 class Limits(NamedTuple):
-    """Limits of one execution."""
+    """Limits of one execution.
+
+    `seconds` are of processor time, summed over its processes. `asleep_factor` and `clock_factor`
+    are multiples of it: the time that it may run and sleep together, and the time by the clock,
+    which includes waiting for a processor on a busy host.
+    """
 
     seconds: float
     memory_mb: int
+    asleep_factor: float = ASLEEP_FACTOR
+    clock_factor: float = CLOCK_FACTOR
+
+    @property
+    def asleep_seconds(self) -> float:
+        return self.seconds * self.asleep_factor
+
+    @property
+    def clock_seconds(self) -> float:
+        return self.seconds * self.clock_factor
 
 
-COMPILER_LIMITS = Limits(10.0, 2048)
-COMPILE_SECONDS = COMPILER_LIMITS.seconds
+COMPILER_LIMITS = Limits(10.0, 2048, clock_factor=4.0)
+COMPILE_SECONDS = COMPILER_LIMITS.clock_seconds  # longest by the clock
 
 
 @dataclass

@@ -10,15 +10,35 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tramontane.verifier.code.inside import records
-from tramontane.verifier.code.sandbox.job import BOX_MB, GRACE_SECONDS, OUTPUT_BYTES, Limits
+from tramontane.verifier.code.sandbox.job import (
+    ANSWER_SECONDS,
+    BOX_MB,
+    OUTPUT_BYTES,
+    Limits,
+)
+
+
+class Times(NamedTuple):
+    """Seconds of an execution: of processor time, asleep, and by the clock."""
+
+    processor: float = 0.0
+    asleep: float = 0.0
+    clock: float = 0.0
 
 
 class Result(NamedTuple):
-    """The end of one execution: its output, or in `failure` why the output does not count."""
+    """The end of one execution: its output, or in `failure` why the output does not count.
+
+    With `is_unjudged` the failure is no fault of the program: the host was too busy to run it.
+    With `is_clock` the execution was stopped asleep, or by the clock.
+    """
 
     output: bytes
     failure: str
     code: int | None = None  # exit code, negative for a signal; None if the runner killed it
+    is_unjudged: bool = False
+    is_clock: bool = False
+    times: Times = Times()
 
 
 class Results(Iterator[Result]):
@@ -38,28 +58,33 @@ class Results(Iterator[Result]):
     def __next__(self) -> Result:
         if not self._limits:
             raise StopIteration
-        return self.wait(self._limits[0].seconds + GRACE_SECONDS)
+        return self.wait(self._limits[0].clock_seconds + ANSWER_SECONDS)
 
     def wait(self, seconds: float) -> Result:
-        """The next result; a failure if it does not come within `seconds`."""
+        """The next result; one without a judgement if it does not come within `seconds`."""
         limits = self._limits.pop(0)
         deadline = time.monotonic() + seconds
         head = self._read(records.RECORD.size, deadline)
         if head is None:
             self._limits.clear()
             late = time.monotonic() >= deadline
-            reason = f"timed out after {limits.seconds:g} s" if late else "killed the sandbox"
-            return Result(b"", reason)
-        status, n_output, n_errors = records.RECORD.unpack(head)
+            reason = f"the sandbox gave no result within {seconds:g} s"
+            return Result(
+                b"", reason if late else "killed the sandbox", is_unjudged=late, is_clock=late
+            )
+        status, n_output, n_errors, *seconds_of = records.RECORD.unpack(head)
+        times = Times(*seconds_of)
         n_output = min(n_output, OUTPUT_BYTES)
         output = self._read(n_output, deadline)
         errors = self._read(min(n_errors, records.ERROR_BYTES), deadline)
         if status == 0 and output is not None:
-            return Result(output, "", 0)
+            return Result(output, "", 0, times=times)
         if not self._keep_going:
             self._limits.clear()
         failure = _describe_failure(status, limits, n_output, errors or b"")
-        return Result(b"", failure, None if status < 0 else _exit_code(status))
+        code = None if status < 0 else _exit_code(status)
+        is_clock = status in (records.ASLEEP, records.BUSY)
+        return Result(b"", failure, code, status == records.BUSY, is_clock, times)
 
     def drain(self, seconds: float) -> None:
         """Read until the pipe closes, `seconds` at most, and close it."""
@@ -94,6 +119,12 @@ def _exit_code(status: int) -> int:
 def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes) -> str:
     if status == records.LATE:
         return f"timed out after {limits.seconds:g} s"
+    if status == records.ASLEEP:
+        return f"timed out after {limits.asleep_seconds:g} s, most of it asleep"
+    if status == records.BUSY:
+        return f"the host was too busy to run it within {limits.clock_seconds:g} s"
+    if status == records.ALONE:
+        return "continued after the other side of its function test had ended"
     if status == records.MEMORY:
         return f"needed more than {limits.memory_mb} MB"
     if status == records.CROWD:

@@ -129,4 +129,11 @@ class Sandbox:
     def _limits(self, limits: Limits) -> dict[str, Any]:
         own_user = self.has_namespaces or (self.rung == "landlock" and os.geteuid() == 0)
         processes = process_limit(own_user)
-        return limits._asdict() | {"output_bytes": OUTPUT_BYTES, "processes": processes}
+        return {
+            "seconds": limits.seconds,
+            "asleep_seconds": limits.asleep_seconds,
+            "clock_seconds": limits.clock_seconds,
+            "memory_mb": limits.memory_mb,
+            "output_bytes": OUTPUT_BYTES,
+            "processes": processes,
+        }
