@@ -9,7 +9,7 @@ import tramontane
 from tests.data.chat_templates import make_checkpoint
 from tests.docs.pages import blocks
 from tests.paths import ROOT
-from tramontane.config import DataConfig, GeneratorConfig, load_config
+from tramontane.config import load_config
 
 CONFIGS = blocks(ROOT / "docs/bring-your-own-model.md", "yaml")
 KINDS = ("qwen3", "r1-distill", "base")
@@ -37,24 +37,11 @@ def test_the_page_leads_to_a_run(
     assert lines["thinking tags"].startswith("<think> … </think>")
     assert lines["thinking tags"].endswith(repr(begins) if begins else "</think>")
 
-    texts = tramontane.generate(
-        model,
-        "What is 6 times 7?",
-        n=2,
-        max_tokens=8,
-        system_prompt=config.data.system_prompt,
-        chat_template_kwargs=config.data.chat_template_kwargs,
-        response_prefix=config.data.response_prefix,
-    )
+    texts = tramontane.generate(model, "What is 6 times 7?", config, n=2, max_tokens=8)
     assert all(text.startswith(begins) for text in texts)
 
     result = tramontane.evaluate(
-        model,
-        DataConfig.model_validate(config.data.model_dump()),
-        samples=1,
-        max_tokens=8,
-        generator=GeneratorConfig(stop=config.generator.stop),
-        write_to="eval.jsonl",
+        model, "test.jsonl", config, samples=1, max_tokens=8, write_to="eval.jsonl"
     )
     assert (result.n_problems, result.format_rate) == (8, 0.0)
     found = [json.loads(line) for line in Path("eval.jsonl").read_text().split("\n") if line]
