@@ -117,6 +117,38 @@ def test_the_same_inputs_give_the_same_bits():
     assert equal(one.weights(), two.weights())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_train_what_one_thread_does(dtype):
+    one, two, again = (
+        trainer(dtype=dtype, threads=threads, microbatch_tokens=64) for threads in (1, 3, 3)
+    )
+    for version in range(2):
+        b = batch(version, groups=5)
+        expected, metrics = one.step(b), two.step(b)
+        assert metrics == pytest.approx(
+            expected, rel=1e-2 if dtype == "bfloat16" else 1e-4, abs=1e-6
+        )
+        assert again.step(b) == metrics
+    assert equal(two.weights(), again.weights())
+    for name, weight in one.weights().items():
+        # AdamW's first steps have the learning rate's size, whatever the gradient's.
+        torch.testing.assert_close(weight, two.weights()[name], atol=2e-4, rtol=1e-3)
+
+
+def test_the_gradient_of_several_threads_is_that_of_one():
+    one, two = trainer(max_grad_norm=1e9), trainer(threads=2, max_grad_norm=1e9)
+    for t in (one, two):
+        sgd(t)
+        t.step(batch())
+    for name, weight in one.weights().items():
+        torch.testing.assert_close(weight, two.weights()[name], atol=1e-6, rtol=1e-5)
+
+
+def test_threads_are_for_one_rank_on_a_cpu():
+    with pytest.raises(InputError, match="threads"):
+        trainer(threads=2, device="cuda")
+
+
 def test_minibatches_take_whole_groups_in_order():
     t, by_hand = trainer(), trainer()
     b = batch(n_minibatch=8)

@@ -120,6 +120,9 @@ class SupervisedConfig(Section):
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
     """Compile the model's blocks with torch.compile; needs a C++ compiler on a CPU."""
+    threads: int = Field(1, ge=1)
+    """CPU threads that compute microbatches side by side, each with gradients of its own. 1: one
+    microbatch at a time, whose operations use all cores."""
     ranks: int = Field(1, ge=1)
     """Processes that share the work, and by FSDP2 the weights and moments."""
     checkpoint_every: int = Field(200, ge=1)

@@ -82,6 +82,10 @@ class TrainerConfig(Section):
     more time."""
     compile: bool = False
     """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
+    threads: int = Field(1, ge=1)
+    """CPU threads that compute microbatches side by side, each with gradients of its own (4 bytes
+    per parameter). More than one is faster if generators leave cores free; take small
+    microbatches. Above 1, `device` must be cpu and `ranks` 1."""
     ranks: int = Field(1, ge=1)
     """Number of trainer processes. Above 1, FSDP2 shards weights, gradients and moments over them;
     divides the minibatch."""

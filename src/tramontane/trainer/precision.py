@@ -31,9 +31,14 @@ def working_model(master: PreTrainedModel, dtype: str) -> PreTrainedModel:
         return master
     working = copy.deepcopy(master)
     to_bfloat16(working)
+    collect_gradients(master, working)
+    return working
+
+
+def collect_gradients(master: PreTrainedModel, working: PreTrainedModel) -> None:
+    """Add each gradient of the bfloat16 copy to the master's in float32, once it is computed."""
     for exact, rough in zip(master.parameters(), working.parameters(), strict=True):
         rough.register_post_accumulate_grad_hook(partial(_move_gradient, exact))
-    return working
 
 
 def _move_gradient(exact: torch.nn.Parameter, rough: torch.Tensor) -> None:

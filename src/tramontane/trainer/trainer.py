@@ -10,6 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, pack_row
 from tramontane.trainer.objectives import Tokens, load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
+from tramontane.trainer.replicas import Replicas
 from tramontane.types import TrainBatch, TrainSequence
 
 
@@ -45,7 +47,8 @@ class Trainer:
         seed: together with the update's number, fixes which rank computes which completion.
 
     Raises:
-        InputError: an unknown objective, or a `ranks` that is not the process group's size.
+        InputError: an unknown objective, a `ranks` that is not the process group's size, or
+            several threads on a GPU or several ranks.
     """
 
     def __init__(
@@ -54,6 +57,11 @@ class Trainer:
         if config.ranks != sharding.ranks():
             raise InputError(
                 f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
+            )
+        if config.threads > 1 and (config.ranks > 1 or config.device != "cpu"):
+            raise InputError(
+                f"trainer.threads is {config.threads}: several threads need device cpu and ranks 1 "
+                f"(found {config.device} and {config.ranks}); set threads to 1"
             )
         self.objective = load_objective(config.objective)
         self._needs = self.objective.needs(config.objective)
@@ -77,8 +85,10 @@ class Trainer:
         model.train()
         sharding.shard(model, self.device, config.dtype)
         self._working = precision.working_model(model, config.dtype)
+        self._replicas = Replicas(model, self._working, config.threads)
         if config.compile:
-            compile_blocks(self._working)
+            for replica in self._replicas.models:
+                compile_blocks(replica)
         self.optimizer = build_optimizer(
             model.parameters(), config.learning_rate, config.betas, config.weight_decay
         )
@@ -118,10 +128,12 @@ class Trainer:
         averages, norms = Averages(), []
         for number, minibatch in enumerate(minibatches):
             found = Averages()
-            for index in range(len(minibatch.microbatches)):
-                tokens = self._accumulate(minibatch, index, found)
-                if number == 0:  # later minibatches are computed with weights that have moved
-                    self._add_mismatch(minibatch, index, tokens, batch.version, found)
+            # Later minibatches are computed with weights that have moved.
+            version = batch.version if number == 0 else None
+            accumulate = partial(self._accumulate, minibatch, version)
+            for part in self._replicas.map(accumulate, len(minibatch.microbatches)):
+                found.merge(part)
+            self._replicas.sum_gradients()
             norm = self._optimizer_step()
             if math.isfinite(norm):
                 averages.merge(found)
@@ -288,18 +300,24 @@ class Trainer:
                 ]
             minibatch.set_advantages(self.objective, sequence_logprobs)
 
-    def _accumulate(self, minibatch: Minibatch, index: int, averages: Averages) -> Tokens:
-        """Forward and backward of one microbatch; returns the loss's input."""
+    def _accumulate(
+        self, minibatch: Minibatch, version: int | None, replica: PreTrainedModel, index: int
+    ) -> Averages:
+        """Forward and backward of one microbatch; returns its metrics, with the mismatch if the
+        batch's `version` is given."""
         row, temperature = minibatch.row(index), minibatch.settings.temperature
-        predictions = self._forward(self._working, row, temperature, self._needs)
+        predictions = self._forward(replica, row, temperature, self._needs)
         tokens = minibatch.tokens(index, predictions, self._needs)
         loss, metrics = self.objective.loss(tokens, minibatch.config.objective)
         # FSDP averages gradients over ranks, and the loss is the ranks' sum.
         (loss * sharding.ranks()).backward()
         # Weight 1 per minibatch: microbatches and ranks add up to the minibatch's loss.
         once = torch.full_like(loss, float(index == 0 and sharding.rank() == 0))
+        averages = Averages()
         averages.add({**metrics, "loss": (loss, once)})
-        return tokens
+        if version is not None:
+            self._add_mismatch(minibatch, index, tokens, version, averages)
+        return averages
 
     def _add_mismatch(
         self, minibatch: Minibatch, index: int, tokens: Tokens, version: int, averages: Averages
