@@ -20,7 +20,7 @@ import transformers
 from datasets import Dataset
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from vs_trl_reward import reward
+from vs_trl_reward import plain_reward, reward
 
 # The parent process reads stdout, so only the lines of `say` may go there.
 OUT, sys.stdout = sys.stdout, sys.stderr
@@ -33,14 +33,15 @@ def say(line: str) -> None:
 class Turns(TrainerCallback):
     """Waits for its turn before an update, and reports the time of its updates."""
 
-    def __init__(self, warm_up: int, updates: int) -> None:
+    def __init__(self, warm_up: int, updates: int, taught: bool) -> None:
         self.updates, self.done = updates, -warm_up
+        self.score = reward if taught else plain_reward
         self.lengths: list[int] = []
         self.began = 0.0
 
     def reward(self, completions: list[str], completion_ids: Any, **_: Any) -> list[float]:
         self.lengths += [len(ids) for ids in completion_ids]
-        return [reward(text) for text in completions]
+        return [self.score(text) for text in completions]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.done >= 0 and self.done % self.updates == 0:
@@ -62,7 +63,7 @@ def main() -> None:
     s = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(s["threads"])
     transformers.utils.logging.disable_progress_bar()
-    turns = Turns(s["warm_up"], s["updates"])
+    turns = Turns(s["warm_up"], s["updates"], s["taught"])
     on_cpu = s["device"] == "cpu"
     config = GRPOConfig(
         output_dir=s["folder"],

@@ -1,14 +1,16 @@
 """This pipeline against TRL's GRPOTrainer: trained completion tokens per second, end to end.
 
-    python benchmarks/vs_trl.py [--models 1.8M 25M] [--rounds 3] [--updates 8] [--trl-updates 2]
-                                [--trl-python PATH] [--device cpu|cuda]
+    python benchmarks/vs_trl.py [--models 1.8M 25M smollm2] [--rounds 3] [--updates 8]
+                                [--trl-updates 2] [--trl-python PATH] [--device cpu|cuda]
                                 [--trl JSON] [--ours JSON]
 
 Both sides train the same Llama on the same prompts in groups of 16, with the same reward, at most
 128 new tokens and the same learning rate. An update has 512 completions at 1.8 M parameters and 128
 at 25 M. The vocabulary has 83 tokens, mostly single characters. The model is first taught the
 format of an answer, so that it earns rewards; its completions then end by themselves, after some 80
-tokens on average.
+tokens on average. `smollm2` is SmolLM2-135M-Instruct as it comes, with its own vocabulary of 49,152
+tokens and chat template, 128 completions per update and a reward without a format; TRL's turn takes
+minutes.
 
 TRL has both cores (two threads) and the settings that were fastest for it (`TRL`). Our side has one
 process with one thread for each worker, on Ray. Both compile their training. The sides take turns
@@ -54,6 +56,7 @@ from tramontane.config import Config, parse
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models import loading
+from tramontane.models.fetch import fetch
 from tramontane.placement.place import check as check_placement
 from tramontane.trainer import compiling
 
@@ -62,8 +65,8 @@ HERE = Path(__file__).parent
 KERNELS = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 TRL_VERSION = "1.16.0"
 GROUP, MAX_TOKENS, THREADS = 16, 128, 2
-COMPLETIONS = {"1.8M": 512, "25M": 128}  # per update
-TAUGHT = {"1.8M": 100, "25M": 40}  # initial steps of supervised training
+COMPLETIONS = {"1.8M": 512, "25M": 128, "smollm2": 128}  # per update
+TAUGHT = {"1.8M": 100, "25M": 40}  # initial steps of supervised training; smollm2: none
 LEARNING_RATE = 1e-6  # so small that lengths do not change
 SEED = 0
 PROMISED, AIM = 3, 6
@@ -76,6 +79,8 @@ FASTEST = {"dtype": "bfloat16", "autocast": False, "continuous": False, "compile
 TRL: dict[str, dict[str, Any]] = {
     "1.8M": FASTEST | {"microbatch": 512},
     "25M": FASTEST | {"microbatch": 128},
+    # Logits of 128 completions would take 1.6 GB, several times over.
+    "smollm2": FASTEST | {"microbatch": 32},
 }
 # The fastest for us: processes are a quarter faster than threads.
 OURS: dict[str, dict[str, dict[str, Any]]] = {
@@ -88,6 +93,13 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
     "25M": {
         "pipeline": {"n_async": 192, "max_staleness": 2},
         "trainer": {"microbatch_tokens": 4096, "compile": True},
+        "generator": {"steps_per_call": 8},
+        "placement": {"kind": "ray"},
+    },
+    # Two trainer threads use the core that the generator leaves free while it is held.
+    "smollm2": {
+        "pipeline": {"n_async": 192, "max_staleness": 2},
+        "trainer": {"microbatch_tokens": 1024, "threads": THREADS},
         "generator": {"steps_per_call": 8},
         "placement": {"kind": "ray"},
     },
@@ -168,11 +180,14 @@ def teach(model: Any, rows: list[list[int]]) -> None:
 
 def prepare(size: str, folder: Path) -> None:
     """Write the checkpoint, and the prompts in each side's format."""
-    tokenizer = make_tokenizer()
-    model = make_llama(size, context=256, seed=SEED)
-    teach(model, traces(tokenizer, TAUGHT[size] * GROUP))
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    if size in TAUGHT:
+        tokenizer = make_tokenizer()
+        model = make_llama(size, context=256, seed=SEED)
+        teach(model, traces(tokenizer, TAUGHT[size] * GROUP))
+        model.save_pretrained(folder / "model")
+        tokenizer.save_pretrained(folder / "model")
+    else:
+        tokenizer = loading.load_tokenizer(str(fetch(size, folder / "model").folder))
     rows = problems(4096)
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     encoder = PromptEncoder(tokenizer)
@@ -199,6 +214,7 @@ class TrlSide:
             "warm_up": WARM_UP,
             "updates": updates,
             "threads": THREADS,
+            "taught": size in TAUGHT,
             "device": device,
             "seed": SEED,
             "completions": COMPLETIONS[size],
@@ -257,6 +273,9 @@ class TrlSide:
 
 def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
     """Our side's config; `folder` holds the model and the problems."""
+    reward = {"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}
+    if size not in TAUGHT:
+        reward |= {"function": "vs_trl_reward.plain_custom", "malformed": True}
     raw: dict[str, dict[str, Any]] = {
         "placement": {},
         "data": {"train": str(folder / "problems.jsonl"), "eval": None},
@@ -274,7 +293,7 @@ def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
         # The same single reward as TRL's.
         "verifier": {
             "reward": dict.fromkeys(("format", "correctness", "length", "language"), 0)
-            | {"custom": [{"name": "vowels", "function": "vs_trl_reward.custom", "weight": 1}]}
+            | {"custom": [reward]}
         },
         "checkpoint": {"every": 10**6},
     }
@@ -395,7 +414,7 @@ def result(size: str, ours: Sequence[Turn], theirs: Sequence[Turn]) -> dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=list(COMPLETIONS), default=list(COMPLETIONS))
+    parser.add_argument("--models", nargs="+", choices=list(COMPLETIONS), default=list(TAUGHT))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--updates", type=int, default=8, help="our updates in a turn")
     parser.add_argument("--trl-updates", type=int, default=2, help="TRL's updates in a turn")

@@ -16,6 +16,16 @@ def reward(text: str) -> float:
     return sum(c in "aeiou" for c in match[1]) / len(match[1])
 
 
+def plain_reward(text: str) -> float:
+    """Share of vowels among all characters, for a model that was not taught the format."""
+    return sum(c in "aeiou" for c in text) / max(1, len(text))
+
+
 def custom(problem: Any, text: str, n_tokens: int) -> float:
     """`reward` with the signature that `verifier.reward.custom` requires."""
     return reward(text)
+
+
+def plain_custom(problem: Any, text: str, n_tokens: int) -> float:
+    """`plain_reward` with the signature that `verifier.reward.custom` requires."""
+    return plain_reward(text)

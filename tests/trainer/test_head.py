@@ -35,11 +35,14 @@ def make(model_type, **extra):
     return AutoModelForCausalLM.from_config(config, attn_implementation="packed").train()
 
 
-@pytest.fixture(params=[1, 16, 1 << 20])
+@pytest.fixture(params=[(1, 0), (10, 0), (1, 250), (10, 250), (1 << 20, 0), (1 << 20, 1 << 20)])
 def part(request, monkeypatch):
-    """Smallest and usual parts of the vocabulary: 1, about 16 / N, and everything at once."""
+    """Parts of one or two entries of the vocabulary, or all at once; of their logits none, some or
+    all are kept for the backward pass."""
+    elements, kept = request.param
     monkeypatch.setattr(head, "SMALLEST_PART", 1)
-    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", request.param)
+    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(head, "KEPT_BYTES", kept)
 
 
 def plain(hidden, weight, bias, targets, temperature):
@@ -73,6 +76,7 @@ def test_gradients_are_the_derivatives_in_float64(bias, outputs):
 def test_a_model_gives_the_predictions_and_gradients_of_its_logits(model_type, tied, monkeypatch):
     monkeypatch.setattr(head, "SMALLEST_PART", 1)
     monkeypatch.setitem(head.PART_ELEMENTS, "cpu", 400)  # four parts or more
+    monkeypatch.setattr(head, "KEPT_BYTES", 4000)  # some of them
     fused = make(model_type, tie_word_embeddings=tied, **SCALED.get(model_type, {})).double()
     unfused = copy.deepcopy(fused)
     scale = head_scale(fused.float())

@@ -2,8 +2,9 @@
 part of the vocabulary at a time.
 
 At a vocabulary of 50,000 or 150,000 the logits of a microbatch are larger than all its other
-activations. Here no tensor of [tokens, vocabulary] exists: the backward pass computes each part's
-logits again, for which it keeps one number per token (log Σ exp z).
+activations. Here no tensor of [tokens, vocabulary] exists. Up to a fixed number of bytes of logits
+is kept for the backward pass; it computes the others again, for which it keeps one number per token
+(log Σ exp z).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tramontane.trainer.microbatch import PackedRow, Predictions
 # Logits computed at once. On a CPU, 4 MB in float32 stay in the cache between the passes over them;
 # on a GPU, 256 MB keep its matrix products large.
 PART_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26, "mps": 1 << 24}
+# Logits that are kept for the backward pass, which would take a third more time without any.
+KEPT_BYTES = 128 << 20
 SMALLEST_PART = 256  # entries of the vocabulary, for the matrix products' sake
 
 
@@ -119,8 +122,13 @@ class _HeadLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         maxima, sums, moments = [], [], []
         at_target = torch.empty(len(targets), dtype=dtype, device=hidden.device)
-        for part in _parts(hidden, weight, bias, targets, divisor):
-            z = part.logits
+        kept: list[torch.Tensor] = []
+        room = KEPT_BYTES
+        for part in _parts(hidden, weight, bias, targets, []):
+            room -= part.logits.nbytes
+            if room >= 0:
+                kept.append(part.logits)
+            z = _scaled(part.logits, divisor, overwrite=room < 0)
             at_target = torch.where(part.inside, z.gather(1, part.column)[:, 0], at_target)
             maxima.append(z.amax(-1))
             p = z.sub_(maxima[-1][:, None]).exp()
@@ -135,7 +143,7 @@ class _HeadLogprobs(torch.autograd.Function):
         entropy = (log_share.exp() * (part_entropies - log_share.clamp(min=-1e4))).sum(0)
         logprobs = at_target - total
         ctx.save_for_backward(hidden, weight, bias, targets, total, logprobs, entropy)
-        ctx.divisor = divisor
+        ctx.divisor, ctx.kept = divisor, kept
         ctx.set_materialize_grads(False)
         top1 = (at_target >= tops.amax(0)).to(dtype)
         ctx.mark_non_differentiable(top1)
@@ -157,8 +165,8 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
         # A p near 1 would lose 1 − p: the target's entry comes from its log-prob.
         at_target = -torch.expm1(logprobs) * g
-        for part in _parts(hidden, weight, bias, targets, ctx.divisor):
-            logp = part.logits.sub_(total[:, None])
+        for part in _parts(hidden, weight, bias, targets, ctx.kept):
+            logp = _scaled(part.logits, ctx.divisor, overwrite=True).sub_(total[:, None])
             if grad_entropy is None:
                 grad = logp.exp_().mul_(-g[:, None])
             else:
@@ -192,7 +200,7 @@ class _Part(NamedTuple):
 
     Args:
         entries: the part.
-        logits: [K, entries] z, float32 (float64 for a model in float64); free to be overwritten.
+        logits: [K, entries] W h + b, in the model's dtype.
         inside: [K] bool, True for the tokens whose target is in this part.
         column: [K, 1] int64, the target's column in the part; for other tokens, any column.
     """
@@ -208,16 +216,24 @@ def _parts(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
-    divisor: float,
+    kept: list[torch.Tensor],
 ) -> Iterator[_Part]:
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    """All parts; the logits of the first parts are taken from `kept`, which is emptied."""
+    kept.reverse()
     size = part_size(len(hidden), hidden.device)
     for start in range(0, len(weight), size):
         entries = slice(start, min(start + size, len(weight)))
-        logits = F.linear(hidden, weight[entries], None if bias is None else bias[entries])
-        logits = logits.to(dtype)
-        if divisor != 1:
-            logits.div_(divisor)
+        if kept:
+            logits = kept.pop()
+        else:
+            logits = F.linear(hidden, weight[entries], None if bias is None else bias[entries])
         column = targets - start
         inside = (column >= 0) & (column < logits.shape[1])
         yield _Part(entries, logits, inside, column.clamp(0, logits.shape[1] - 1)[:, None])
+
+
+def _scaled(logits: torch.Tensor, divisor: float, overwrite: bool) -> torch.Tensor:
+    """The logits over `divisor` in float32 (float64 for a model in float64), free to be changed."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    z = logits.to(dtype, copy=not overwrite)
+    return z if divisor == 1 else z.div_(divisor)
