@@ -15,7 +15,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # The quick ones first, so that a broken promise is known soon.
-NAMES = ("weight_update", "collation", "overlap", "scaling", "vs_trl", "generation")
+NAMES = (
+    "weight_update",
+    "collation",
+    "overlap",
+    "vocabulary",
+    "scaling",
+    "vs_trl",
+    "generation",
+)
 
 
 def run(name: str) -> list[tuple[str, str, bool]]:
