@@ -56,7 +56,7 @@ from tramontane.config import Config, parse
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models import loading
-from tramontane.models.fetch import fetch
+from tramontane.models.fetch import cache_dir, fetch
 from tramontane.placement.place import check as check_placement
 from tramontane.trainer import compiling
 
@@ -187,7 +187,8 @@ def prepare(size: str, folder: Path) -> None:
         model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
     else:
-        tokenizer = loading.load_tokenizer(str(fetch(size, folder / "model").folder))
+        (folder / "model").symlink_to(fetch(size, cache_dir() / size).folder)
+        tokenizer = loading.load_tokenizer(str(folder / "model"))
     rows = problems(4096)
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     encoder = PromptEncoder(tokenizer)
@@ -351,6 +352,8 @@ def missing(sizes: Sequence[str], device: str) -> list[str]:
     found = []
     for size in sizes:
         try:
+            if size not in TAUGHT:
+                fetch(size, cache_dir() / size)
             config = our_config(size, HERE, device, HERE)
             check_placement(config)
             loading.check_device(device, "--device")
