@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.measure import Promise
 from chaos.kill import Killer
 from chaos.runs import Run, lines, quickstart
+from tramontane.run.rollouts import read_run
 
 KILLS = 12
 KILL_SECONDS = (1.5, 4.0)  # range of the time between two kills
@@ -39,9 +40,9 @@ def compare(build: Path, seed: int) -> tuple[dict[str, Any], list[Promise]]:
                 if len(killer.kills) < kills and (run.folder / "workers.jsonl").is_file():
                     killer.strike(["generator 0", "generator 1"], stop_share=0.0)
                 time.sleep(killer.random.uniform(*KILL_SECONDS) if kills else 1.0)
-            files = (run.folder / "rollouts").glob("update_*.jsonl")
+            columns = ["group", "index", "token_ids"]
             found[name] = {
-                (r["group"], r["index"]): len(r["tokens"]) for f in files for r in lines(f)
+                (r["group"], r["index"]): len(r["token_ids"]) for r in read_run(run.folder, columns)
             }
     begun = {
         (group, index)

@@ -10,15 +10,10 @@ from typing import Any
 import yaml
 
 from benchmarks.measure import Promise
+from tramontane.models.loading import load_tokenizer
+from tramontane.run import rollouts
 
 Row = dict[str, Any]
-SPECIAL = (
-    "<s>",
-    "</s>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-)  # may stand anywhere; texts omit them
 
 
 def read(file: Path) -> list[Row]:
@@ -27,8 +22,8 @@ def read(file: Path) -> list[Row]:
 
 def prove(folder: Path) -> list[Promise]:
     sizes = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["pipeline"]
-    files = sorted((folder / "rollouts").glob("update_*.jsonl"))
-    rows = [row for file in files for row in read(file)]
+    files = rollouts.files(folder / "rollouts")
+    rows = [row for file in files for row in rollouts.read_rollouts(file)]
     return [
         *_problems(folder, rows, sizes),
         _updates(folder, files, sizes),
@@ -77,8 +72,11 @@ def _problems(folder: Path, rows: list[Row], sizes: Row) -> list[Promise]:
 def _updates(folder: Path, files: list[Path], sizes: Row) -> Promise:
     """Every update is recorded once, even if a resumed run did it again after its checkpoint."""
     metrics = [row["update"] for row in read(folder / "metrics.jsonl")]
-    written = [int(file.stem.removeprefix("update_")) for file in files]
-    trained = [sum(row["filtered"] is None for row in read(file)) for file in files]
+    written = [rollouts.update_of(file) for file in files]
+    trained = [
+        sum(row["filtered"] is None for row in rollouts.read_rollouts(file, ["filtered"]))
+        for file in files
+    ]
     expected = list(range(1, sizes["updates"] + 1))
     return Promise(
         "metrics and rollouts have every update once, of n_batch completions",
@@ -92,11 +90,13 @@ def _tokens(rows: list[Row], sizes: Row) -> list[Promise]:
     decreasing = sum(row["versions"] != sorted(row["versions"]) for row in rows)
     trained = [row for row in rows if row["filtered"] is None]
     ages = [row["update"] - 1 - v for row in trained for v in row["versions"]]
+    tokenizer = load_tokenizer("tiny")
     whole = sum(
-        "".join(t for t in row["tokens"] if t not in SPECIAL) == row["text"]
-        and len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
-        and (row["tokens"][-1] == "</s>" or len(row["tokens"]) == sizes["l_max"])
+        tokenizer.decode(ids, skip_special_tokens=True) == row["text"]
+        and len(ids) == len(row["versions"]) == len(row["logprobs"])
+        and (ids[-1] == tokenizer.eos_token_id or len(ids) == sizes["l_max"])
         for row in rows
+        for ids in [row["token_ids"]]
     )
     spanning = sum(len(set(row["versions"])) > 1 for row in rows)
     return [

@@ -7,7 +7,7 @@ Plain data, no torch and no tokenizer, so that every room (and every process) ca
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -105,8 +105,32 @@ class SamplingParams:
     top_k: int = 0
 
 
+def ints(values: Iterable[int] = ()) -> array[int]:
+    """The values as an array of 32-bit integers; an array is returned as it is."""
+    return values if isinstance(values, array) else array("i", values)
+
+
+def floats(values: Iterable[float] = ()) -> array[float]:
+    """The values as an array of 32-bit floats; an array is returned as it is."""
+    return values if isinstance(values, array) else array("f", values)
+
+
+class SampledTokens:
+    """Token ids, log-probs and versions in compact arrays: 12 bytes a token, where lists of Python
+    numbers take 76 and are walked by the garbage collector. Given as other sequences, they are
+    converted."""
+
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+
+    def __post_init__(self) -> None:
+        self.token_ids, self.logprobs = ints(self.token_ids), floats(self.logprobs)
+        self.versions = ints(self.versions)
+
+
 @dataclass
-class Request:
+class Request(SampledTokens):
     """One completion to be generated. Requests of one group share `group` and the prompt.
 
     `seed` alone decides the request's random numbers, whatever else is running.
@@ -118,13 +142,13 @@ class Request:
     prompt_ids: list[int]
     seed: int
     sampling: SamplingParams
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=ints)
+    logprobs: array[float] = field(default_factory=floats)
+    versions: array[int] = field(default_factory=ints)
 
 
 @dataclass
-class Completion:
+class Completion(SampledTokens):
     """A finished request: the sampled tokens, and the weights versions that sampled them.
 
     Args:
@@ -141,22 +165,22 @@ class Completion:
     group: int
     index: int
     prompt_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
     finish_reason: FinishReason
     text: str = ""
 
 
 @dataclass
-class Growth:
+class Growth(SampledTokens):
     """Tokens that an unfinished request gained; the fields are those of `Request`."""
 
     group: int
     index: int
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
 
 
 @dataclass
@@ -270,16 +294,17 @@ class TrainSequence:
         verdict: Verdict | None = None,
         prompt_ids: array[int] | None = None,
     ) -> TrainSequence:
-        """Convert a completion; without a verdict it is not scored.
+        """The sequence of a completion, whose arrays it shares; without a verdict it is not
+        scored.
 
         `prompt_ids`: the prompt's array, if the caller shares one among a group's sequences, so
         that a message holds it once.
         """
         return cls(
-            prompt_ids=array("i", completion.prompt_ids) if prompt_ids is None else prompt_ids,
-            token_ids=array("i", completion.token_ids),
-            logprobs=array("f", completion.logprobs),
-            versions=array("i", completion.versions),
+            prompt_ids=ints(completion.prompt_ids) if prompt_ids is None else prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
             reward=verdict.reward if verdict else 0.0,
             scored=verdict is not None,
         )

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +15,7 @@ import tramontane
 from tests.paths import DATA
 from tramontane.audit.findings import KINDS
 from tramontane.audit.opinions import same_number, same_string
+from tramontane.audit.recorded import AUDITED
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.cli import app
 from tramontane.config import VerifierConfig
@@ -79,6 +82,13 @@ def write(path, rows):
     return path
 
 
+def record(path, rows):
+    """Write rows as a run records them, with the columns that the audit reads."""
+    labelled = [{"reference": row["answer"], **row} for row in rows]
+    audited = [{name: row.get(name) for name in AUDITED} for row in labelled]
+    pq.write_table(pa.Table.from_pylist(audited), path)
+
+
 def findings(folder):
     return [json.loads(line) for line in (folder / "audit.jsonl").open(encoding="utf-8")]
 
@@ -87,8 +97,8 @@ def findings(folder):
 def run(tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     (run / "rollouts").mkdir()
-    write(run / "rollouts" / "update_000001.jsonl", GOOD)
-    write(run / "rollouts" / "update_000002.jsonl", [row for row, _ in PLANTED])
+    record(run / "rollouts" / "update_000001.parquet", GOOD)
+    record(run / "rollouts" / "update_000002.parquet", [row for row, _ in PLANTED])
     return run, tramontane.audit(run, config=VerifierConfig(timeout_s=3.0))
 
 
@@ -96,7 +106,7 @@ def test_each_planted_row_is_found_under_its_kinds(run):
     folder, result = run
     found = [(f["file"], f["line"], f["kind"]) for f in findings(folder)]
     expected = [
-        ("rollouts/update_000002.jsonl", line, kind)
+        ("rollouts/update_000002.parquet", line, kind)
         for line, (_, kinds) in enumerate(PLANTED, 1)
         for kind in kinds
     ]
@@ -118,17 +128,24 @@ def test_disputes_name_the_verifiers_that_disagree(run):
 def test_the_report_links_to_the_rollouts(run):
     page = (run[0] / "audit.md").read_text(encoding="utf-8")
     assert all(f"| {kind} | " in page for kind in KINDS)
-    link = "[`rollouts/update_000002.jsonl:1`](rollouts/update_000002.jsonl#L1)"
+    link = "[`rollouts/update_000002.parquet:1`](rollouts/update_000002.parquet)"
     assert f"| {link} | `p2` | `5 or 6` | `5` | `says “or”` |" in page
     check_links(run[0] / "audit.md", run[1].findings)
 
 
 def check_links(page, found):
-    """Each link leads from the page's folder to the line with the completion."""
-    links = re.findall(r"\]\(([^)]+)#L(\d+)\)", page.read_text(encoding="utf-8"))
+    """Each link leads from the page's folder to the file, and in JSONL to the line, of the
+    completion."""
+    links = re.findall(r"`\]\(([^)#]+)(?:#L(\d+))?\)", page.read_text(encoding="utf-8"))
     assert len(links) == len(found)
     for (file, line), finding in zip(links, found, strict=True):
-        row = json.loads((page.parent / unquote(file)).read_text().splitlines()[int(line) - 1])
+        path = page.parent / unquote(file)
+        if path.suffix == ".parquet":
+            rows = pq.read_table(path).to_pylist()
+        else:
+            assert line == str(finding.line)
+            rows = [json.loads(text) for text in path.read_text().splitlines()]
+        row = rows[finding.line - 1]
         assert row.get("problem_id", row.get("id")) == finding.problem_id
 
 
@@ -193,7 +210,7 @@ def test_the_command(tmp_path):
 
 def test_a_file_of_a_run_gets_a_page_of_its_own_next_to_it(run, tmp_path):
     page = (run[0] / "audit.md").read_bytes()
-    file = run[0] / "rollouts" / "update_000002.jsonl"
+    file = run[0] / "rollouts" / "update_000002.parquet"
     result = tramontane.audit(file, sample=0)
     assert (run[0] / "audit.md").read_bytes() == page
     assert result.report == file.with_name("audit_update_000002.md")

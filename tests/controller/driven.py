@@ -1,14 +1,15 @@
 """A ledger without workers, for tests: each step of a run is a call."""
 
-import json
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tramontane.config import Config
 from tramontane.controller.groups import OpenGroup
-from tramontane.controller.ledger import Ledger
+from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.data.curriculum import Curriculum
+from tramontane.run.pending import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.types import Batch, Completion, Outcome, Verdict
 
 OUTCOMES: tuple[Outcome, Outcome] = ("wrong", "right")
@@ -48,9 +49,11 @@ class DrivenLedger:
         config = self.config
         return Ledger(config, Curriculum(config.by_stage()), lambda problem: [1])
 
-    def resume(self) -> dict[str, Any]:
+    def resume(self) -> Snapshot:
         """Go on with a new ledger, restored from this one's snapshot, which is returned."""
-        state: dict[str, Any] = json.loads(json.dumps(self.ledger.snapshot()))
+        with TemporaryDirectory() as folder:
+            write_pipeline(Path(folder), PipelineCheckpoint(self.ledger.snapshot(), 0.0))
+            state = read_pipeline(Path(folder)).snapshot
         self.ledger, self.formed = self._new_ledger(), []
         self.ledger.restore(state)
         return state

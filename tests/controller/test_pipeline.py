@@ -1,7 +1,6 @@
 """The controller's invariants, over real workers and the shipped base model."""
 
 import asyncio
-import json
 import sys
 import threading
 from collections import defaultdict
@@ -18,9 +17,12 @@ from tramontane.config import Config
 from tramontane.controller import pipeline as pipeline_module
 from tramontane.controller.observer import PipelineState, Update
 from tramontane.controller.staleness import room
+from tramontane.models.loading import load_tokenizer
 from tramontane.placement.handle import WorkerStalled
 from tramontane.run.folder import RunFolder
+from tramontane.run.pending import read_pipeline
 from tramontane.run.recorder import Recorder
+from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.trainer import Trainer
@@ -45,15 +47,13 @@ class WatchedPipeline(pipeline_module.Pipeline):
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
-    files = sorted((folder / "rollouts").glob("*.jsonl"))
-    return [json.loads(line) for f in files for line in f.read_text().splitlines()]
+    return list(read_run(folder))
 
 
 def pending(folder: Path) -> set[int]:
     checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    state = json.loads((checkpoint / "pipeline.json").read_text())
-    return {g["id"] for g in state["groups"]} | {g["id"] for g, _ in state["filtered"]}
+    return {group.id for group, _ in read_pipeline(checkpoint).snapshot.all_groups()}
 
 
 def check_ledger(folder: Path, config: Config) -> None:
@@ -73,7 +73,7 @@ def check_ledger(folder: Path, config: Config) -> None:
     assert not (kept | filtered) & left
     checkpoint = RunFolder(folder).whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    handed_out = json.loads((checkpoint / "pipeline.json").read_text())["next_group"]
+    handed_out = read_pipeline(checkpoint).snapshot.next_group
     assert kept | filtered | left == set(range(handed_out))
     per_update = defaultdict(int)
     for g in kept:
@@ -91,14 +91,16 @@ def check_completions(rows: list[dict[str, Any]], config: Config) -> None:
     ages = [r["update"] - 1 - v for r in rows if r["filtered"] is None for v in r["versions"]]
     assert 0 <= min(ages)
     assert 1 <= max(ages) <= config.pipeline.max_staleness
+    tokenizer = load_tokenizer("tiny")
     for row in rows:
-        assert "".join(row["tokens"]).removesuffix("</s>") == row["text"]
-        assert len(row["tokens"]) == len(row["versions"]) == len(row["logprobs"])
+        tokens = row["token_ids"]
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == row["text"]
+        assert len(tokens) == len(row["versions"]) == len(row["logprobs"])
         if row["finish_reason"] == "length":
             l_max = {at.pipeline.l_max for at in config.by_stage()}
-            assert len(row["tokens"]) in l_max and row["tokens"][-1] != "</s>"
+            assert len(tokens) in l_max and tokens[-1] != tokenizer.eos_token_id
         else:
-            assert row["tokens"][-1] == "</s>"
+            assert tokens[-1] == tokenizer.eos_token_id
         assert row["versions"] == sorted(row["versions"])
     # Weights really changed under sequences in flight.
     assert any(len(set(r["versions"])) > 1 for r in rows)

@@ -174,7 +174,7 @@ def test_stages_drain_and_each_keeps_the_staleness_bound(
         if run.trained and rng.random() < 0.05:  # killed, and resumed from a snapshot
             state = run.resume()
             # What was drawn after a synchronous round's state is drawn again.
-            for group in [g for g in run.handed_out if g >= state["next_group"]]:
+            for group in [g for g in run.handed_out if g >= state.next_group]:
                 del run.handed_out[group], born[group]
     assert len(run.trained) == 12
     seen = [g.id for b in run.trained for g in b.groups]

@@ -8,6 +8,7 @@ import pytest
 from tests.curation.killing import start_script
 from tests.forked import end
 from tests.paths import ROOT
+from tramontane.run.rollouts import read_run
 
 SCRIPT = ROOT / "benchmarks/curation_proof.py"
 SIZES = [
@@ -79,10 +80,9 @@ def test_all_sets_are_trained_on_alike(proof):
     for name, row in training.items():
         (run,) = row["runs"]
         assert run["updates"] == 2
-        rollouts = (folder / "runs" / f"{name.replace(' ', '_')}_0" / "rollouts").glob("*.jsonl")
-        rows = [row for path in rollouts for row in lines(path)]
+        rows = list(read_run(folder / "runs" / f"{name.replace(' ', '_')}_0"))
         assert run["completions_per_update"] * 2 == len(rows)
-        assert sum(row["advantage_kept"] for row in rows) == 2 * 16
+        assert sum(row["filtered"] is None for row in rows) == 2 * 16
         source = folder / {"raw": "raw.jsonl", "one pass": "first/kept.jsonl"}.get(
             name, "second/kept.jsonl"
         )

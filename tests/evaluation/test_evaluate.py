@@ -58,9 +58,9 @@ class ScriptedGenerator:
 
     def step(self) -> list[Completion]:
         r = self.requests.pop()
-        text = response(self.answers[r.group][r.index])
-        reason = "length" if self.answers[r.group][r.index] is None else "stop"
-        ids = [1] * (r.group + 1)
+        text = response(self.answers[-1 - r.group][r.index])
+        reason = "length" if self.answers[-1 - r.group][r.index] is None else "stop"
+        ids = self.tokenizer(text)["input_ids"]
         return [Completion(r.group, r.index, r.prompt_ids, ids, [0.0], [0], reason, text)]
 
 
@@ -112,7 +112,8 @@ def test_every_figure(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> Non
     assert result.language_rate == pytest.approx(3 / 12)
     assert result.unscorable_rate == pytest.approx(1 / 12)
     assert result.length_limited_rate == pytest.approx(5 / 12)
-    assert result.mean_completion_tokens == pytest.approx((1 + 2 + 3) / 3)
+    lengths = [len(tokenizer(response(a))["input_ids"]) for row in ANSWERS for a in row]
+    assert result.mean_completion_tokens == pytest.approx(sum(lengths) / 12)
     thoughts = len(tokenizer("so it is", add_special_tokens=False)["input_ids"])
     assert result.mean_thinking_tokens == pytest.approx(thoughts * 7 / 12)
     assert list(result.by_language) == ["en", "fr"]

@@ -118,7 +118,7 @@ def reference_logprobs(
 ) -> torch.Tensor:
     """Log-probs [T, V] of every token of a completion, by one plain forward of `model`."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + tokens])).logits[0].float()
+        logits = model(torch.tensor([[*prompt, *tokens]])).logits[0].float()
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / (temperature or 1.0), -1)
 
 

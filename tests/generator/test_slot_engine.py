@@ -145,7 +145,7 @@ def test_interrupted_requests_continue_to_the_same_tokens():
     assert done.keys() == whole.keys()
     for key, c in done.items():
         assert c.token_ids == whole[key].token_ids
-        assert c.versions == [3] * len(c.token_ids)
+        assert c.versions.tolist() == [3] * len(c.token_ids)
         torch.testing.assert_close(
             torch.tensor(c.logprobs), torch.tensor(whole[key].logprobs), atol=1e-4, rtol=0
         )

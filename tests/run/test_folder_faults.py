@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage
 from tramontane.run.folder import RunFolder
 from tramontane.run.report import write_report
+from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.session import open_run
 from tramontane.run.train import train
@@ -76,7 +78,12 @@ def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: R
     assert damage(whole) is None
     files = [p.relative_to(whole) for p in whole.rglob("*") if p.is_file()]
     names = {str(f) for f in files}
-    assert {"manifest.json", "pipeline.json", "weights/model.safetensors"} < names
+    assert {
+        "manifest.json",
+        "pipeline.json",
+        "completions.parquet",
+        "weights/model.safetensors",
+    } < names
     assert {"trainer/.metadata", "trainer/checksums_0"} < names
     harms: list[Callable[[Path], None]] = [halve, flip, os.unlink]
     for file in files:
@@ -92,7 +99,8 @@ def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: R
 
 
 @pytest.mark.parametrize(
-    "file", ["pipeline.json", "weights/model.safetensors", "trainer/__0_0.distcp"]
+    "file",
+    ["pipeline.json", "completions.parquet", "weights/model.safetensors", "trainer/__0_0.distcp"],
 )
 def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
     run: RunFolder, file: str
@@ -155,25 +163,36 @@ def test_a_broken_line_in_the_middle_of_metrics_is_named(run: RunFolder, line: b
     assert run.metrics_file.read_bytes() == b"".join(lines)
 
 
-def test_a_cut_rollouts_file_is_audited_as_far_as_it_goes(run: RunFolder) -> None:
-    file = run.rollouts / "update_000003.jsonl"
-    rows = file.read_text().splitlines()
-    os.truncate(file, file.stat().st_size - 50)
+def test_a_cut_rollouts_file_is_named_and_the_others_are_audited(run: RunFolder) -> None:
+    file = run.rollouts / "update_000003.parquet"
+    rows, lost = len(list(read_run(run.path))), len(list(read_rollouts(file)))
+    halve(file)
     found = audit(run.path)
+    assert found.completions == rows - lost
     assert len(found.broken) == 1
-    assert found.broken[0].startswith(f"{file}:{len(rows)}: ")
-    whole = sum(len(f.read_text().splitlines()) for f in run.rollouts.iterdir())
-    assert found.completions == whole - 1
+    assert found.broken[0].startswith(f"{file}: not a whole Parquet file (")
     write_report(run.path)
+
+
+def test_a_changed_bit_of_the_rollouts_is_noticed_by_its_checksum(run: RunFolder) -> None:
+    file = run.rollouts / "update_000003.parquet"
+    row_group = pq.ParquetFile(file).metadata.row_group(0)
+    columns = [row_group.column(i) for i in range(row_group.num_columns)]
+    largest = max(columns, key=lambda column: column.total_compressed_size)
+    content = bytearray(file.read_bytes())
+    content[largest.data_page_offset + largest.total_compressed_size // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="not a whole Parquet file"):
+        list(read_rollouts(file))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "data", "file"),
     [
-        (20_000, {}, "rollouts/update_000001.jsonl"),
+        (6_000, {}, "rollouts/update_000001.parquet"),
         (1_000_000, {}, "checkpoints/step_1.partial"),
-        (4_000, {"eval": "playground:"}, "evaluation_before.partial"),
+        (6_000, {"eval": "playground:"}, "evaluation_before.partial"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named_with_the_remedy(

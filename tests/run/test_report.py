@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tramontane.models.loading import load_tokenizer
+from tramontane.run.folder import RunFolder
 from tramontane.run.report import write_report
+from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
 
 UPDATES = 12
 HOSTILE = "<script>alert('x')</script> & <b>bold</b>"
@@ -91,28 +94,29 @@ def evaluation(right: int) -> list[dict[str, Any]]:
     ]
 
 
-def rollout(update: int, versions: list[int]) -> dict[str, Any]:
+def rollout(index: int, versions: list[int]) -> tuple[Completion, Verdict]:
     words = [f"{'' if i == 0 else ' '}{w}" for i, w in enumerate(HOSTILE.split())]
     tokens = ["<think>", *words, *[f" {i} + {i + 1} = {2 * i + 1}," for i in range(len(versions))]]
-    tokens = [*tokens[: len(versions) - 3], "</think>", "\n", "\\boxed{12}"]
-    return {
-        "update": update,
-        "group": 3,
-        "index": 0,
-        "problem_id": "p",
-        "problem": f"What is {HOSTILE}?",
-        "language": "en",
-        "difficulty": 2,
-        "text": "".join(tokens),
-        "tokens": tokens,
-        "versions": versions,
-        "logprobs": [-0.1] * len(tokens),
-        "reward": 1.1,
-        "parts": {},
-        "verdict": "right",
-        "reason": "",
-        "advantage_kept": True,
-    }
+    text = "".join([*tokens, "</think>", "\n", "\\boxed{12}"])
+    ids = load_tokenizer("tiny")(text)["input_ids"]
+    spread = [versions[i * len(versions) // len(ids)] for i in range(len(ids))]
+    completion = Completion(3, index, [1], ids, [-0.1] * len(ids), spread, "stop", text)
+    return completion, Verdict(1.1, {}, "right")
+
+
+def write_rollouts(folder: RunFolder, update: int, spanning: list[int]) -> None:
+    """Two completions that were trained on, and one that was filtered."""
+    problem = Problem("p", "math", f"What is {HOSTILE}?", "12", language="en", difficulty=2)
+    trained = [rollout(0, [update] * 10), rollout(1, spanning)]
+    filtered = [rollout(0, list(range(40)))]
+    groups = [
+        (Group(number, problem, [c for c, _ in pairs], [v for _, v in pairs]), reason)
+        for number, (pairs, reason) in enumerate(
+            [(trained, None), (filtered, FilterReason("no diversity"))]
+        )
+    ]
+    folder.rollouts.mkdir(exist_ok=True)
+    folder.write_rollouts(update, groups, ["correctness"])
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -128,9 +132,7 @@ def make_run(folder: Path) -> Path:
     for update in (1, 6, UPDATES):
         old = max(0, update - 3)
         spanning = sorted(old + i * (update - old) // 39 for i in range(40))
-        rows = [rollout(update, [update] * 10), rollout(update, spanning)]
-        rows.append(rollout(update, list(range(40))) | {"advantage_kept": False})  # not trained on
-        write_jsonl(folder / "rollouts" / f"update_{update:06d}.jsonl", rows)
+        write_rollouts(RunFolder(folder), update, spanning)
     before, after = evaluation(1), evaluation(3)
     before[0]["text"] = f"The answer is {HOSTILE}"
     before[0].update(verdict="malformed", reason="does not start with <think>", reward=0.0)

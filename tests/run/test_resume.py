@@ -1,6 +1,5 @@
 """Runs that are killed or interrupted and then resumed; those that are killed are processes."""
 
-import json
 import os
 import signal
 import time
@@ -20,6 +19,7 @@ from tramontane.config import Config
 from tramontane.controller.pipeline import Pipeline
 from tramontane.generator import Generator
 from tramontane.run.folder import RunFolder
+from tramontane.run.pending import read_pipeline
 from tramontane.run.screen import QuietScreen
 from tramontane.run.session import open_run
 from tramontane.run.train import train
@@ -92,12 +92,11 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
     folder, resumed = open_run(tmp_path / "run", ["trainer.learning_rate=1e-5"])
     checkpoint = folder.whole_checkpoint(pytest.fail)
     assert checkpoint is not None
-    groups = json.loads((checkpoint / "pipeline.json").read_text())["groups"]
     begun = {
-        (request["group"], request["index"]): request["versions"]
-        for group in groups
-        for request in group["requests"]
-        if request["token_ids"]
+        (request.group, request.index): request.versions.tolist()
+        for group, _ in read_pipeline(checkpoint).snapshot.all_groups()
+        for request in group.thaw().requests
+        if request.token_ids
     }
     assert begun, "no completion was in flight at the checkpoint"
 
@@ -200,12 +199,12 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
     folder.checkpoints.mkdir()
     for update in (1, 2):
         folder.log({"update": update})
-        folder.write_rollouts(update, [{"update": update}])
+        folder.write_rollouts(update, [], ["format"])
         folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
     with folder.metrics_file.open("a") as file:
         file.write('{"update": 3, "rew')
     folder.checkpoint_dir(3)  # never committed
-    folder.write_rollouts(3, [])
+    folder.write_rollouts(3, [], ["format"])
     latest = folder.whole_checkpoint(pytest.fail)
     assert latest is not None
     assert latest.name == "step_2"
@@ -213,8 +212,8 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
     assert [p.name for p in sorted(folder.checkpoints.iterdir())] == ["step_1", "step_2"]
     assert [m["update"] for m in folder.metrics()] == [1, 2]
     assert sorted(p.name for p in folder.rollouts.iterdir()) == [
-        "update_000001.jsonl",
-        "update_000002.jsonl",
+        "update_000001.parquet",
+        "update_000002.parquet",
     ]
 
 

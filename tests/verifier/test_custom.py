@@ -1,6 +1,5 @@
 """The user's own rewards, through the real pool: named parts, and no silent zero."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from tramontane import api
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
+from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, grade
@@ -184,8 +184,7 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
     result = api.train(config, screen=QuietScreen(), report=False)
     run = RunFolder(tmp_path / "run")
     [metrics] = run.metrics()
-    files = (tmp_path / "run" / "rollouts").glob("*.jsonl")
-    rows = [json.loads(line) for file in files for line in file.open()]
+    rows = list(read_run(tmp_path / "run"))
     bad = [row for row in rows if row["verdict"] == "unscorable"]
     assert bad and {row["reward"] for row in bad} == {0.0}
     trained = [row for row in bad if row["filtered"] is None]

@@ -60,7 +60,8 @@ def _section(kind: str, found: list[Finding], result: Audit, name: str) -> list[
         lines += [""]
     lines += ["| rollout | problem | answer | reference | detail |", "|---|---|---|---|---|"]
     for f in found[:SHOWN]:
-        link = f"[{_code(f.where)}]({quote(f.file)}#L{f.line})"
+        line = "" if f.file.endswith(".parquet") else f"#L{f.line}"
+        link = f"[{_code(f.where)}]({quote(f.file)}{line})"
         cells = [f.problem_id, f.answer or "", f.reference or "", f.detail]
         lines.append(f"| {link} | {' | '.join(_code(cell) for cell in cells)} |")
     if len(found) > SHOWN:

@@ -10,14 +10,18 @@ from typing import Any
 
 from tramontane.errors import InputError
 from tramontane.evaluation.score import parse_object, parse_row, row_lines
+from tramontane.run import rollouts
 
 Row = dict[str, Any]
 VERDICTS = ("right", "wrong", "unscorable", "malformed")
+# Columns of a run's rollouts that the audit reads: all but the tokens.
+AUDITED = ["group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One completion and its verdict; `tests` is None if they were not recorded."""
+    """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
+    line of a JSONL file, or the row of a Parquet file."""
 
     file: str
     line: int
@@ -36,15 +40,20 @@ def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rol
     """The rollouts of a run folder or a file, one at a time.
 
     Args:
-        path: a run folder, or a JSONL file (also gzip).
+        path: a run folder, a Parquet file of its rollouts, or a JSONL file (also gzip).
         rows: the input of `score`, if `path` is its output.
         broken: gets `file:line: reason` for each row that is not a rollout.
 
+    A damaged Parquet file is one line of `broken`; the others are read.
+
     Raises:
-        InputError: a file does not exist, or is cut off or damaged.
+        InputError: a file does not exist, or a JSONL file is cut off or damaged.
     """
     scored = _ScoredRows(rows) if rows is not None else None
     for file in _files(path):
+        if file.suffix == ".parquet":
+            yield from _recorded(file, broken)
+            continue
         for number, line in row_lines(file):
             try:
                 yield _rollout(parse_object(line), str(file), number, scored)
@@ -57,10 +66,22 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise InputError(f"{path}: no such file or run folder")
-    files = sorted((path / "rollouts").glob("update_*.jsonl"))
+    files = rollouts.files(path / "rollouts")
     if not files:
-        raise InputError(f"{path}: no rollouts/update_*.jsonl in it; give a run folder or a file")
+        raise InputError(
+            f"{path}: no rollouts/{rollouts.PATTERN} in it (a run with `rollouts: none` writes "
+            f"none); give a run folder or a file"
+        )
     return files
+
+
+def _recorded(file: Path, broken: list[str]) -> Iterator[Rollout]:
+    """The rollouts of one update; as far as the file can be read."""
+    try:
+        for number, row in enumerate(rollouts.read_rollouts(file, AUDITED), 1):
+            yield _rollout(row, str(file), number, None)
+    except InputError as error:
+        broken.append(str(error))
 
 
 def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Rollout:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -35,6 +35,9 @@ class Config(Section):
     folder, or a Hugging Face name."""
     run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
     """Folder of the run. null: `runs/NAME`."""
+    rollouts: Literal["all", "sample", "none"] = "all"
+    """Completions that are recorded in `rollouts/`: all; a sample of the groups of each update, one
+    in 16; or none."""
     data: Annotated[
         DataConfig, Fixed("the position in the data and the problems' records belong to it")
     ] = Field(default_factory=DataConfig)

@@ -21,7 +21,7 @@ from typing import Any
 from tramontane.config import Config
 from tramontane.models.weights import Weights
 from tramontane.placement.handle import Handle, Limit, WorkerLost, answer, call, started
-from tramontane.types import Completion, Progress, Request
+from tramontane.types import Completion, Progress, Request, floats, ints
 
 AHEAD = 2  # polls in a worker's mailbox: it works on the next while the controller reads the last
 STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
@@ -51,6 +51,9 @@ class PooledGenerator:
         self.replaced, self.log_worker = replaced, log_worker
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
+        self.evaluating = 0  # unfinished requests that belong to an evaluation
+        self._ended: list[Completion] = []  # completions of training, until `poll` returns them
+        self._evaluated: list[Completion] = []  # of an evaluation, until `poll_evaluation` does
         self.generated_tokens, self.busy_seconds = 0, 0.0
         self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
         self._without_work = 0.0  # seconds
@@ -61,7 +64,7 @@ class PooledGenerator:
         self._weights: tuple[int, Weights] | None = None
         self._version: int | None = None  # the weights that sampled the newest tokens
         self._losses = 0  # workers lost since the last poll
-        self._replacing = asyncio.Lock()
+        self._replacing, self._polling = asyncio.Lock(), asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ class PooledGenerator:
     def submit(self, requests: list[Request]) -> None:
         """Queue requests for the next poll; their tokens grow as they are sampled."""
         self.requests |= {(r.group, r.index): r for r in requests}
+        self.evaluating += sum(map(_is_evaluation, requests))
         self._unsent += requests
 
     async def started(self) -> None:
@@ -86,18 +90,45 @@ class PooledGenerator:
             await self._replace(handle, lost)
 
     async def poll(self) -> list[Completion]:
-        """Wait for the next few decode steps; returns the completions that ended, none if the
-        worker was lost.
-
-        `AHEAD` polls are always submitted, so that the worker goes on while one is read here.
+        """Wait for the next few decode steps; returns the completions of training that ended, none
+        if the worker was lost.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
         """
+        await self._next_poll()
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def poll_evaluation(self) -> list[Completion]:
+        """Like `poll`, for the completions of an evaluation. Either may be called while the other
+        waits: each poll of the worker serves both."""
+        await self._next_poll()
+        ended, self._evaluated = self._evaluated, []
+        return ended
+
+    async def clear(self) -> None:
+        """Drop all unfinished requests."""
+        for future, _ in self._polls:
+            future.cancel()
+        self._polls.clear()
+        self.requests, self._unsent, self._ended, self._evaluated = {}, [], [], []
+        self.evaluating = 0
+        await self.ask("start", "cancel_all")
+
+    async def _next_poll(self) -> None:
+        """Take the answer of the oldest poll.
+
+        `AHEAD` polls are always submitted, so that the worker goes on while one is read here.
+        """
+        async with self._polling:
+            await self._read_poll()
+
+    async def _read_poll(self) -> None:
         handle = await self._worker()
         while len(self._polls) < AHEAD:
             # Copies, since the tokens of the controller's requests grow.
-            requests = [replace(r, token_ids=[*r.token_ids]) for r in self._unsent]
+            requests = [_copy(r) for r in self._unsent]
             self._polls.append((handle.submit("poll", requests), self._unsent))
             self._unsent = []
         limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
@@ -105,12 +136,11 @@ class PooledGenerator:
             progress = await answer(handle, "poll", future, limit=limit)
         except WorkerLost as lost:
             await self._replace(handle, lost)
-            return []
+            return
         if handle is not self.handle:  # lost meanwhile, in another call
-            return []
+            return
         self._losses = 0
         self._record(progress)
-        return list(progress.completions)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
         """Make any other call; if the worker is lost, repeat the call with the replacement."""
@@ -152,17 +182,24 @@ class PooledGenerator:
         return await call(handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
 
     def _record(self, progress: Progress) -> None:
-        sampled: list[int] = []  # each new token's version
+        sampled = [g.versions for g in progress.grown]  # each new token's version
         for c in progress.completions:
-            sampled += c.versions[len(self.requests.pop((c.group, c.index)).token_ids) :]
+            known = len(self.requests.pop((c.group, c.index)).token_ids)
+            sampled.append(c.versions[known:])
+            if _is_evaluation(c):
+                self.evaluating -= 1
+                self._evaluated.append(c)
+            else:
+                self._ended.append(c)
         for g in progress.grown:
             request = self.requests[g.group, g.index]
             request.token_ids += g.token_ids
             request.logprobs += g.logprobs
             request.versions += g.versions
-            sampled += g.versions
-        self.generated_tokens += len(sampled)
-        for version in dict.fromkeys(sampled):
+        self.generated_tokens += sum(map(len, sampled))
+        # Versions rise within a sequence, and a poll's steps are under one version.
+        ends = {version for new in sampled if new for version in (new[0], new[-1])}
+        for version in sorted(ends):
             if version != self._version:
                 self._version = version
                 self.log_worker(self.handle.name, version=version)
@@ -190,7 +227,7 @@ class PooledGenerator:
                     lost = again
             if self.config.placement.lost_sequences == "restart":
                 for request in self.requests.values():
-                    request.token_ids, request.logprobs, request.versions = [], [], []
+                    request.token_ids, request.logprobs, request.versions = ints(), floats(), ints()
             self._unsent = list(self.requests.values())
             begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
             self.log_worker(self.handle.name, continues=begun)
@@ -199,37 +236,49 @@ class PooledGenerator:
 class GeneratorPool:
     """`config.generator.workers` generators that share `n_async` completions.
 
+    Requests of an evaluation, whose groups have negative numbers, share the generators with those
+    of training and do not count towards `n_async`.
+
     Args:
-        make: starts the generator with a given number and returns its handle.
+        make: starts the generator with a given number, number of slots and length of a slot in
+            tokens, and returns its handle.
         config: sizes, timeouts, and what to do with a lost worker's sequences.
         replaced: called with each loss of a worker, before its replacement starts.
         log_worker: called with a generator's name and either `version`, when it begins to sample
             under those weights, or `continues`, a replacement's begun requests as a list of
             [group, index, tokens so far].
         max_prompt: length of the longest prompt in tokens.
+        evaluated_l_max: longest completion of evaluations during training, in tokens; 0 without.
     """
 
     def __init__(
         self,
-        make: Callable[[int], Handle],
+        make: Callable[[int, int, int], Handle],
         config: Config,
         replaced: Callable[[WorkerLost], None],
         log_worker: Callable[..., None],
         max_prompt: int,
+        evaluated_l_max: int = 0,
     ) -> None:
+        self._max_prompt, self._evaluated_l_max = max_prompt, evaluated_l_max
+        self._make, self._size = make, self._size_for(config)
         self._members = [
-            PooledGenerator(partial(make, number), config, replaced, log_worker)
+            PooledGenerator(partial(self._start, number), config, replaced, log_worker)
             for number in range(config.generator.workers)
         ]
-        self._max_prompt = max_prompt
 
     def __iter__(self) -> Iterator[PooledGenerator]:
         return iter(self._members)
 
     @property
     def in_flight(self) -> int:
-        """Number of completions submitted and unfinished."""
-        return sum(len(m.requests) for m in self._members)
+        """Number of completions of training submitted and unfinished."""
+        return sum(len(m.requests) - m.evaluating for m in self._members)
+
+    @property
+    def evaluating(self) -> int:
+        """Number of completions of an evaluation submitted and unfinished."""
+        return sum(m.evaluating for m in self._members)
 
     @property
     def generated_tokens(self) -> int:
@@ -256,14 +305,35 @@ class GeneratorPool:
     def submit(self, requests: list[Request]) -> None:
         """Give a group to the least loaded generator, whole, since its requests share a prompt.
 
-        With at most `n_async` in flight, no generator ever has more than `slots(config)`.
+        With at most `n_async` in flight, no generator ever has more than `slots(config)` of
+        training; requests of an evaluation wait for slots.
         """
         min(self._members, key=lambda m: len(m.requests)).submit(requests)
 
-    async def resize(self, config: Config) -> None:
-        """Make room for another stage's sizes in all generators; nothing may be in flight."""
-        size = slots(config), self._max_prompt + config.pipeline.l_max
-        await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
+    async def resize(self, config: Config, longest: int = 0) -> None:
+        """Make room for another stage's sizes in all generators; nothing may be in flight.
+
+        Args:
+            config: the config of the stage.
+            longest: longest completion in tokens, if it exceeds the stage's.
+        """
+        count, length = self._size_for(config)
+        size = count, max(length, self._max_prompt + longest)
+        if size != self._size:
+            self._size = size
+            await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
+
+    async def clear(self) -> None:
+        """Drop all unfinished requests."""
+        await asyncio.gather(*(m.clear() for m in self._members))
+
+    def _start(self, number: int) -> Handle:
+        return self._make(number, *self._size)
+
+    def _size_for(self, config: Config) -> tuple[int, int]:
+        """Slots of each generator, and their length in tokens."""
+        longest = max(config.pipeline.l_max, self._evaluated_l_max)
+        return slots(config), self._max_prompt + longest
 
     async def update(self, version: int, weights: Weights) -> float:
         """Send new weights to all generators; returns the longest pause in seconds."""
@@ -272,6 +342,17 @@ class GeneratorPool:
     def close(self) -> None:
         for member in self._members:
             member.handle.close()
+
+
+def _is_evaluation(item: Request | Completion) -> bool:
+    """True for the requests of an evaluation: their groups have negative numbers."""
+    return item.group < 0
+
+
+def _copy(request: Request) -> Request:
+    """A copy that does not grow with the request."""
+    tokens, logprobs, versions = request.token_ids, request.logprobs, request.versions
+    return replace(request, token_ids=tokens[:], logprobs=logprobs[:], versions=versions[:])
 
 
 def slots(config: Config) -> int:

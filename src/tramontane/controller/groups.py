@@ -1,11 +1,10 @@
-"""Groups that are handed out and not yet trained on, and their form in a checkpoint."""
+"""Groups that are handed out and not yet trained on, and their form in a snapshot."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from tramontane.types import Completion, Group, Problem, Request, SamplingParams, Verdict
+from tramontane.types import Completion, Group, Problem, Request, Verdict
 
 
 @dataclass
@@ -34,21 +33,20 @@ class OpenGroup:
         return Group(self.id, self.problem, ordered, self.verdicts)
 
 
-def pack(group: OpenGroup) -> dict[str, Any]:
-    """Convert a group to a JSON-able dictionary."""
-    return asdict(group) | {"completions": [asdict(c) for c in group.completions.values()]}
+class FrozenGroup:
+    """A group as it is now, at no cost: its sequences are copied only by `thaw`, which any thread
+    may call while the requests of the group go on growing."""
 
+    def __init__(self, group: OpenGroup) -> None:
+        self.id = group.id
+        self._group = replace(group, completions=dict(group.completions))
+        # The arrays themselves: a lost worker's requests may begin again with new ones.
+        self._known = [(len(r.token_ids), replace(r)) for r in group.requests]
 
-def unpack(row: dict[str, Any]) -> OpenGroup:
-    """Rebuild a group from the result of `pack`."""
-    requests = [
-        Request(**r | {"sampling": SamplingParams(**r["sampling"])}) for r in row["requests"]
-    ]
-    return OpenGroup(
-        id=row["id"],
-        problem=Problem(**row["problem"]),
-        deadline=row["deadline"],
-        requests=requests,
-        completions={c["index"]: Completion(**c) for c in row["completions"]},
-        verdicts=[Verdict(**v) for v in row["verdicts"]],
-    )
+    def thaw(self) -> OpenGroup:
+        """The group at the moment of the freeze."""
+        requests = [
+            replace(r, token_ids=r.token_ids[:n], logprobs=r.logprobs[:n], versions=r.versions[:n])
+            for n, r in self._known
+        ]
+        return replace(self._group, requests=requests, completions=dict(self._group.completions))

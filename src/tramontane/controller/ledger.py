@@ -7,11 +7,11 @@ batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
-from tramontane.controller.groups import OpenGroup, pack, unpack
+from tramontane.controller.groups import FrozenGroup, OpenGroup
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import choose, room
 from tramontane.types import (
@@ -45,12 +45,38 @@ class Problems(Protocol):
         ...
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """A JSON-able record of each problem visited."""
+        """A JSON-able record of each problem visited so far; any thread may iterate over it."""
         ...
 
     def state(self) -> dict[str, Any]: ...
 
     def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a resumed run needs besides the trainer's state. Taking one copies no
+    tokens, so it costs the event loop next to nothing.
+
+    Args:
+        version: updates done.
+        next_group: number of the next group to be handed out.
+        stage: the state of `Stages`, JSON-able.
+        problems: the state of the source of problems, JSON-able.
+        groups: groups handed out, neither trained on nor filtered.
+        filtered: groups filtered since the last update, each with its reason.
+    """
+
+    version: int
+    next_group: int
+    stage: dict[str, Any]
+    problems: dict[str, Any]
+    groups: list[FrozenGroup]
+    filtered: list[tuple[FrozenGroup, FilterReason]]
+
+    def all_groups(self) -> list[tuple[FrozenGroup, FilterReason | None]]:
+        """`groups`, with None for a reason, and then `filtered`."""
+        return [*((group, None) for group in self.groups), *self.filtered]
 
 
 class Ledger:
@@ -77,7 +103,7 @@ class Ledger:
         self.filtered: list[tuple[OpenGroup, FilterReason]] = []  # since the last update
         self._to_note: list[OpenGroup] = []  # graded, and not yet noted with `problems`
         self._no_problem_left = False  # the last answer of `problems`
-        self._round_start: dict[str, Any] = {}  # the state before a synchronous round
+        self._round_start: Snapshot | None = None  # the state before a synchronous round
 
     @property
     def sizes(self) -> PipelineConfig:
@@ -144,7 +170,7 @@ class Ledger:
     def open(self, groups: int) -> list[OpenGroup]:
         """Hand out the next problems; fewer than `groups` if no more are left."""
         if self.synchronous:
-            self._round_start = self._state()
+            self._round_start = self._now()
         opened = []
         for _ in range(groups):
             problem = self.problems.next(self.stages.number, self.trained_version)
@@ -240,34 +266,33 @@ class Ledger:
         self.stages.trained(graded, self.next_version, len(self.outstanding))
         return filtered
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the trainer's state: JSON-able.
+    def snapshot(self) -> Snapshot:
+        """The state to resume from.
 
         In the middle of a synchronous round this is the state before the round: begun again as a
         whole, it gives the same bits, unlike completions continued from their last token.
         """
-        return self._round_start if self.in_mid_round else self._state()
+        return self._round_start if self.in_mid_round and self._round_start else self._now()
 
-    def _state(self) -> dict[str, Any]:
+    def _now(self) -> Snapshot:
         groups = [*self.batched.values(), *self.outstanding.values()]
-        return {
-            "version": self.trained_version,
-            "next_group": self.next_group,
-            "stage": self.stages.state(),
-            "problems": self.problems.state(),
-            "groups": [pack(group) for group in groups],
-            "filtered": [[pack(group), asdict(reason)] for group, reason in self.filtered],
-        }
+        return Snapshot(
+            version=self.trained_version,
+            next_group=self.next_group,
+            stage=self.stages.state(),
+            problems=self.problems.state(),
+            groups=[FrozenGroup(group) for group in groups],
+            filtered=[(FrozenGroup(group), reason) for group, reason in self.filtered],
+        )
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Snapshot) -> None:
         """Continue from a `snapshot`; unfinished completions continue from their last token."""
-        version = state["version"]
-        self.trained_version = self.generator_version = self.next_version = version
-        self.next_group = state["next_group"]
-        self.stages.load_state(state["stage"])
-        self.problems.load_state(state["problems"])
-        self.filtered = [(unpack(row), FilterReason(**reason)) for row, reason in state["filtered"]]
-        self.outstanding = {row["id"]: unpack(row) for row in state["groups"]}
+        self.trained_version = self.generator_version = self.next_version = state.version
+        self.next_group = state.next_group
+        self.stages.load_state(state.stage)
+        self.problems.load_state(state.problems)
+        self.filtered = [(group.thaw(), reason) for group, reason in state.filtered]
+        self.outstanding = {group.id: group.thaw() for group in state.groups}
         self.ready = [g.id for g in self.outstanding.values() if g.verdicts]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tramontane.controller.ledger import Snapshot
 from tramontane.types import Batch, FilterReason, Group
 
 
@@ -43,12 +44,13 @@ class PipelineState(Protocol):
         """True once the run was asked to end early."""
         ...
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything that a resumed run needs besides the trainer's state: JSON-able."""
+    def snapshot(self) -> Snapshot:
+        """Everything that a resumed run needs besides the trainer's state."""
         ...
 
     def problem_records(self) -> Iterable[dict[str, Any]]:
-        """A JSON-able record of each problem visited; empty for a source that keeps none."""
+        """A JSON-able record of each problem visited so far; empty for a source that keeps none.
+        Any thread may iterate over it."""
         ...
 
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.controller.groups import OpenGroup
-from tramontane.controller.ledger import Ledger
+from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.controller.observer import Observer, Update
 from tramontane.models.weights import Weights
 from tramontane.placement import Handle, Limit, WorkerStalled, call
@@ -87,7 +87,7 @@ class Pipeline:
     def version(self) -> int:
         return self.ledger.trained_version
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Snapshot:
         return self.ledger.snapshot()
 
     def problem_records(self) -> Iterable[dict[str, Any]]:
@@ -297,16 +297,19 @@ class Pipeline:
             async with self._changed:
                 await self._changed.wait_for(lambda: bool(condition()))
 
-        try:
-            await asyncio.wait_for(wait(), self.timeouts.batch)
-        except asyncio.TimeoutError:
+        while True:
+            try:
+                return await asyncio.wait_for(wait(), self.timeouts.batch)
+            except asyncio.TimeoutError:
+                if self.generators.evaluating:  # the trainer waits for the evaluation's end
+                    continue
             ledger = self.ledger
             raise WorkerStalled(
                 f"waited {self.timeouts.batch:g} s (timeouts.batch) for {name}; "
                 f"{self.generators.in_flight} completions in flight, {len(ledger.ready)} groups "
                 f"graded, {len(ledger.filtered)} filtered since update {ledger.trained_version}"
                 + (f" (the last: {ledger.filtered[-1][1]})" if ledger.filtered else "")
-            ) from None
+            )
 
     async def _notify(self) -> None:
         async with self._changed:

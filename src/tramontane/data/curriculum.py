@@ -8,9 +8,8 @@ available; no other state is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tramontane.config import Config, DataConfig
 from tramontane.data.files import read_rows
@@ -19,9 +18,9 @@ from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
 
 
-@dataclass
-class Record:
-    """A run's results on one problem.
+class Record(NamedTuple):
+    """A run's results on one problem. Never changed in place, since checkpoints are written from
+    shallow copies of all records.
 
     Args:
         visits: graded groups.
@@ -93,7 +92,7 @@ class Curriculum:
             if not self._resting:
                 break
             for id in self._resting:
-                self._records[id].none_solved = 0
+                self._records[id] = self._records[id]._replace(none_solved=0)
             self._resting.clear()
         return None
 
@@ -103,15 +102,21 @@ class Curriculum:
             return
         judged = [v for v in verdicts if v.verdict != "unscorable"]
         solved = sum(v.verdict == "right" for v in judged)
-        r = self._records.setdefault(problem.id, Record())
-        r.visits += 1
-        r.attempts += len(judged)
-        r.solved += solved
+        r = self._records.get(problem.id, Record())
+        all_solved, none_solved = r.all_solved, r.none_solved
         if judged:  # a visit without judged completions changes nothing
-            r.all_solved = r.all_solved + 1 if solved == len(judged) == len(verdicts) else 0
-            r.none_solved = r.none_solved + 1 if not solved else 0
-        r.version, r.stage = version, stage
-        self._classify(problem.id, r)
+            all_solved = all_solved + 1 if solved == len(judged) == len(verdicts) else 0
+            none_solved = none_solved + 1 if not solved else 0
+        self._records[problem.id] = record = Record(
+            visits=r.visits + 1,
+            attempts=r.attempts + len(judged),
+            solved=r.solved + solved,
+            all_solved=all_solved,
+            none_solved=none_solved,
+            version=version,
+            stage=stage,
+        )
+        self._classify(problem.id, record)
 
     def counts(self, stage: int, version: int) -> dict[str, int]:
         """Counts of visited, retired and resting problems; empty without rules for them."""
@@ -126,16 +131,20 @@ class Curriculum:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The record of each visited problem, with its pass rate, for people and other runs."""
-        for id, r in self._records.items():
+        records, retired = dict(self._records), set(self._retired)
+
+        def row(id: str, r: Record) -> dict[str, Any]:
             rate = r.solved / r.attempts if r.attempts else None
             row = {"id": id, "pass_rate": rate, "samples": r.attempts, "visits": r.visits}
-            yield row | {"solved": r.solved, "version": r.version, "retired": id in self._retired}
+            return row | {"solved": r.solved, "version": r.version, "retired": id in retired}
+
+        return (row(id, record) for id, record in records.items())
 
     def state(self) -> dict[str, Any]:
         """The positions of all streams, and all records, in JSON types."""
         return {
             "streams": {train: stream.state() for train, stream in self._streams.items()},
-            "records": {id: astuple(record) for id, record in self._records.items()},
+            "records": dict(self._records),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:

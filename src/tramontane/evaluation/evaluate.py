@@ -25,8 +25,8 @@ from tramontane.evaluation.metrics import (
     pass_at_k,
     powers_of_two,
 )
+from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
-from tramontane.verifier.format import thinking_text
 from tramontane.verifier.math.normalize import vote
 
 Row = dict[str, Any]
@@ -95,7 +95,7 @@ class EvaluationResult:
             answers can be equal (not programs), and empty without them.
         format_rate: share of completions that are not malformed.
         language_rate: share of completions with the language reward, malformed ones included.
-        mean_thinking_tokens: tokens of the thoughts' text, tags excluded, over all completions.
+        mean_thinking_tokens: generated tokens between the thinking tags, over all completions.
         mean_completion_tokens: generated tokens, EOS included.
         length_limited_rate: share of completions cut at `max_tokens`.
         unscorable_rate: share of completions that could not be judged; they count as not right.
@@ -150,32 +150,22 @@ def evaluate(
         ValueError: no problems, or a generator that is not idle.
         TimeoutError: no verdict came within `timeout_s`.
     """
-    if not problems:
-        raise ValueError("no problems to evaluate")
     if generator.pending():
         raise ValueError("the generator has other requests in flight; evaluate when it is idle")
     encoder = plan.encoder or PromptEncoder(generator.tokenizer)
-    run = _Run(problems, plan.samples, pool, encoder, write_to, on_progress)
-    with run:
-        generator.submit(
-            [
-                Request(i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
-                for i, problem in enumerate(problems)
-                for prompt in [encoder.encode(problem.prompt)]
-                for j in range(plan.samples)
-            ]
-        )
-        while run.generating:
-            run.take(generator.step())
-            run.collect(timeout_s=0)
+    with Evaluation(problems, plan, pool, encoder, write_to, on_progress) as evaluation:
+        generator.submit(evaluation.requests())
+        while evaluation.generating:
+            evaluation.advance(generator.step())
         graded_before = -1
-        while run.grading:
+        while evaluation.grading:
             # A problem's verdicts arrive together, so a wait may end while the pool makes progress.
-            if not run.collect(timeout_s):
+            wait(evaluation.grading, timeout_s, FIRST_COMPLETED)
+            if not evaluation.collect():
                 if (graded := pool.stats().verdicts) == graded_before:
                     raise TimeoutError(f"no verdict came within {timeout_s:g} s")
                 graded_before = graded
-    return summarize(run.rows)
+    return summarize(evaluation.rows)
 
 
 def request_seed(seed: int, problem: Problem, index: int) -> int:
@@ -184,102 +174,128 @@ def request_seed(seed: int, problem: Problem, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 
 
-class _Run:
-    """The completions of an evaluation: being generated, being graded, or finished rows."""
+class Evaluation:
+    """The completions of an evaluation: being generated, being graded, or finished rows.
+
+    A context manager that closes the file of the rows. `evaluate` drives a single generator through
+    it, a training run the generators that it has.
+
+    Args:
+        problems: at least one.
+        plan: number of completions, how they are drawn, and their seed.
+        pool: grades the completions of a problem together.
+        encoder: makes the prompts, and has the tokenizer that counts thinking tokens.
+        write_to: JSONL file for every completion, in the order of the problems.
+        on_progress: called with (completions graded, completions in all).
+
+    Attributes:
+        generating: number of completions still to be taken.
+        grading: futures of the verdicts that are still to come, each with its problem's place.
+        rows: the finished rows, in the order of the problems.
+
+    Raises:
+        ValueError: no problems.
+    """
 
     def __init__(
         self,
         problems: Sequence[Problem],
-        samples: int,
+        plan: SamplingPlan,
         pool: Scorer,
         encoder: PromptEncoder,
-        write_to: str | Path | None,
-        on_progress: Callable[[int, int], None] | None,
+        write_to: str | Path | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.problems, self.samples = problems, samples
+        if not problems:
+            raise ValueError("no problems to evaluate")
+        self.problems, self.plan = problems, plan
         self.pool, self.encoder = pool, encoder
         self.on_progress = on_progress or (lambda done, total: None)
         self.file = open(write_to, "w", encoding="utf-8") if write_to else None  # noqa: SIM115
-        self.generating = len(problems) * samples
+        self.generating = len(problems) * plan.samples
+        self.grading: dict[Future[list[Verdict]], int] = {}
         self.rows: list[Row] = []
+        self._thinking = ThinkingCounter(encoder.tokenizer, encoder.response)
         self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
-        self._futures: dict[Future[list[Verdict]], int] = {}
         self._graded: dict[int, list[Verdict]] = {}
         self._done = 0
 
-    def __enter__(self) -> _Run:
+    def __enter__(self) -> Evaluation:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.file:
             self.file.close()
 
-    @property
-    def grading(self) -> int:
-        """Number of problems whose verdicts are still to come."""
-        return len(self._futures)
+    def requests(self) -> list[Request]:
+        """All requests. Problem i is group −1 − i: negative numbers tell them from training's."""
+        plan = self.plan
+        return [
+            Request(-1 - i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
+            for i, problem in enumerate(self.problems)
+            for prompt in [self.encoder.encode(problem.prompt)]
+            for j in range(plan.samples)
+        ]
 
     def take(self, completions: Iterable[Completion]) -> None:
         """Hand a problem's completions to the pool once all of them have ended."""
         for completion in completions:
             self.generating -= 1
-            group = self._groups[completion.group]
+            place = -1 - completion.group
+            group = self._groups[place]
             group.append(completion)
-            if len(group) == self.samples:
+            if len(group) == self.plan.samples:
                 group.sort(key=lambda c: c.index)
                 responses = [(c.text, len(c.token_ids)) for c in group]
-                future = self.pool.score(self.problems[completion.group], responses)
-                self._futures[future] = completion.group
+                self.grading[self.pool.score(self.problems[place], responses)] = place
 
-    def collect(self, timeout_s: float | None) -> bool:
-        """Take the verdicts that are ready, after waiting up to `timeout_s` for the first.
+    def advance(self, completions: Iterable[Completion]) -> None:
+        """`take` completions and `collect` verdicts."""
+        self.take(completions)
+        self.collect()
 
-        Returns:
-            True if any verdict was ready.
-        """
-        done, _ = wait(self._futures, timeout_s, FIRST_COMPLETED)
+    def collect(self) -> bool:
+        """Take the verdicts that are ready; returns True if there were any."""
+        done = [future for future in self.grading if future.done()]
         for future in done:
-            self._graded[self._futures.pop(future)] = future.result()
-            self._done += self.samples
+            self._graded[self.grading.pop(future)] = future.result()
+            self._done += self.plan.samples
         # Verdicts arrive in any order; rows are written in the order of the problems.
-        while (i := len(self.rows) // self.samples) in self._graded:
-            new = _rows(i, self.problems[i], self._groups.pop(i), self._graded.pop(i))
-            thoughts = [thinking_text(row["text"], self.encoder.tags) for row in new]
-            encoded = self.encoder.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
-            for row, tokens in zip(new, encoded, strict=True):
-                row["thinking_tokens"] = len(tokens)
-                if self.file:
-                    self.file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        while (i := len(self.rows) // self.plan.samples) in self._graded:
+            new = self._rows(i, self._groups.pop(i), self._graded.pop(i))
+            if self.file:
+                self.file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in new)
             self.rows += new
         if done:
-            self.on_progress(self._done, len(self.problems) * self.samples)
+            self.on_progress(self._done, len(self.problems) * self.plan.samples)
         return bool(done)
 
-
-def _rows(
-    group: int, problem: Problem, completions: list[Completion], verdicts: list[Verdict]
-) -> list[Row]:
-    return [
-        {
-            "group": group,
-            "index": completion.index,
-            "problem_id": problem.id,
-            "problem": problem.problem,
-            "domain": problem.domain,
-            "language": problem.language,
-            "difficulty": problem.difficulty,
-            "reference": problem.answer,
-            "text": completion.text,
-            "tokens": len(completion.token_ids),
-            "finish_reason": completion.finish_reason,
-            "reward": verdict.reward,
-            "parts": verdict.parts,
-            "verdict": verdict.verdict,
-            "reason": verdict.reason,
-            "answer": verdict.answer,
-        }
-        for completion, verdict in zip(completions, verdicts, strict=True)
-    ]
+    def _rows(
+        self, place: int, completions: list[Completion], verdicts: list[Verdict]
+    ) -> list[Row]:
+        problem = self.problems[place]
+        return [
+            {
+                "group": place,
+                "index": completion.index,
+                "problem_id": problem.id,
+                "problem": problem.problem,
+                "domain": problem.domain,
+                "language": problem.language,
+                "difficulty": problem.difficulty,
+                "reference": problem.answer,
+                "text": completion.text,
+                "tokens": len(completion.token_ids),
+                "thinking_tokens": self._thinking.count(completion),
+                "finish_reason": completion.finish_reason,
+                "reward": verdict.reward,
+                "parts": verdict.parts,
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+                "answer": verdict.answer,
+            }
+            for completion, verdict in zip(completions, verdicts, strict=True)
+        ]
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:

@@ -9,10 +9,12 @@ last token.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -27,6 +29,7 @@ from tramontane.models.loading import context_length
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
+_DTYPES = {"i": torch.int32, "f": torch.float32}
 
 
 @dataclass
@@ -63,7 +66,7 @@ class _Flight:
     @property
     def context(self) -> list[int]:
         """Tokens to be cached before the next one can be sampled: all but the last."""
-        return (self.request.prompt_ids + self.request.token_ids)[:-1]
+        return [*self.request.prompt_ids, *self.request.token_ids][:-1]
 
 
 class SlotEngine:
@@ -323,9 +326,9 @@ class SlotEngine:
         n = int(s.count[slot])
         return replace(
             self._flights[slot].request,
-            token_ids=s.tokens[slot, :n].tolist(),
-            logprobs=s.logprobs[slot, :n].tolist(),
-            versions=s.versions[slot, :n].tolist(),
+            token_ids=_array("i", s.tokens[slot, :n]),
+            logprobs=_array("f", s.logprobs[slot, :n]),
+            versions=_array("i", s.versions[slot, :n]),
         )
 
     # --- admission
@@ -375,10 +378,17 @@ class SlotEngine:
         """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
         weights."""
         requests = {slot: self._snapshot(slot) for slot in self._flights}
-        contexts = {slot: (r.prompt_ids + r.token_ids)[:-1] for slot, r in requests.items()}
+        contexts = {s: [*r.prompt_ids, *r.token_ids][:-1] for s, r in requests.items()}
         prefilled = self._prefill(list(contexts.values()))
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
         kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
         recomputed = [*contexts.values(), *kept.values()]
         self.stats.recomputed_tokens += sum(map(len, recomputed))
+
+
+def _array(code: str, values: torch.Tensor) -> array[Any]:
+    """A one-dimensional tensor as an array of the C type `code`, of 4 bytes."""
+    numbers: array[Any] = array(code)
+    numbers.frombytes(values.to(_DTYPES[code]).cpu().numpy().tobytes())
+    return numbers

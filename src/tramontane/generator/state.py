@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from tramontane.generator.sampling import streams
@@ -53,6 +54,6 @@ class SlotState:
         self.stream[index] = streams([r.seed for r in requests]).to(index.device)
         for slot, r in zip(slots, requests, strict=True):
             if n := len(r.token_ids):
-                self.tokens[slot, :n] = torch.tensor(r.token_ids)
-                self.logprobs[slot, :n] = torch.tensor(r.logprobs)
-                self.versions[slot, :n] = torch.tensor(r.versions)
+                self.tokens[slot, :n] = torch.from_numpy(np.array(r.token_ids))
+                self.logprobs[slot, :n] = torch.from_numpy(np.array(r.logprobs))
+                self.versions[slot, :n] = torch.from_numpy(np.array(r.versions))

@@ -49,4 +49,4 @@ class Detokenizer:
         # Some tokenizers drop the space before the first token of a text, so the text is decoded
         # together with the prompt's last token.
         last = completion.prompt_ids[-1:]
-        return prefix, self.decode(last + ids)[len(self.decode(last)) :]
+        return prefix, self.decode([*last, *ids])[len(self.decode(last)) :]

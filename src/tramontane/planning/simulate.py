@@ -23,7 +23,7 @@ from tramontane.controller.generators import AHEAD
 from tramontane.controller.groups import OpenGroup
 from tramontane.controller.ledger import Ledger
 from tramontane.planning.costs import Costs, Lengths
-from tramontane.types import Batch, Completion, Problem, Request, Verdict
+from tramontane.types import Batch, Completion, Problem, Request, Verdict, floats, ints
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,8 @@ class _Generator:
         for flight in done:
             r = flight.request
             simulation.versions[r.group, r.index] = flight.versions
-            simulation.take(Completion(r.group, r.index, r.prompt_ids, [], [], [], "stop"))
+            empty = ints(), floats(), ints()
+            simulation.take(Completion(r.group, r.index, r.prompt_ids, *empty, "stop"))
 
 
 class _Training:

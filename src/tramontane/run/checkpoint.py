@@ -41,10 +41,10 @@ def damage(folder: Path) -> str | None:
     for name, path in paths.items():
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != manifest[name]["bytes"]:
-            return f"{name} has {path.stat().st_size:,} of {manifest[name]['bytes']:,} bytes"
+        if path.stat().st_size != (size := manifest[name].get("bytes", 0)):
+            return f"{name} has {path.stat().st_size:,} of {size:,} bytes"
     for name, path in paths.items():
-        if f"{crc32(path):08x}" != manifest[name]["crc32"]:
+        if f"{crc32(path):08x}" != manifest[name].get("crc32"):
             return f"{name} is not what was written (checksum)"
     return None
 

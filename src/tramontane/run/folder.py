@@ -4,8 +4,9 @@ config.yaml              with every default filled in
 data/                    rows that were given as Python objects
 changes.jsonl            keys that were changed when the run was resumed
 metrics.jsonl            one line per update
-rollouts/update_N.jsonl  every completion that update N trained on, or that was filtered before it
-checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json, manifest.json
+rollouts/update_N.parquet  every completion that update N trained on, or that was filtered before it
+checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json and
+                         completions.parquet (the rest), manifest.json
 problems.jsonl           record of each problem of a finite source, at the last checkpoint
 summary.json report.html at the end
 events.log               stages that began, lost workers, damaged checkpoints
@@ -21,15 +22,16 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from tramontane.config import Config, load_config
 from tramontane.errors import InputError
+from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
 
 logger = logging.getLogger("tramontane")
@@ -174,12 +176,18 @@ class RunFolder:
         """
         return list(read_log(self.metrics_file))
 
-    def write_rollouts(self, update: int, rows: Iterable[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        self._write(f"rollouts/update_{update:06d}.jsonl", text)
+    def write_rollouts(
+        self, update: int, groups: Sequence[rollouts.Recorded], parts: Sequence[str]
+    ) -> None:
+        """Write the completions of an update's groups; see `rollouts.write_rollouts`."""
+        with self._whole_file(f"rollouts/{rollouts.file_name(update)}") as file:
+            rollouts.write_rollouts(file, update, groups, parts)
 
     def write_problems(self, rows: Iterable[dict[str, Any]]) -> None:
-        self._write("problems.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        """Write the problems' records; without any record, no file."""
+        if lines := [json.dumps(row).encode() + b"\n" for row in rows]:
+            with self._whole_file("problems.jsonl") as file:
+                file.writelines(lines)
 
     def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
         return self._write(name, json.dumps(value, indent=indent) + "\n")
@@ -254,8 +262,8 @@ class RunFolder:
             if file.is_file():
                 rows = [row for row in read_log(file) if keep(row)]
                 self._write(file.name, "".join(json.dumps(row) + "\n" for row in rows))
-        for file in self.rollouts.glob("update_*.jsonl"):
-            if int(file.stem.removeprefix("update_")) > update:
+        for file in rollouts.files(self.rollouts):
+            if rollouts.update_of(file) > update:
                 file.unlink()
 
     @contextmanager
@@ -281,16 +289,21 @@ class RunFolder:
             file.write(line + "\n")
 
     def _write(self, name: str, text: str) -> Path:
-        """Write a file under a temporary name and rename it: it is complete or absent."""
+        with self._whole_file(name) as file:
+            file.write(text.encode())
+        return self.path / name
+
+    @contextmanager
+    def _whole_file(self, name: str) -> Iterator[IO[bytes]]:
+        """A file that is written under a temporary name and renamed: it is complete or absent."""
         path = self.path / name
         partial = path.with_name(path.name + ".partial")
         with self.room_for(path):
-            with partial.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with partial.open("wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
-        return path
 
     def _committed(self) -> list[Path]:
         found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]

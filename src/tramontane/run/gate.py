@@ -36,7 +36,7 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
         mismatch = parity.compare([c.logprobs for c in completions], logprobs)
         if mismatch.mean <= tolerance:
             continue
-        ids = completions[0].prompt_ids + completions[0].token_ids
+        ids = [*completions[0].prompt_ids, *completions[0].token_ids]
         weights = await generator.ask("start", "weights")
         trained = await call(trainer, "weights", limit=limit)
         hidden = await generator.ask("start", "hidden_states", ids)

@@ -6,10 +6,12 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
+
+CLOSE_SECONDS = 60.0  # limit for a cancelled run to close its workers
 
 T = TypeVar("T")
 Stop = Callable[[], Coroutine[Any, Any, None]]
@@ -29,14 +31,31 @@ class Interrupt:
         """Run the coroutine to its end, in this thread where no event loop runs yet."""
         if not _in_a_loop():
             return asyncio.run(coroutine)
-        future = ThreadPoolExecutor(1).submit(asyncio.run, coroutine)
+        future: Future[T] = Future()
+        begun: Future[Callable[[], object]] = Future()  # cancels the coroutine
+
+        async def cancellable() -> T:
+            task = asyncio.ensure_future(coroutine)
+            begun.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+            return await task
+
+        def work() -> None:
+            try:
+                future.set_result(asyncio.run(cancellable()))
+            except BaseException as error:  # the caller's thread raises it
+                future.set_exception(error)
+
+        # A daemon: the interpreter's exit does not wait for it.
+        threading.Thread(target=work, name="run", daemon=True).start()
         try:
             return future.result()
         except KeyboardInterrupt:
-            if self._stop is None:
-                raise
-            self._stop()
-            return future.result()
+            if self._stop is not None:
+                self._stop()
+                return future.result()
+            begun.result()()  # nothing is to be saved yet: the workers are closed, and that is all
+            wait([future], CLOSE_SECONDS)
+            raise
 
     @contextmanager
     def calls(self, stop: Stop) -> Iterator[None]:

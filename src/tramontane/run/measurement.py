@@ -1,70 +1,68 @@
-"""Evaluation of a run's checkpoints on its held-out problems and on further sets."""
+"""Evaluation of a run's weights, by the generators that train them, on the held-out problems and on
+further sets."""
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
 from tramontane.config import HELD_OUT
-from tramontane.evaluation import EvaluationResult, evaluate, summarize
-from tramontane.generator import Generator
-from tramontane.placement import Limit
+from tramontane.controller.generators import GeneratorPool, PooledGenerator
+from tramontane.evaluation import EvaluationResult, summarize
+from tramontane.evaluation.evaluate import Evaluation
+from tramontane.placement import Limit, WorkerStalled
 from tramontane.run.folder import read_log
 from tramontane.run.session import Session, Verifiers
+from tramontane.types import Completion
 
 ENDS = ("base", "before", "after")  # measurements on all sets; other ones use `data.eval` alone
 
 
-def measure(
-    session: Session, verifiers: Verifiers, when: str, model: str | Path
+async def measure(
+    session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
 ) -> dict[str, EvaluationResult]:
-    """Evaluate a checkpoint; the results by name of the set, empty if the config names none.
+    """Evaluate the weights that the generators hold; the results by name of the set, empty if the
+    config names none.
 
-    The completions are written to `evaluation_WHEN.jsonl` (a further set's to
-    `evaluation_WHEN_SET.jsonl`), the figures to `evaluations.jsonl`.
+    The requests share the generators with whatever training has in flight. All tokens must come
+    from weights `version`, so the caller keeps new weights away until the end. A generator that is
+    lost meanwhile is replaced as in training, and its requests go on. The completions are written
+    to `evaluation_WHEN.jsonl` (a further set's to `evaluation_WHEN_SET.jsonl`), the figures to
+    `evaluations.jsonl`.
 
     Args:
         session: gives the problems, the settings and the folder.
+        generators: have slots for the sets' longest completions.
         verifiers: grade the completions.
         when: `base` (before a cold start), `before`, `update_N` or `after`.
-        model: folder or name of the checkpoint.
+        version: version of the generators' weights.
+
+    Raises:
+        WorkerLost: a generator cannot be replaced.
+        WorkerStalled: the verifiers returned no verdict within their timeout.
     """
-    prepared, config = session.prepared, session.config
-    names = prepared.sets if when in ENDS else prepared.sets.keys() & {HELD_OUT}
-    found = {name: _recorded(session, when, name) for name in names}
-    due = [name for name, result in found.items() if result is None]
-    if due:
-        sets = [prepared.sets[name] for name in due]
-        max_len = prepared.max_prompt + max(s.plan.sampling.max_tokens for s in sets)
-        slots = prepared.stages[-1].pipeline.n_async
-        response = prepared.encoder.response
-        generator = Generator.load(str(model), config.generator, slots, max_len, response)
-        for name in due:
-            found[name] = _evaluate(session, generator, verifiers, when, name)
-    return {name: result for name, result in found.items() if result is not None}
+    found = {}
+    for name in sets_of(session, when):
+        result = await asyncio.to_thread(_recorded, session, when, name)
+        if result is None:
+            measurement = _Measurement(session, verifiers, version)
+            result = await measurement.run(generators, when, name)
+        found[name] = result
+    return found
 
 
-def _evaluate(
-    session: Session, generator: Generator, verifiers: Verifiers, when: str, name: str
-) -> EvaluationResult:
-    folder, problems = session.folder, session.prepared.sets[name]
-    rows_file = _rows_file(session, when, name)
-    unfinished = rows_file.with_suffix(".partial")
-    work = max(verifiers.time_limit(p, problems.plan.samples) for p in problems.problems)
-    title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
-    with folder.room_for(unfinished):
-        result = evaluate(
-            generator,
-            verifiers,
-            problems.problems,
-            problems.plan,
-            write_to=unfinished,
-            on_progress=partial(session.screen.phase, title),
-            timeout_s=work + Limit.of(session.config.timeouts, "verification", "start").seconds,
-        )
-        unfinished.replace(rows_file)
-    folder.log_evaluation({"when": when, "set": name} | result.to_dict())
-    return result
+def sets_of(session: Session, when: str) -> list[str]:
+    """Names of the sets that a measurement uses."""
+    sets = session.prepared.sets
+    return [name for name in sets if when in ENDS or name == HELD_OUT]
+
+
+def recorded(session: Session, when: str) -> dict[str, EvaluationResult] | None:
+    """The results of an earlier session of the run, if it measured all sets."""
+    found = {name: _recorded(session, when, name) for name in sets_of(session, when)}
+    results = {name: result for name, result in found.items() if result is not None}
+    return results if len(results) == len(found) else None
 
 
 def _recorded(session: Session, when: str, name: str) -> EvaluationResult | None:
@@ -78,3 +76,73 @@ def _recorded(session: Session, when: str, name: str) -> EvaluationResult | None
 def _rows_file(session: Session, when: str, name: str) -> Path:
     suffix = "" if name == HELD_OUT else f"_{name}"
     return session.folder.path / f"evaluation_{when}{suffix}.jsonl"
+
+
+class _Measurement:
+    """The evaluation of one set on a pool of generators; rows are made in threads, beside the event
+    loop."""
+
+    def __init__(self, session: Session, verifiers: Verifiers, version: int) -> None:
+        self.session, self.verifiers, self.version = session, verifiers, version
+        self._taking = asyncio.Lock()  # an `Evaluation` is used by one thread at a time
+
+    async def run(self, generators: GeneratorPool, when: str, name: str) -> EvaluationResult:
+        """Generate and grade the completions of the set `name`, and record the result."""
+        folder, problems = self.session.folder, self.session.prepared.sets[name]
+        rows_file = _rows_file(self.session, when, name)
+        unfinished = rows_file.with_suffix(".partial")
+        title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
+        progress = partial(self.session.screen.phase, title)
+        encoder = self.session.prepared.encoder
+        with folder.room_for(unfinished):
+            with Evaluation(
+                problems.problems, problems.plan, self.verifiers, encoder, unfinished, progress
+            ) as evaluation:
+                await self._generate(evaluation, generators)
+                await self._grade(evaluation)
+                result = await asyncio.to_thread(summarize, evaluation.rows)
+            unfinished.replace(rows_file)
+        folder.log_evaluation(
+            {"when": when, "set": name, "version": self.version} | result.to_dict()
+        )
+        return result
+
+    async def _generate(self, evaluation: Evaluation, generators: GeneratorPool) -> None:
+        samples, requests = evaluation.plan.samples, evaluation.requests()
+        for start in range(0, len(requests), samples):
+            generators.submit(requests[start : start + samples])
+        tasks = [asyncio.create_task(self._poll(evaluation, g)) for g in generators]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # if one fails, the others must not go on
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _poll(self, evaluation: Evaluation, generator: PooledGenerator) -> None:
+        """Waits for one generator, whose polls this task shares with the pipeline."""
+        while generator.evaluating:
+            completions = await generator.poll_evaluation()
+            for completion in completions:
+                self._check_version(completion)
+            async with self._taking:
+                await asyncio.to_thread(evaluation.advance, completions)
+
+    async def _grade(self, evaluation: Evaluation) -> None:
+        limit = Limit.of(self.session.config.timeouts, "verification", "start")
+        samples, problems = evaluation.plan.samples, evaluation.problems
+        seconds = limit.seconds + max(self.verifiers.time_limit(p, samples) for p in problems)
+        graded_before = -1
+        while waiting := [asyncio.wrap_future(future) for future in evaluation.grading]:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not await asyncio.to_thread(evaluation.collect):
+                # A problem's verdicts arrive together, so a wait may end while others are graded.
+                if (graded := self.verifiers.stats().verdicts) == graded_before:
+                    raise WorkerStalled(f"no verdict within {seconds:g} s ({limit.key} + work)")
+                graded_before = graded
+
+    def _check_version(self, completion: Completion) -> None:
+        if {*completion.versions} != {self.version}:
+            raise AssertionError(
+                f"an evaluation of weights {self.version} sampled under {completion.versions}"
+            )

@@ -6,29 +6,28 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Update
-from tramontane.data.prompts import PromptEncoder
+from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.run.session import Verifiers
 from tramontane.types import Batch, Group
-from tramontane.verifier.format import thinking_text
 
 
 def reward_metrics(
-    groups: Sequence[Group], parts: Sequence[str], encoder: PromptEncoder
+    groups: Sequence[Group], parts: Sequence[str], thinking: ThinkingCounter
 ) -> dict[str, float]:
     """Means over all completions of the groups.
 
     Args:
         groups: every group graded since the last update, filtered groups included.
         parts: names of the reward's parts.
-        encoder: has the thinking tags, and the tokenizer that counts the tokens between them.
+        thinking: counts the thinking tokens.
     """
     completions = [c for g in groups for c in g.completions]
     verdicts = [v for g in groups for v in g.verdicts]
     n = len(verdicts)
-    thoughts = [thinking_text(c.text, encoder.tags) for c in completions]
-    encoded = encoder.tokenizer(thoughts, add_special_tokens=False)["input_ids"]
     return {
         "reward": sum(v.reward for v in verdicts) / n,
         **{f"reward_{part}": sum(v.parts[part] for v in verdicts) / n for part in parts},
@@ -37,13 +36,16 @@ def reward_metrics(
         "language_rate": sum(v.parts["language"] > 0 for v in verdicts) / n,
         "unscorable_rate": sum(v.verdict == "unscorable" for v in verdicts) / n,
         "completion_tokens": sum(len(c.token_ids) for c in completions) / n,
-        "thinking_tokens": sum(len(ids) for ids in encoded) / n,
+        "thinking_tokens": sum(map(thinking.count, completions)) / n,
     }
 
 
 def staleness_histogram(batch: Batch) -> dict[str, int]:
     """Trained tokens by age: how many versions old the weights were that sampled them."""
-    counts = Counter(batch.version - v for c in batch.completions for v in c.versions)
+    counts: Counter[int] = Counter()
+    for completion in batch.completions:
+        ages, tokens = np.unique(batch.version - np.array(completion.versions), return_counts=True)
+        counts.update(dict(zip(ages.tolist(), tokens.tolist(), strict=True)))
     return {str(age): counts[age] for age in sorted(counts)}
 
 

@@ -75,6 +75,13 @@ class Prepared:
         """Upper bound of all prompts, in tokens."""
         return self.prompts.longest
 
+    @property
+    def evaluated_l_max(self) -> int:
+        """Longest completion of evaluations during training, in tokens; 0 if there are none."""
+        if not self.config.evaluation.every or HELD_OUT not in self.sets:
+            return 0
+        return self.sets[HELD_OUT].plan.sampling.max_tokens
+
 
 def prepare(config: Config) -> Prepared:
     """Load and check all input, before any work is done.
@@ -284,7 +291,8 @@ def _bytes_per_token(config: Config) -> int:
 
 def _cache_bytes(prepared: Prepared, stage: Config) -> int:
     """The most that keys and values of all generators' slots take in a stage."""
-    config, longest = stage.generator, prepared.max_prompt + stage.pipeline.l_max
+    config = stage.generator
+    longest = prepared.max_prompt + max(stage.pipeline.l_max, prepared.evaluated_l_max)
     slab = config.cuda_graphs and config.device.startswith("cuda")
     most = slots(stage) * longest if slab else max_positions(slots(stage), longest)
     return _bytes_per_token(stage) * most * stage.generator.workers

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import PipelineState, Update
+from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.placement import Handle, Limit, call
 from tramontane.run.gate import check_parity
 from tramontane.run.learning_signal import SignalMonitor
 from tramontane.run.measurement import measure
 from tramontane.run.metrics import Throughput, reward_metrics, staleness_histogram
+from tramontane.run.pending import PipelineCheckpoint, write_pipeline
+from tramontane.run.rollouts import groups_to_record
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import FilterReason, Group
 from tramontane.verifier.format import split_response
@@ -43,7 +46,7 @@ class Recorder:
         self.tokenizer = self.encoder.tokenizer
         self.generators, self.verifiers, self.trainer = generators, verifiers, trainer
         self._parity_due = True  # checked once more after the session's first update
-        self._pieces: dict[int, str] = {}  # text of each token
+        self._thinking = ThinkingCounter(self.tokenizer, self.encoder.response)
         self.throughput = Throughput(generators, verifiers, self.config.verifier.workers)
         self._signal = SignalMonitor(
             self.config, self.folder.path, session.announce, session.version
@@ -59,8 +62,7 @@ class Recorder:
         """Record one update; take a checkpoint and measure where they are due."""
         number, batch = update.number, update.batch
         self._filtered = 0
-        await asyncio.to_thread(self.folder.write_rollouts, number, self._rollouts(update))
-        metrics = self._metrics(update)
+        metrics = await asyncio.to_thread(self._record, update)
         self.folder.log(metrics)
         self.screen.update(metrics)
         if skipped := int(metrics["skipped_steps"]):
@@ -78,13 +80,10 @@ class Recorder:
         if self._parity_due:
             await check_parity(self.session.prepared, self.generators, self.trainer)
             self._parity_due = False
-        measured = self._measures(number)
-        if measured or self._saves(number):
+        if self._saves(number):
             await self.checkpoint(state)
-        if measured:
-            weights = self.folder.checkpoints / f"step_{number}" / "weights"
-            name = f"update_{number}"
-            await asyncio.to_thread(measure, self.session, self.verifiers, name, weights)
+        if self._measures(number):
+            await measure(self.session, self.generators, self.verifiers, f"update_{number}", number)
             self.throughput.restart(update)  # the measurement's time is not the pipeline's
 
     def holds(self, update: int) -> bool:
@@ -134,14 +133,26 @@ class Recorder:
         with self.folder.room_for(partial):
             await call(self.trainer, "save_weights", partial / "weights", limit=limit)
             await call(self.trainer, "save_state", partial / "trainer", limit=limit)
-            self.tokenizer.save_pretrained(partial / "weights")
-            snapshot = state.snapshot() | {"seconds": self.session.seconds}
-            (partial / "pipeline.json").write_text(json.dumps(snapshot), encoding="utf-8")
-            if records := list(state.problem_records()):
-                await asyncio.to_thread(self.folder.write_problems, records)
-            keep = self.config.checkpoint.keep
-            await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
+            pipeline = PipelineCheckpoint(state.snapshot(), self.session.seconds)
+            records = state.problem_records()
+            await asyncio.to_thread(self._write_checkpoint, partial, pipeline, records)
         self._saved_version = version
+
+    def _write_checkpoint(
+        self, partial: Path, pipeline: PipelineCheckpoint, records: Iterable[dict[str, Any]]
+    ) -> None:
+        """The controller's part of a checkpoint; runs in a thread."""
+        self.tokenizer.save_pretrained(partial / "weights")
+        write_pipeline(partial, pipeline)
+        self.folder.write_problems(records)
+        self.folder.commit_checkpoint(partial, self.config.checkpoint.keep)
+
+    def _record(self, update: Update) -> dict[str, Any]:
+        """Write the update's rollouts and compute its metrics; runs in a thread."""
+        if groups := groups_to_record(update, self.config):
+            parts = self.config.verifier.reward.parts
+            self.folder.write_rollouts(update.number, groups, parts)
+        return self._metrics(update)
 
     def _metrics(self, update: Update) -> dict[str, Any]:
         """The update's line in `metrics.jsonl`."""
@@ -154,7 +165,7 @@ class Recorder:
         if batch.settings.stage:
             metrics["stage"] = batch.settings.stage
         metrics |= update.metrics
-        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self.encoder)
+        metrics |= reward_metrics(graded, self.config.verifier.reward.parts, self._thinking)
         return (
             metrics
             | self.throughput.metrics(update)
@@ -169,55 +180,3 @@ class Recorder:
                 "weight_update_pause_ms": 1000 * update.pause_seconds,
             }
         )
-
-    def _rollouts(self, update: Update) -> list[dict[str, Any]]:
-        """Every completion of the update: first those trained on, then the filtered ones."""
-        groups: list[tuple[Group, FilterReason | None]]
-        groups = [*((group, None) for group in update.batch.groups), *update.filtered]
-        return [row for group, reason in groups for row in self._rows(update.number, group, reason)]
-
-    def _rows(
-        self, update: int, group: Group, filtered: FilterReason | None
-    ) -> Iterable[dict[str, Any]]:
-        problem = group.problem
-        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            yield {
-                "update": update,
-                "group": group.id,
-                "index": completion.index,
-                "problem_id": problem.id,
-                "problem": problem.problem,
-                "domain": problem.domain,
-                "answer": problem.answer,
-                "language": problem.language,
-                "difficulty": problem.difficulty,
-                "text": completion.text,
-                "tokens": self._texts(completion.token_ids),
-                "versions": completion.versions,
-                "logprobs": [round(x, 4) for x in completion.logprobs],
-                "finish_reason": completion.finish_reason,
-                "reward": round(verdict.reward, 6),
-                "parts": verdict.parts,
-                "verdict": verdict.verdict,
-                "reason": verdict.reason,
-                "advantage_kept": filtered is None,
-                "filtered": filtered.kind if filtered else None,
-                "filtered_detail": filtered.detail if filtered else None,
-            }
-
-    def _texts(self, token_ids: list[int]) -> list[str]:
-        """Text of each token; a character spelt by several tokens is the text of the last."""
-        texts: list[str] = []
-        pending: list[int] = []  # tokens that have not completed a character
-        for token in token_ids:
-            pending.append(token)
-            text = self._piece(token) if len(pending) == 1 else str(self.tokenizer.decode(pending))
-            partial = text.endswith("\N{REPLACEMENT CHARACTER}") and len(pending) < 4
-            texts.append("" if partial else text)
-            pending = pending if partial else []
-        return texts
-
-    def _piece(self, token: int) -> str:
-        if token not in self._pieces:
-            self._pieces[token] = str(self.tokenizer.decode([token]))
-        return self._pieces[token]

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from transformers import PreTrainedTokenizerBase
 
+from tramontane.errors import InputError
 from tramontane.evaluation.evaluate import EvaluationResult, summarize
-from tramontane.run import plots
+from tramontane.models.loading import load_tokenizer
+from tramontane.run import plots, rollouts
 from tramontane.run.folder import read_log
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
@@ -83,7 +88,7 @@ def write_report(run_dir: str | Path) -> Path:
         tables=[*_models_table(run.summary), *_tables(results)],
         sections=_sections(run.metrics, summary),
         samples=_samples(run),
-        traces=[_trace(row) for row in _spanning(run.folder / "rollouts")],
+        traces=[_trace(row) for row in _spanning(run)],
         changes=run.changes,
         config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     )
@@ -277,14 +282,50 @@ def _samples(run: Run) -> list[dict[str, Any]]:
     return samples
 
 
-def _spanning(rollouts: Path) -> Iterator[Row]:
+def _spanning(run: Run) -> Iterator[Row]:
     """The trained completion that was sampled by the most versions of the weights, from each of
-    three updates: at one third, at two thirds and at the end of the run."""
-    files = sorted(rollouts.glob("update_*.jsonl"))
+    three updates: at one third, at two thirds and at the end of the run. The tokens' texts are
+    `tokens`."""
+    files = rollouts.files(run.folder / "rollouts")
+    if not files:
+        return
+    tokenizer = load_tokenizer(str(_model(run)))
     for i in sorted({(len(files) * part - 1) // 3 for part in (1, 2, 3)} - {-1}):
-        rows = [r for r in read_log(files[i]) if r["tokens"] and r.get("advantage_kept", True)]
-        if rows:
-            yield max(rows, key=lambda row: len(set(row["versions"])))
+        with suppress(InputError):  # a damaged file, which `tramontane audit` names
+            if row := _most_versions(files[i]):
+                yield row | {"tokens": token_texts(tokenizer, row["token_ids"])}
+
+
+def _most_versions(file: Path) -> Row | None:
+    """The trained completion of one update that the most versions sampled. Tokens are read for this
+    row alone: those of all rows may fill the memory."""
+    spans = [
+        (len({*row["versions"]}), -number)
+        for number, row in enumerate(rollouts.read_rollouts(file, ["filtered", "version_spans"]))
+        if row["versions"] and row["filtered"] is None
+    ]
+    if not spans:
+        return None
+    return next(islice(rollouts.read_rollouts(file), -max(spans)[1], None))
+
+
+def _model(run: Run) -> str | Path:
+    """A checkpoint of the run, or else the model that it began with."""
+    saved = run.folder.glob("checkpoints/step_*/weights/tokenizer.json")
+    return next((file.parent for file in saved), run.config.get("model", "tiny"))
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
+    """Text of each token; a character spelt by several tokens is the text of the last."""
+    texts: list[str] = []
+    pending: list[int] = []  # tokens that have not completed a character
+    for token in token_ids:
+        pending.append(token)
+        text = str(tokenizer.decode(pending))
+        partial = text.endswith("\N{REPLACEMENT CHARACTER}") and len(pending) < 4
+        texts.append("" if partial else text)
+        pending = pending if partial else []
+    return texts
 
 
 def _trace(row: Row) -> dict[str, Any]:

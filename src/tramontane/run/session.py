@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from tramontane.run.changes import (
     record_changes,
 )
 from tramontane.run.folder import RunFolder
+from tramontane.run.pending import PipelineCheckpoint, read_pipeline
 from tramontane.run.prepare import Prepared, prepare, resolved
 from tramontane.run.screen import Screen
 from tramontane.verifier import VerifierPool
@@ -31,15 +31,15 @@ Verifiers = VerifierPool | VerifierActors
 
 @dataclass(frozen=True)
 class Restored:
-    """The checkpoint that a session continues: its folder and the content of `pipeline.json`."""
+    """The checkpoint that a session continues: its folder and the pipeline's state."""
 
     path: Path
-    state: dict[str, Any]
+    pipeline: PipelineCheckpoint
 
     @property
     def version(self) -> int:
         """Updates done at the checkpoint."""
-        return int(self.state["version"])
+        return self.pipeline.snapshot.version
 
 
 @dataclass
@@ -95,9 +95,8 @@ class Session:
         if begins_again(folder, changes):
             folder.forget_start(cold_start=changes_cold_start(changes))
         if checkpoint := folder.whole_checkpoint(self.announce):
-            state = json.loads((checkpoint / "pipeline.json").read_bytes())
-            self.restored = Restored(checkpoint, state)
-            self.began -= state["seconds"]
+            self.restored = Restored(checkpoint, read_pipeline(checkpoint))
+            self.began -= self.restored.pipeline.seconds
         record_changes(folder, self.config, changes, self.version)
         for change in changes:
             self.announce(f"changed from update {self.version + 1} on: {change}", logging.INFO)

@@ -7,15 +7,17 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from tramontane.config import HELD_OUT, Config
-from tramontane.controller.generators import GeneratorPool, slots
+from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.verifiers import Grader, VerifierActors
 from tramontane.errors import InputError
+from tramontane.evaluation import EvaluationResult
 from tramontane.generator import Generator
 from tramontane.placement import Handle, Limit, call, started
 from tramontane.placement.place import Placement, place
@@ -24,13 +26,15 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_parity
 from tramontane.run.interrupt import Interrupt
 from tramontane.run.learning_signal import evaluation_warnings
-from tramontane.run.measurement import measure
+from tramontane.run.measurement import measure, recorded
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session, Verifiers
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.trainer import Trainer
 from tramontane.verifier import VerifierPool
+
+Results = dict[str, EvaluationResult]  # by name of the set
 
 
 def train(
@@ -65,25 +69,22 @@ def train(
         closing(place(config, folder.log_worker)) as placement,
         _verifiers(session, placement) as verifiers,
     ):
-        measured = {}
+        interrupt, measured = Interrupt(), dict[str, Results]()
         if config.cold_start:
-            measured["base"] = measure(session, verifiers, "base", config.model)
+            base = recorded(session, "base")
+            if base is None:
+                base = interrupt.run(_measure_base(session, placement, verifiers))
+            measured["base"] = base
             fine_tune(session)
-        measured["before"] = measure(session, verifiers, "before", session.model)
-        before = measured["before"].get(HELD_OUT)
-        if before and not session.version:
-            for warning in evaluation_warnings(before):
-                session.announce(warning)
-        interrupt = Interrupt()
-        updates, finished = interrupt.run(_run(session, placement, verifiers, interrupt))
-        if finished and not updates:
+        done = interrupt.run(_run(session, placement, verifiers, interrupt))
+        measured |= done.measured
+        if done.finished and not done.updates:
             raise InputError(
                 f"{folder.path}: no update could be made: no problem is left to learn from, since "
                 f"data.curriculum retired all; give harder ones"
             )
-        weights, summary = folder.checkpoints / f"step_{updates}" / "weights", {}
-        if finished:
-            measured["after"] = measure(session, verifiers, "after", weights)
+        summary: dict[str, Any] = {}
+        if done.finished:
             summary = summarize_run(folder.metrics(), measured, session.seconds)
             folder.write_json("summary.json", summary)
     report_file = folder.path / "report.html" if report else None
@@ -92,38 +93,48 @@ def train(
 
         with folder.room_for(report_file):
             write_report(folder.path)
-    if finished:
+    if done.finished:
         screen.summary(summary, report_file)
     return TrainResult(
         run_dir=folder.path,
-        weights=weights,
-        updates=updates,
-        finished=finished,
+        weights=folder.checkpoints / f"step_{done.updates}" / "weights",
+        updates=done.updates,
+        finished=done.finished,
         pass_at_1=BeforeAfter.of(measured),
         summary=summary,
         report=report_file,
     )
 
 
+class _Done(NamedTuple):
+    """Updates done, True if the run has no more to do, and the measurements at its ends: `before`
+    and, of a finished run, `after`."""
+
+    updates: int
+    finished: bool
+    measured: dict[str, Results]
+
+
 async def _run(
     session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
-) -> tuple[int, bool]:
-    """Start the workers and run the pipeline.
-
-    Returns:
-        The number of updates done, and True if the run has no more to do.
-    """
+) -> _Done:
+    """Start the workers, run the pipeline, and measure before and after it."""
     prepared, config, restored = session.prepared, session.config, session.restored
     ledger = Ledger(config, prepared.problems, prepared.prompts.encode)
     if restored:
-        ledger.restore(restored.state)
-    generators = _generators(session, placement, ledger)
+        ledger.restore(restored.pipeline.snapshot)
+    generators = _generators(session, placement, session.model, ledger.stages.config)
     updates = config.pipeline.updates
     make = partial(Trainer.load, session.model, config.trainer, updates, config.seed)
     trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
     try:
         await generators.started()
+        measured = {"before": await _measure_end(session, generators, verifiers, "before", 0)}
+        if HELD_OUT in measured["before"] and not session.version:
+            for warning in evaluation_warnings(measured["before"][HELD_OUT]):
+                session.announce(warning)
+        await generators.resize(ledger.stages.config)
         await started(trainer, limit)
         workers = Workers(generators, verifiers, trainer, placement.weights)
         recorder = Recorder(session, generators, verifiers, trainer)
@@ -135,26 +146,58 @@ async def _run(
         with interrupt.calls(pipeline.stop), _frozen():
             await pipeline.run()
         done = ledger.trained_version
-        return done, done == updates or (ledger.stages.last and ledger.exhausted)
+        finished = done == updates or (ledger.stages.last and ledger.exhausted)
+        if finished and done:
+            await generators.clear()  # groups of a finished run that no update needs
+            measured["after"] = await _measure_end(session, generators, verifiers, "after", done)
+        return _Done(done, finished, measured)
     finally:
         generators.close()
         trainer.close()
 
 
-def _generators(session: Session, placement: Placement, ledger: Ledger) -> GeneratorPool:
-    config, prepared = session.config, session.prepared
-    longest_prompt, response = prepared.max_prompt, prepared.encoder.response
+async def _measure_base(session: Session, placement: Placement, verifiers: Verifiers) -> Results:
+    """Measure the base model before a cold start, with generators of its own: fine-tuning then has
+    the machine to itself."""
+    base, stage = session.config.model, session.prepared.stages[-1]
+    generators = _generators(session, placement, base, stage)
+    try:
+        await generators.started()
+        return await _measure_end(session, generators, verifiers, "base", 0)
+    finally:
+        generators.close()
 
-    def make(number: int) -> Handle:
+
+async def _measure_end(
+    session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
+) -> Results:
+    """`measure` on all sets, with slots for their longest completion; nothing may be in flight."""
+    prepared = session.prepared
+    if prepared.sets:
+        longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
+        await generators.resize(prepared.stages[-1], longest)
+    return await measure(session, generators, verifiers, when, version)
+
+
+def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
+    """Generators of the model, at the sizes of the stage."""
+    config = session.config
+
+    def make(number: int, slots: int, max_len: int) -> Handle:
         # Loads the base model, never a checkpoint, which a replacement might find deleted: the
-        # pool sends the newest weights. Sizes are those of the stage at the time of the call.
-        stage = ledger.stages.config
-        sizes = slots(stage), longest_prompt + stage.pipeline.l_max
-        load = partial(Generator.load, session.model, config.generator, *sizes, response)
+        # pool sends the newest weights.
+        response = session.prepared.encoder.response
+        load = partial(Generator.load, model, config.generator, slots, max_len, response)
         return placement.generator(number, load)
 
-    log_worker = session.folder.log_worker
-    return GeneratorPool(make, config, session.replaced, log_worker, longest_prompt)
+    return GeneratorPool(
+        make,
+        stage,
+        session.replaced,
+        session.folder.log_worker,
+        session.prepared.max_prompt,
+        session.prepared.evaluated_l_max,
+    )
 
 
 def _verifiers(session: Session, placement: Placement) -> Verifiers:

@@ -25,7 +25,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
-from tramontane.types import Completion, Request, SamplingParams
+from tramontane.types import Completion, Request, SamplingParams, floats, ints
 
 
 class Checkpoint:
@@ -115,7 +115,7 @@ class Checkpoint:
                 flight = generator.pending()
                 generator.cancel_all()
                 generator.submit(flight)
-                yield done, [(r.group, r.index, r.token_ids) for r in flight]
+                yield done, [(r.group, r.index, r.token_ids.tolist()) for r in flight]
                 done = []
 
 
@@ -147,7 +147,9 @@ def _max_prompt(config: ModelConfig) -> int:
 def _resumed(request: Request, tokens: list[int]) -> Request:
     # A request needs log-probs and versions with its tokens, but a curation reads neither.
     n = len(tokens)
-    return replace(request, token_ids=tokens, logprobs=[0.0] * n, versions=[0] * n)
+    return replace(
+        request, token_ids=ints(tokens), logprobs=floats([0.0] * n), versions=ints([0] * n)
+    )
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:

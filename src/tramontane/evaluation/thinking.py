@@ -1,0 +1,89 @@
+"""Counts the thinking tokens of completions from their token ids, without tokenising text again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from tramontane.types import ResponseText, SampledTokens
+
+
+class _Place(NamedTuple):
+    """Positions of a tag's first token and of the token after its last."""
+
+    first: int
+    after: int
+
+
+class _TagFinder:
+    """Finds a tag among token ids, whether it is one token of the vocabulary or spelt by several.
+
+    Every spelling of the tag has a token with a given character of the tag, so only the
+    neighbourhood of such tokens is decoded.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
+        self._tokenizer, self._tag = tokenizer, tag
+        self._reach = len(tag.encode())  # a tag has at most this many tokens
+        # Outside ASCII, vocabularies spell characters as bytes. Punctuation is rarer than letters.
+        marks = sorted(filter(str.isascii, tag), key=str.isalnum)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self._marked = np.array(
+            [not marks or piece is None or marks[0] in piece for piece in pieces], dtype=bool
+        )
+
+    def find(self, ids: NDArray[np.int32], start: int) -> _Place | None:
+        """The first occurrence of the tag that lies at `start` or after."""
+        for i in start + np.flatnonzero(self._marked[ids[start:]]):
+            low, high = max(start, int(i) - self._reach), min(len(ids), int(i) + self._reach)
+            if not self._has_tag(ids[low:high]):
+                continue
+            while self._has_tag(ids[low : high - 1]):
+                high -= 1
+            while self._has_tag(ids[low + 1 : high]):
+                low += 1
+            return _Place(low, high)
+        return None
+
+    def _has_tag(self, ids: NDArray[np.int32]) -> bool:
+        return self._tag in str(self._tokenizer.decode(ids.tolist()))
+
+
+class ThinkingCounter:
+    """Counts the tokens between the thinking tags of a completion.
+
+    A missing opening tag is assumed at the start, a missing closing tag at the end. Without either
+    tag there are no thoughts. Tags, the beginning of a response that the prompt ends with, and the
+    special tokens at the end of a completion do not count.
+
+    Args:
+        tokenizer: the tokenizer of the model that sampled the tokens.
+        response: thinking tags, and the beginning of every response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, response: ResponseText) -> None:
+        tags = response.tags
+        before, opening, begun = response.prefix.partition(tags.opening)
+        self._is_opened = bool(opening)
+        self._is_over = tags.closing in (begun if opening else before)
+        self._opening, self._closing = (_TagFinder(tokenizer, tag) for tag in tags)
+        self._special = {*tokenizer.all_special_ids} - {
+            tokenizer.convert_tokens_to_ids(tag) for tag in tags
+        }
+
+    def count(self, sampled: SampledTokens) -> int:
+        """Number of thinking tokens of a completion."""
+        if self._is_over:
+            return 0
+        ids = np.array(sampled.token_ids, dtype=np.int32)
+        while len(ids) and int(ids[-1]) in self._special:
+            ids = ids[:-1]
+        opening = None if self._is_opened else self._opening.find(ids, 0)
+        start = opening.after if opening else 0
+        closing = self._closing.find(ids, start)
+        if opening is None and closing is None and not self._is_opened:
+            return 0
+        return (closing.first if closing else len(ids)) - start
