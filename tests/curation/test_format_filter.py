@@ -277,3 +277,81 @@ def test_other_sets_of_one_kind():
     assert found / len(proofs) >= 0.95
     choices = shared("aqua_mcq.jsonl.gz")
     assert sum(find_choices(row["problem"]) is not None for row in choices) / len(choices) >= 0.98
+
+
+# Classes that cases kept back showed
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "How many degrees are there in the measure of angle $P?$",
+        "What is the value of $x$?",
+        "Following the directions of the arrows, how many paths lead from $A$ to $C$?",
+        "What is the number of square centimeters in the area of this trapezoid?",
+        "For the three identical squares shown, $AB = 2$. What is $AC$?",
+        "How many diagonals are in the fifth of the regular polygons below?",
+        "According to the graph, how many students walk to school?",
+    ],
+)
+def test_statements_whose_objects_only_a_figure_shows(problem):
+    assert reason(problem) == "incomplete"
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "Given that $-7$ is a solution to $x^2 + bx -28 = 0$, what is the value of $b$?",
+        "A trapezoid has bases 3 and 5 and height 2. What is the area of this trapezoid?",
+        "Five advertisements were shown, lasting 3 minutes each. How long did they last?",
+        "A die is rolled. What is the probability that the number shown is not even?",
+    ],
+)
+def test_statements_that_introduce_their_objects(problem):
+    assert not reason(problem)
+
+
+def open_answer(question, value):
+    choices = Choices(question, {"A": "1", "B": value, "C": "3"})
+    return rewrite(maths(question, "B"), choices)[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["42.86%", "$3.73", "8.33", "33.3%", "gains Rs. 50", "12th", "on the 17th day",
+     "46 minutes and 12 seconds", "Data inadequate", "After 12 minutes", "once every 15 years",
+     "5C3*4C3", "C(5, 2)", "5P2"],
+)  # fmt: skip
+def test_options_that_refuse_honest_answers_are_not_rewritten(value):
+    with pytest.raises(NotOpen):
+        open_answer("How much is it?", value)
+
+
+def test_parts_of_one_request():
+    assert reason("Compute: 1) $2+2$ 2) $3+4$.", "4; 7") == "multi_part"
+    assert reason("1) What is 2+2? 2) Find $7^2$.", "4; 49") == "multi_part"
+    assert not reason("1) $x > 3$ 2) $x < 5$. How many integers satisfy both?")
+
+
+@pytest.mark.parametrize("value", ["1.414", "2.65"])
+def test_decimals_of_roots_are_not_rewritten(value):
+    with pytest.raises(NotOpen):
+        open_answer("What is the diagonal of the square?", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "honest"),
+    [("Rs. 20,000", "20000"), ("480 candy bars", "480"), ("12.5%", "12.5"), ("$16", "16"),
+     ("-5 and 3", "3, -5"), ("15 years", "15"), ("10!/2", "1814400")],
+)  # fmt: skip
+def test_honest_answers_match_rewritten_references(value, honest):
+    assert judge_answer(honest, open_answer("How much is it?", value)).outcome == "right"
+
+
+def test_a_stated_precision_keeps_a_rounded_option():
+    assert open_answer("Round to two decimal places. How much is it?", "3.73") == "3.73"
+
+
+def test_a_label_left_in_the_stem_is_no_open_question():
+    with pytest.raises(NotOpen):
+        open_answer("What is it?\nD) 7", "5")

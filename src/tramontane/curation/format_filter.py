@@ -199,7 +199,17 @@ _DIRECT = re.compile(
 )
 
 
+# One request for several things: "Compute: 1) $2+2$ 2) $3+4$".
+_ENUMERATED = re.compile(
+    rf"{_START}(?:{_VERBS})(?:\s+(?:each\s+of\s+)?the\s+(?:following|values?\s+of))?\s*:"
+    r"\s*\(?1\)\s*\S.*?[\s;,.$]\(?2\)\s*\S",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
 def _multi_part(text: str, answer: str) -> Finding | None:
+    if match := _ENUMERATED.search(text):
+        return Finding("multi_part", f"parts 1) 2): {match[0][:60]!r}")
     return _labelled_parts(text) or _second_question(text) or _several_answers(text, answer)
 
 
@@ -295,6 +305,27 @@ _MISSING_TABLE = re.compile(
     r"|\bin\s+der\s+tabelle|\bdans\s+le\s+tableau|\ben\s+la\s+tabla|\bв\s+таблице|下表",
     re.IGNORECASE,
 )
+# Objects that only a figure shows.
+_ONLY_SHOWN = re.compile(
+    r"\b(?:directions?\s+of|along|follow(?:ing)?)\s+the\s+arrows?\b"
+    r"|\b(?:squares?|circles?|triangles?|rectangles?|polygons?|shapes?|cards|spinners?|dartboard|grid"
+    r"|solid|manner|net|period|arrangement|stack|blocks|tiles)\s+shown\b"
+    r"|\baccording\s+to\s+(?:the|this)\s+(?:graph|chart|diagram|figure|map|picture)\b"
+    r"|\bfollowing\s+(?:spinner|dartboard|diagonal|shape|polygons?|maze|net|pattern\s+of\s+(?:dots|tiles))\b"
+    r"|\b(?:polygons?|shapes?|squares|triangles|circles|rectangles|hexagons|spinner|net|pattern)\s+below\b",
+    re.IGNORECASE,
+)
+_THIS_SHAPE = re.compile(
+    r"\b(?:of|in|on|around|for)\s+this\s+(?:(?:right|isosceles|regular|shaded)\s+)?"
+    r"(trapezoid|triangle|rectangle|square|parallelogram|quadrilateral|pentagon|hexagon|octagon"
+    r"|polygon|circle|prism|pyramid|solid|grid|spinner|dartboard|net)\b",
+    re.IGNORECASE,
+)
+_ASKED_LETTER = re.compile(
+    r"\b(?:value|measure|number\s+of\s+degrees|degrees\s+are|length)\b[^.?$]{0,40}\b(?:of|in)\s+(?:angle\s+)?"
+    r"\$\\?(?:angle\s*)?([A-Za-z])\s*[.?]?\$\s*[?.]?",
+    re.IGNORECASE,
+)
 _HAS_FIGURE = re.compile(r"\[asy\]|tikz|\\includegraphics|!\[|<svg|<img|https?://|picture\}", re.I)
 _HAS_TABLE = re.compile(
     r"\\begin\{(?:tabular|array|[a-z]*matrix|align|tabularx)|\\hline|\\bullet|\n\s*\|.*\||<table",
@@ -314,6 +345,24 @@ def _missing(statement: str) -> Finding | None:
             if _HAS_TABLE.search(statement) or _FOLLOWS.match(statement, match.end()):
                 continue
             return Finding("incomplete", f"no {what}: {match[0].strip()!r}")
+    return _shown_only(statement)
+
+
+def _shown_only(statement: str) -> Finding | None:
+    """A statement about objects that nothing in it introduces."""
+    if _HAS_TABLE.search(statement):
+        return None
+    match = _ONLY_SHOWN.search(statement)
+    if match and not _FOLLOWS.match(statement, match.end()):
+        return Finding("incomplete", f"no figure: {match[0].strip()!r}")
+    for match in _THIS_SHAPE.finditer(statement):
+        if match[1].lower() not in statement[: match.start()].lower():
+            return Finding("incomplete", f"no figure: {match[0].strip()!r}")
+    for match in _ASKED_LETTER.finditer(statement):
+        rest = statement[: match.start()] + " " + statement[match.end() :]
+        formulas = " ".join(re.findall(r"\$+[^$]*\$+|\\\[.*?\\\]", rest, re.DOTALL))
+        if match[1] not in re.sub(r"\\[A-Za-z]+", "", formulas):
+            return Finding("incomplete", f"nothing is said about {match[1]!r}")
     return None
 
 

@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from tramontane.types import Problem
+from tramontane.verifier.math.grade import judge_answer
 from tramontane.verifier.math.normalize import vote
 
 LETTERS = "ABCDEFGHIJ"
@@ -56,13 +57,17 @@ _ROUNDED = re.compile(
 )
 _NO_VALUE = re.compile(
     r"\b(?:none|neither|all|both)\b|\bcan(?:\s?not|'t)\b|\bnot\s+(?:enough|sufficient)\b|\bonly\b"
-    r"|\binsufficient\b|\bindeterminate\b|\bI{1,3}\b|^[A-J]\s*(?:and|&|,)|^\W*$|^N\.?\s?O\.?\s?T",
+    r"|\binsufficient\b|\bindeterminate\b|\binadequate\b|\bdepends\b|o'clock|\bI{1,3}\b|^[A-J]\s*(?:and|&|,)|^\W*$|^N\.?\s?O\.?\s?T",
     re.IGNORECASE,
 )
 _REQUEST = re.compile(
     r"(?:^|[.,;:\n]\s*|\b(?:then|and|to)\s+)"
     r"(?:find|compute|calculate|evaluate|determine|simplify|solve|what|how)\b",
     re.IGNORECASE,
+)
+# A label of an option that stayed in the stem, or a mention of the options' letters.
+_LEFTOVER = re.compile(
+    r"(?:^|\n)\s*\(?[A-J][).:]\s*\S|\b(?:options?|choices?|answer)\s+\(?[A-E]\)?(?![\w'])|\?\s*\(?[A-E][).]?\s*$"
 )
 MAX_WORDS = 4
 MAX_OPTION = 300  # characters
@@ -130,6 +135,53 @@ def is_choice(answer: str | None, choices: Choices) -> bool:
     return _bare(answer) in map(_bare, choices.options.values())
 
 
+# A decimal that is probably rounded: two places or more of which the last is not 0 or 5, or thirds.
+_ROUNDED_VALUE = re.compile(r"(?:\d|(?<![\w.]))\.(?:\d+[12346789](?!\d|[a-z]\b)|[37](?=\s*\\?%))")
+_ANY_DECIMAL = re.compile(r"(?:\d|(?<![\w.]))\.\d")
+_PRECISION = re.compile(
+    r"\b(?:round|decimal\s+places?|significant|nearest\s+(?!to\b)|correct\s+to)\b|\bto\s+the\s+nearest\b",
+    re.IGNORECASE,
+)
+_IRRATIONAL = re.compile(
+    r"\\sqrt|√|\\pi|π|\b(?:square\s+root|hypotenuse|diagonal|circle|circumference|radius|sphere"
+    r"|cylind|cone|compound)",
+    re.IGNORECASE,
+)
+# `5C3*4C3`, `C(5, 3)`: the verifier evaluates no notation of combinations but `\binom`.
+_COMBINATIONS = re.compile(
+    r"(?<![A-Za-z\d])\d{1,3}\}?\s*_?[CP]\s*_?\{?\d|(?<![\w\\])[CP]\s*\(\s*\d+\s*,"
+)
+_PLAIN_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
+
+
+def refuse_narrow(value: str, question: str) -> None:
+    """Refuse an option that, as the reference of an open question, refuses honest answers.
+
+    Raises:
+        NotOpen: the option is rounded, says more than a value, or is written in a notation that the
+            verifier cannot evaluate.
+    """
+    if match := _COMBINATIONS.search(value):
+        raise NotOpen(f"the verifier cannot evaluate it: {match[0]!r}")
+    digits = re.sub(r"\D", "", value).strip("0")
+    # A stated precision, digits that only moved (4,120 to 0.00412), a binary number.
+    exact = _PRECISION.search(question) or (len(digits) > 1 and digits in question.replace(",", ""))
+    exact = exact or bool(re.fullmatch(r"[01]*\.[01]+", value))
+    if not exact and (match := _ROUNDED_VALUE.search(value)):
+        raise NotOpen(f"the answer is rounded: {match[0]!r}")
+    if not exact and _IRRATIONAL.search(question) and (match := _ANY_DECIMAL.search(value)):
+        raise NotOpen(f"the answer is rounded: {value[:80]!r}")
+    words = re.findall(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+", "", value))
+    numbers = _PLAIN_NUMBER.findall(value)
+    is_plain = not re.search(r"[/^*+=<>\\_!(]|illion|thousand", value)
+    listed = re.fullmatch(r"[\d\s,.$%:-]*(?:(?:and|or)[\d\s,.$%-]*)+", value)
+    if words and len(numbers) > 1 and is_plain and ":" not in value and not listed:
+        raise NotOpen(f"the answer is several quantities: {value[:80]!r}")
+    refuses = is_plain and len(numbers) == 1 and judge_answer(numbers[0], value).outcome != "right"
+    if words and refuses:
+        raise NotOpen(f"the answer says more than its number: {value[:80]!r}")
+
+
 def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     """(statement, answer) of the open question.
 
@@ -140,6 +192,10 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     stem = _INSTRUCTION.sub("", choices.stem) or choices.stem
     sentences = _sentences(_FIGURE.sub("", stem))
     asked = " ".join([*[s for s in sentences[:-1] if "?" in s][-1:], *sentences[-1:]])
+    if match := _LEFTOVER.search(stem):
+        raise NotOpen(f"an option is left in its text: {match[0].strip()[:80]!r}")
+    if stem.count("(") > stem.count(")"):
+        raise NotOpen(f"its question breaks off: {stem[-80:]!r}")
     if match := _ABOUT_OPTIONS.search(asked):
         raise NotOpen(f"it asks about its options: {match[0][-80:]!r}")
     if match := _ROUNDED.search(asked):
@@ -149,6 +205,7 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     words = re.findall(r"[^\W\d_]{3,}", re.sub(r"\\[a-zA-Z]+", "", value))
     if len(words) > MAX_WORDS:
         raise NotOpen(f"the answer is a phrase: {value[:80]!r}")
+    refuse_narrow(value, stem)
     if "?" in asked or _REQUEST.search(asked) or re.search(r"_{2,}\W*$", asked):
         return stem, value
     # The stem breaks off, and the options complete it.
