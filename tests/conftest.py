@@ -53,11 +53,6 @@ def uses_ray(item: pytest.Item) -> bool:
     return bool(named) or "ray_cluster" in getattr(item, "fixturenames", ())
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Three processes for two cores: a third of the tests' time is spent waiting."""
-    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist adds the names of groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on Ray go to one process, which starts one cluster. They and the files with the most

@@ -55,7 +55,7 @@ def check_stages(folder: Path, config: Config) -> None:
             sizes = of_update[rows[0]["update"]].pipeline
             trained[rows[0]["update"]] += size
             for row in rows:
-                n = len(row["tokens"])
+                n = len(row["token_ids"])
                 assert n <= sizes.l_max
                 if row["verdict"] != "malformed":
                     penalty = length_penalty(n, sizes.l_max, sizes.l_cache)
@@ -66,7 +66,7 @@ def check_stages(folder: Path, config: Config) -> None:
     events = (folder / "events.log").read_text()
     assert "stage 'short' ended after update 2 (2 updates); stage 'long' begins" in events
     late = [row for row in rollouts(folder) if row["update"] > 2]
-    assert 40 < max(len(row["tokens"]) for row in late) <= 96
+    assert 40 < max(len(row["token_ids"]) for row in late) <= 96
     # All of the second stage was begun under the weights that ended the first, or newer ones.
     assert min(min(row["versions"]) for row in late) == 2
     for m in metrics:

@@ -120,7 +120,7 @@ def test_kept_rows_load_again_unchanged(tmp_path):
         assert [getattr(old, f) for f in fields] == [getattr(new, f) for f in fields]
     assert after[0].metadata == {"hint": "x"}
     assert after[1].metadata == {"programming_language": "python"}
-    assert after[2].metadata == {"source_difficulty": "hard"}
+    assert after[2].metadata == {"difficulty": "hard"}
     # A second curation changes nothing.
     _, again = run(tmp_path, str(out / "kept.jsonl"), name="again")
     assert lines(again / "kept.jsonl") == lines(out / "kept.jsonl")

@@ -10,6 +10,7 @@ import pytest
 import tramontane
 from tests.docs.pages import blocks
 from tests.paths import ROOT
+from tramontane.run.rollouts import read_run
 
 PAGE = ROOT / "docs/rewards.md"
 
@@ -40,7 +41,7 @@ def test_the_task_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     settings = ["pipeline.updates=1", "pipeline.diversity=none", "evaluation.samples=2"]
     result = tramontane.train("task.yaml", settings, quiet=True, report=False)
     assert result.finished
-    rows = [json.loads(line) for line in (result.run_dir / "rollouts/update_000001.jsonl").open()]
+    rows = list(read_run(result.run_dir))
     assert {"right", "wrong"} <= {row["verdict"] for row in rows}
     ranges = {p["problem"]: p["range"] for p in map(json.loads, PROBLEMS.splitlines())}
     for row in rows:

@@ -245,7 +245,7 @@ def test_a_probe_is_exact_and_changes_nothing_in_flight():
     assert [c.prompt_ids for c in probes] == prompts
     for c in probes:
         assert len(c.token_ids) == 25
-        assert c.versions == [4] * 25
+        assert c.versions.tolist() == [4] * 25
         reference = reference_logprobs(plain, c.prompt_ids, c.token_ids, 0.8)
         torch.testing.assert_close(
             torch.tensor(c.logprobs), chosen(reference, c.token_ids), atol=1e-4, rtol=0

@@ -51,7 +51,7 @@ def test_greedy_equals_generate(family, tied):
             do_sample=False,
         )[0, len(prompt) :].tolist()
         c = done[i, 0]
-        assert c.token_ids == expected
+        assert c.token_ids.tolist() == expected
         assert c.finish_reason == ("stop" if expected[-1] == EOS else "length")
         expected_logprobs = chosen(reference_logprobs(plain, prompt, expected), expected)
         torch.testing.assert_close(torch.tensor(c.logprobs), expected_logprobs, atol=1e-4, rtol=0)

@@ -8,25 +8,29 @@ import pytest
 import yaml
 
 import tramontane
+from tests.audit.test_audit import record
 from tests.data.chat_templates import make_checkpoint
 from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.errors import InputError
+from tramontane.models.loading import load_tokenizer
 from tramontane.run.prepare import prepare, resolved
+from tramontane.run.rollouts import read_run
 
 SIZES = {"updates": 1, "n_batch": 16, "n_async": 16, "l_max": 24, "l_cache": 8, "diversity": "none"}
 
 
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().split("\n") if line]
+def pieces(tokenizer: Any, row: dict[str, Any]) -> list[str]:
+    """The text of each sampled token."""
+    return [tokenizer.decode([token]) for token in row["token_ids"]]
 
 
 def run(tmp_path: Path, **sections: Any) -> list[dict[str, Any]]:
     """The rollouts of one update."""
     config = small_config(tmp_path / "run", pipeline=SIZES, **sections)
     tramontane.train(config, quiet=True, report=False)
-    return rows(tmp_path / "run/rollouts/update_000001.jsonl")
+    return list(read_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
@@ -40,12 +44,13 @@ def run(tmp_path: Path, **sections: Any) -> list[dict[str, Any]]:
 def test_a_run_follows_its_models_template(
     tmp_path: Path, shape: str, tags: list[str], prefix: str
 ) -> None:
-    found = run(tmp_path, model=make_checkpoint(tmp_path / "model", shape))
+    model = make_checkpoint(tmp_path / "model", shape)
+    found, tokenizer = run(tmp_path, model=model), load_tokenizer(model)
     assert found
     for row in found:
         assert row["text"].startswith(prefix)
         # The prefix is text of the response, but none of its tokens: nothing of it is trained.
-        assert not row["tokens"][0].startswith("<think>")
+        assert not pieces(tokenizer, row)[0].startswith("<think>")
         opened = row["text"].lstrip().startswith(tags[0])
         assert row["reason"].startswith(f"does not start with {tags[0]}") is not opened
     recorded = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
@@ -59,10 +64,11 @@ def test_a_prefix_and_a_stop_are_part_of_a_run(tmp_path: Path) -> None:
         generator={"stop": ["."]},
         evaluation={"problems": 4, "samples": 2},
     )
+    tokenizer = load_tokenizer("tiny")
     stopped = [row for row in found if row["finish_reason"] == "stop"]
     assert stopped
     for row in found:
-        sampled = "".join(row["tokens"]).removesuffix("</s>")
+        sampled = "".join(pieces(tokenizer, row)).removesuffix("</s>")
         assert row["text"] == "<think>So, " + sampled.partition(".")[0]
         assert "." not in sampled[:-1] or row["finish_reason"] == "stop"
     lines = resolved(prepare(small_config(tmp_path / "b", data={"response_prefix": "<think>"})))
@@ -81,7 +87,7 @@ def test_an_audit_reads_the_tags_of_its_run(tmp_path: Path) -> None:
         "verdict": "right",
         "text": r"[THINK]It is 7.[/THINK]\boxed{7}",
     }
-    (folder / "rollouts/update_1.jsonl").write_text(json.dumps(row) + "\n")
+    record(folder / "rollouts/update_000001.parquet", [row])
     # The count of completions whose answer part has a box.
     assert audit(folder).totals["disputed"][0] == 1
     (folder / "config.yaml").unlink()

@@ -110,7 +110,7 @@ def test_asynchronous_run_killed_and_resumed_loses_no_group_and_no_token(tmp_pat
         assert versions[key][: len(begun[key])] == begun[key]
     assert max(m["staleness_max"] for m in folder.metrics()) <= 8
     # The learning rate was lowered at the checkpoint.
-    assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 4 + [1e-5] * 8
+    assert [m["learning_rate"] for m in folder.metrics()] == [1e-4] * 3 + [1e-5] * 6
 
 
 def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> None:

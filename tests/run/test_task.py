@@ -13,6 +13,7 @@ import tramontane
 from tramontane.config import load_config
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
+from tramontane.run.rollouts import read_run
 from tramontane.run.task import Reward, config_of
 from tramontane.verifier import functions
 
@@ -51,7 +52,7 @@ def test_rows_and_a_function_train_a_model(tmp_path):
     kept = Path(config.data.train)
     assert kept.parent == (tmp_path / "run/data").absolute()
     assert [json.loads(line) for line in kept.open()] == ROWS
-    rows = [json.loads(line) for line in (tmp_path / "run/rollouts/update_000001.jsonl").open()]
+    rows = list(read_run(tmp_path / "run"))
     for row in rows:
         named = row["parts"]["names_the_sum"]
         assert (row["verdict"] == "right") == (named == 1.0)
@@ -102,7 +103,7 @@ def test_functions_of_main_work_in_the_workers(tmp_path, how):
         timeout=400,
     )
     assert "finished True" in done.stderr, done.stderr
-    rows = [json.loads(line) for line in (run / "rollouts/update_000001.jsonl").open()]
+    rows = list(read_run(run))
     assert {row["verdict"] for row in rows} <= {"right", "wrong", "malformed"}
     assert "right" in {row["verdict"] for row in rows}
 
