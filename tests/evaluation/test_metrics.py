@@ -7,6 +7,7 @@ import pytest
 
 from tramontane.evaluation.metrics import (
     MAX_SUBSETS,
+    Estimate,
     Z,
     maj_at_k,
     majority,
@@ -76,7 +77,20 @@ def test_majority_over_seeded_subsets_repeats_and_is_near_the_truth() -> None:
                      for s in combinations(range(20), 5)])  # fmt: skip
     assert maj_at_k(votes, right, 5, seed=1) == maj_at_k(votes, right, 5, seed=1)
     assert maj_at_k(votes, right, 5, seed=1) == pytest.approx(exact, abs=4 * 0.5 / MAX_SUBSETS**0.5)
-    assert len({maj_at_k(votes, right, 5, seed=seed) for seed in range(8)}) > 1
+    by_seed = [maj_at_k(votes, right, 5, seed=seed) for seed in range(8)]
+    assert len(set(by_seed)) > 1
+    assert maj_at_k(votes, right, 5) == by_seed[0] != by_seed[1]  # unless told otherwise, seed 0
+
+
+@pytest.mark.parametrize("k", [1, MAX_SUBSETS - 1])
+def test_as_many_subsets_as_the_limit_are_all_taken(k: int) -> None:
+    """A majority of the 256 samples is right by one vote; without one of its own, it is a tie."""
+    right = [i % 2 == 1 for i in range(MAX_SUBSETS)]
+    right[0] = True
+    votes = ["7" if ok else "3" for ok in right]
+    count = sum(right)
+    assert count == MAX_SUBSETS // 2 + 1
+    assert maj_at_k(votes, right, k) == (count / MAX_SUBSETS if k == 1 else 1.0)
 
 
 def test_every_vote_has_a_judgement() -> None:
@@ -94,8 +108,9 @@ def test_wilson_closed_form() -> None:
     # 7 of 10: the roots of (p̂ − p)² = z² p (1 − p) / n.
     interval = wilson(0.7, 10)
     assert [interval.low, interval.high] == pytest.approx(wilson_roots(0.7, 10, Z))
-    assert wilson(0.0, 8).low == 0.0
-    assert wilson(1.0, 8).high == 1.0
+    for n in range(1, 200):  # whatever rounding does
+        assert wilson(0.0, n).low == 0.0
+        assert wilson(1.0, n).high == 1.0
 
 
 @pytest.mark.parametrize(
@@ -107,9 +122,31 @@ def test_student_quantile(degrees: int, quantile: float) -> None:
     assert student_quantile(degrees) == pytest.approx(quantile, abs=4e-3)
 
 
+def test_student_quantile_is_the_series_of_abramowitz_and_stegun() -> None:
+    """26.7.5: z + Σ g_i(z) / ν^i; the polynomials g_i by falling powers of z."""
+    polynomials = [
+        ([1, 0, 1, 0], 4),
+        ([5, 0, 16, 0, 3, 0], 96),
+        ([3, 0, 19, 0, 17, 0, -15, 0], 384),
+        ([79, 0, 776, 0, 1482, 0, -1920, 0, -945, 0], 92160),
+    ]
+    for degrees in (3, 4, 50):
+        terms = [
+            np.polyval(g, Z) / (divisor * degrees**i)
+            for i, (g, divisor) in enumerate(polynomials, start=1)
+        ]
+        assert student_quantile(degrees) == pytest.approx(Z + sum(terms), rel=1e-13)
+
+
 def wilson_roots(p: float, n: float, z: float) -> list[float]:
     """The ends of Wilson's interval: the roots of (p − x)² = z² x (1 − x) / n."""
     return sorted(np.roots([1 + z * z / n, -(2 * p + z * z / n), p * p]).tolist())
+
+
+def test_an_estimate_is_recorded_by_field_and_printed_with_its_interval() -> None:
+    estimate = Estimate(0.25, 0.125, 0.5)
+    assert estimate.to_dict() == {"value": 0.25, "low": 0.125, "high": 0.5}
+    assert str(estimate) == "0.250 [0.125, 0.500]"
 
 
 def test_few_problems_use_students_quantile() -> None:
@@ -119,6 +156,17 @@ def test_few_problems_use_students_quantile() -> None:
     assert [interval.low, interval.high] == pytest.approx(wilson_roots(0.5, 0.75 / 0.13, 4.302653))
 
 
+def test_two_problems_have_one_degree_of_freedom() -> None:
+    """Rates 0.2 and 0.6: p = 0.4, s² = 0.08, so m_eff = 0.24 · 2 / 0.08 = 6."""
+    interval = mean_interval([0.2, 0.6], samples=10)
+    assert [interval.low, interval.high] == pytest.approx(wilson_roots(0.4, 6, 12.706205))
+
+
+def test_rates_in_float32_are_averaged_in_float64() -> None:
+    rates = np.array([0.2, 0.4, 0.9], dtype=np.float32)
+    assert mean_interval(rates, 10) == mean_interval(rates.tolist(), 10)
+
+
 def test_problems_more_alike_than_chance_count_no_more_than_their_samples() -> None:
     """Eight rates of 0.45 and 0.55: p = 0.5, s² = 0.02/7, so without the cap of 8 · 4 m_eff would
     be 700."""
@@ -126,6 +174,7 @@ def test_problems_more_alike_than_chance_count_no_more_than_their_samples() -> N
     expected = wilson_roots(0.5, 8 * 4, student_quantile(7))
     assert [interval.low, interval.high] == pytest.approx(expected)
     assert student_quantile(7) == pytest.approx(2.364624, abs=1e-3)
+    assert mean_interval([0.45, 0.55] * 4) == mean_interval([0.45, 0.55] * 4, samples=1)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
@@ -145,7 +194,7 @@ def test_an_interval_shrinks_with_problems_not_with_copies_of_samples() -> None:
 
 
 def test_no_problems_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no problems"):
+    with pytest.raises(ValueError, match="^no problems: a mean needs at least one$"):
         mean_interval([])
 
 

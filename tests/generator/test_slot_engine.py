@@ -178,6 +178,60 @@ def test_slots_are_refilled_at_once():
         assert engine.stats.live_slot_steps == engine.stats.slot_steps
 
 
+def test_growth_is_what_each_sequence_gained_since_its_admission_or_the_last_call():
+    """Put together, the growth of a sequence is its tokens, and each token is reported once: over
+    refilled slots, sequences that begin with tokens, and calls after different numbers of steps."""
+    engine = SlotEngine(make_model(), slots=3, max_len=80, eos_ids=[EOS])
+    requests = make_requests(5, 2, seed=6, tokens=(12, 40))
+    requests[1] = replace(requests[1], token_ids=[7, 8], logprobs=[-0.5, -1.5], versions=[0, 4])
+    engine.submit(requests)
+    assert engine.take_growth() == []  # nothing is admitted yet
+    reported = {(r.group, r.index): (r.token_ids, r.logprobs, r.versions) for r in requests}
+    sizes, done = set(), {}
+    for calls in range(1, 200):
+        for _ in range((1, 5, 3, 9)[calls % 4]):
+            engine.version += 1
+            done |= {(c.group, c.index): c for c in engine.step()}
+        flights = engine.pending()[: engine.in_flight]
+        grown = engine.take_growth()
+        assert engine.take_growth() == []
+        assert {(g.group, g.index) for g in grown} == {(r.group, r.index) for r in flights}
+        sizes.add(frozenset(len(g.token_ids) for g in grown))
+        for g in grown:
+            more, before = (g.token_ids, g.logprobs, g.versions), reported[g.group, g.index]
+            reported[g.group, g.index] = tuple(a + b for a, b in zip(before, more, strict=True))
+        for r in flights:
+            assert reported[r.group, r.index] == (r.token_ids, r.logprobs, r.versions)
+        if not engine.unfinished:
+            break
+    assert len(done) == len(requests)
+    for key, c in done.items():  # what came in a completion's last steps comes with the completion
+        assert c.token_ids[: len(reported[key][0])] == reported[key][0]
+    assert {len(s) for s in sizes} >= {0, 1, 2}  # the test requires unequal growth in one call
+
+
+def test_resize_changes_slots_and_length_of_an_idle_engine():
+    engine = SlotEngine(make_model(), slots=2, max_len=60, eos_ids=[EOS])
+    before = engine.cache_bytes
+    requests = make_requests(2, 4, seed=8, lengths=(5, 20), tokens=(10, 30))
+    engine.submit(requests)
+    engine.step()
+    with pytest.raises(RuntimeError, match="^resize with 8 sequences unfinished$"):
+        engine.resize(5, 120)
+    assert (engine.slots, engine.max_len, engine.unfinished) == (2, 60, 8)
+    expected = finish(engine)
+    engine.resize(5, 120)
+    assert engine.cache_bytes >= before
+    engine.submit([*requests, Request(9, 0, [5] * 20, 0, SamplingParams(100))])
+    engine.step()
+    assert engine.in_flight == 5
+    done = finish(engine)
+    assert len(done) == 9
+    assert all(done[key].token_ids == c.token_ids for key, c in expected.items())
+    with pytest.raises(InputError, match="generator's slots of 120"):
+        engine.submit([Request(0, 0, [5] * 21, 0, SamplingParams(100))])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

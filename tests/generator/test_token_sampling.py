@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.generator.sampling import SamplingPlan, invert, sample, streams, uniforms
+from tramontane.generator.sampling import (
+    SamplingPlan,
+    _draw_truncated,
+    invert,
+    sample,
+    streams,
+    uniforms,
+)
+from tramontane.types import SamplingParams
 
 
 def draw(logits, n, temperature=1.0, top_p=1.0, top_k=0, seed=0):
@@ -243,6 +251,47 @@ def test_top_p_and_top_k_keep_their_sets(top_p, top_k, kept):
         assert_frequencies(tokens, expected)
     # Log-probs are of the whole distribution: nothing is renormalised.
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1)[tokens], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "plan"),
+    [
+        ({}, (False, False, False)),
+        ({"temperature": 0.5}, (True, False, False)),
+        ({"top_p": 0.9}, (False, True, False)),
+        ({"top_k": 1}, (False, True, False)),
+        ({"temperature": 0.5, "top_k": 3}, (True, True, False)),
+        ({"temperature": 0.0, "top_p": 0.9, "top_k": 3}, (True, False, True)),
+    ],
+)
+@pytest.mark.parametrize("static_shapes", [False, True])
+def test_a_plan_has_what_some_row_requires(sampling, plan, static_shapes):
+    """Scaled, truncated, greedy; a greedy row is not truncated."""
+    for others in (0, 1):  # rows that require nothing change nothing
+        params = [SamplingParams(9)] * others + [SamplingParams(9, **sampling)]
+        assert SamplingPlan.of(params, static_shapes) == SamplingPlan(*plan, static_shapes)
+
+
+def last_kept(masses, top_p, top_k=0):
+    """The last token that can be drawn, in order of mass, and of number where masses are equal."""
+    uniform = torch.tensor([1 - 2**-53], dtype=torch.float64)
+    return int(_draw_truncated(masses[None], uniform, torch.tensor([top_p]), torch.tensor([top_k])))
+
+
+def test_top_p_keeps_the_fewest_tokens_whose_mass_reaches_it():
+    """Sums of powers of two are exact, so a mass may equal top-p."""
+    masses = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    assert [last_kept(masses, p) for p in (0.25, 0.5, 0.75, 0.875)] == [0, 0, 1, 2]
+    # Half of the 0.75 that top-k leaves is less than the likeliest token has, two thirds are not.
+    assert [last_kept(masses, p, 2) for p in (0.5, 0.67, 1.0)] == [0, 1, 1]
+
+
+def test_top_p_counts_rare_tokens_exactly():
+    """One token of 1 and 1,000 of 2^-25. (1 − 2^-16) of the mass is 1 + 487.98 · 2^-25, which takes
+    488 rare tokens; float32 sums near 1 are multiples of 4 · 2^-25."""
+    masses = torch.full((1001,), 2.0**-25)
+    masses[0] = 1.0
+    assert last_kept(masses, 1 - 2.0**-16) == 488
 
 
 def test_greedy_takes_the_largest_logit_and_reports_its_raw_logprob():

@@ -53,6 +53,14 @@ def test_one_group_without_diversity_leaves_the_others_finite():
 
 
 @pytest.mark.parametrize("normalization", ["minibatch", "group", "none"])
+def test_the_only_scored_completion_of_a_group_is_its_mean(normalization):
+    got = advantages([(1.0, 0.3), (1.0, 0.0)], normalization, [1, 0, 1, 1])
+    # The standard deviation of 0, 0.5 and -0.5 is √(1/6).
+    half = {"none": 0.5, "group": 1.0, "minibatch": 0.5 * math.sqrt(6)}[normalization]
+    assert got == pytest.approx([0, 0, half, -half])
+
+
+@pytest.mark.parametrize("normalization", ["minibatch", "group", "none"])
 def test_an_unscorable_completion_changes_nothing(normalization):
     scored = [True, False, True, True, True]
     got = advantages([(1.0, 0.0, 0.1), (1.1, 0.0)], normalization, scored)

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from tramontane.config import ObjectiveConfig
-from tramontane.errors import InputError
 from tramontane.trainer.advantages import loss_weights
-from tramontane.trainer.objectives import Tokens, load_objective, magistral
+from tramontane.trainer.objectives import Sequences, Tokens, magistral
 
 LOGP = math.log(0.3)
 
@@ -200,6 +199,15 @@ def test_it_asks_only_for_what_it_uses(config, needs):
     assert magistral.needs(ObjectiveConfig(**config)) == needs
 
 
-def test_an_unknown_objective_is_an_error_that_lists_those_there_are():
-    with pytest.raises(InputError, match=r"'magistrale'.*magistral"):
-        load_objective(ObjectiveConfig(name="magistrale"))
+@pytest.mark.parametrize("normalization", ["minibatch", "group", "none"])
+def test_advantages_are_normalised_as_configured(normalization):
+    sequences = Sequences(
+        rewards=torch.tensor([1.0, 0.0, 0.6, 0.4], dtype=torch.float64),
+        groups=torch.tensor([0, 0, 1, 1]),
+        scored=torch.ones(4, dtype=torch.bool),
+        lengths=torch.ones(4, dtype=torch.int64),
+    )
+    config = ObjectiveConfig(advantage_normalization=normalization)
+    std = {"minibatch": (0.26 / 2) ** 0.5, "none": 1.0, "group": None}[normalization]
+    expected = [0.5 / (std or 0.5), -0.5 / (std or 0.5), 0.1 / (std or 0.1), -0.1 / (std or 0.1)]
+    assert magistral.advantages(sequences, config).tolist() == pytest.approx(expected)

@@ -68,6 +68,20 @@ def test_advantages_may_depend_on_summed_log_probs():
 
 
 def test_a_need_that_nobody_provides_is_an_error(folder):
-    (folder / "valued.py").write_text("def needs(config):\n    return {'values'}\n")
-    with pytest.raises(InputError, match="needs values, but the trainer provides only entropy"):
-        load_objective(ObjectiveConfig(name="valued"))
+    code = "def needs(config):\n    return {'values', 'entropy', config.advantage_normalization}\n"
+    (folder / "valued.py").write_text(code)
+    provided = ", ".join(sorted(objectives.PROVIDED))
+    message = f"^objective 'valued' needs group, values, but the trainer provides only {provided}$"
+    with pytest.raises(InputError, match=message):
+        load_objective(ObjectiveConfig(name="valued", advantage_normalization="group"))
+
+
+def test_an_unknown_objective_is_an_error_that_lists_those_there_are(folder):
+    (folder / "another.py").write_text("")
+    with pytest.raises(
+        InputError, match=r"^trainer\.objective\.name: no objective 'magistrale'"
+    ) as e:
+        load_objective(ObjectiveConfig(name="magistrale"))
+    names = str(e.value).partition("; there are: ")[2].split(", ")
+    assert names == sorted(names)
+    assert {"another", "magistral", "sft"} <= set(names)
