@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.controller.driven import DrivenLedger, config, unscorable, verdict
-from tramontane.types import FilterReason, Verdict
+from tramontane.types import Completion, FilterReason, Verdict
 
 RIGHT, WRONG = verdict(True), verdict(False)
 
@@ -33,6 +33,7 @@ def reason_for(train: Path, verdicts: list[Verdict], **pipeline: Any) -> FilterR
         # A sum of parts in another order is the same reward.
         ("rewards", [verdict(True, 0.1 + 0.2), verdict(True, 0.3)], "no diversity"),
         ("rewards", [verdict(True, 0.3), verdict(True, 0.3 + 1e-6)], None),
+        ("rewards", [verdict(True, 0.3), verdict(True, 0.3 + 2e-10)], "no diversity"),
     ],
 )
 def test_a_group_is_kept_if_what_diversity_names_differs(
@@ -74,6 +75,49 @@ def test_each_request_of_each_run_has_its_own_seed(forty: Path) -> None:
     first, other = seeds(forty, 1), seeds(forty, 2)
     assert seeds(forty, 1) == first
     assert len({*first, *other}) == len(first) + len(other)
+
+
+def test_a_seed_is_a_fixed_function_of_run_group_and_index(forty: Path) -> None:
+    """A later release repeats a recorded run only if this function stays as it is."""
+    run = DrivenLedger(config(forty, seed=7))
+    run.hand_out()
+    found = [[r.seed for r in g.requests] for g in run.ledger.outstanding.values()]
+    assert found[3] == [458_760_572_888, 458_760_572_889]
+    assert all(type(seed) is int for group in found for seed in group)
+
+
+def test_a_request_carries_its_group_its_index_and_the_prompt_of_its_problem(forty: Path) -> None:
+    run = DrivenLedger(config(forty))
+    run.ledger.encode = lambda problem: list(problem.id.encode())
+    run.hand_out()
+    for number, group in run.ledger.outstanding.items():
+        prompt = list(group.problem.id.encode())
+        found = [(r.group, r.index, r.prompt_ids) for r in group.requests]
+        assert found == [(number, 0, prompt), (number, 1, prompt)]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_a_group_is_whole_once_all_its_completions_are_taken(forty: Path, order: list[int]) -> None:
+    run = DrivenLedger(config(forty, pipeline={"group_size": 3, "n_batch": 12}))
+    run.hand_out()
+    group = run.ledger.outstanding[1]
+    for number, index in enumerate(order, start=1):
+        whole = run.ledger.take(Completion(1, index, [1], [1], [0.0], [0], "stop"))
+        assert {r.index for r in group.requests} == set(order[number:])
+        assert whole is (group if number == 3 else None)
+    assert group.completions.keys() == {0, 1, 2}
+
+
+def test_a_problem_that_is_too_hard_comes_back_after_that_many_updates(forty: Path) -> None:
+    rules = {"too_hard": {"after": 1, "return_after": 2}}
+    run = DrivenLedger(config(forty, data={"limit": 4, "curriculum": rules}))
+    (hard,) = run.ledger.open(1)
+    run.generate(hard.id, [False, False])
+    for version in (1, 2):
+        run.ledger.trained_version = version
+        drawn = {group.problem.id for group in run.ledger.open(8)}  # two epochs at least
+        assert len(drawn) == 2 + version
+        assert (hard.problem.id in drawn) == (version == 2)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])

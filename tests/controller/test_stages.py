@@ -15,7 +15,7 @@ from tramontane.config import Config, load_config, parse
 from tramontane.controller.stages import Stages
 from tramontane.data.curriculum import Curriculum
 from tramontane.errors import InputError
-from tramontane.types import Completion, Group, Problem
+from tramontane.types import Completion, FilterReason, Group, Problem
 
 STAGES = [
     {"name": "short", "until": {"updates": 3}, "temperature": 0.7, "eps_high": 0.3},
@@ -35,6 +35,7 @@ def test_each_stage_samples_and_batches_by_its_own_sizes(forty: Path) -> None:
     assert [len(b.groups) for b in run.trained] == [4] * 3 + [2] * 9
     for number, batch in enumerate(run.trained):
         settings = batch.settings
+        assert batch.version == number
         names = (settings.stage, settings.temperature, settings.eps_high)
         assert names == (("short", 0.7, 0.3) if number < 3 else ("long", 1.0, 0.28))
         assert (settings.l_max, settings.n_minibatch) == ((10, 8) if number < 3 else (30, 2))
@@ -217,7 +218,10 @@ def test_a_stage_without_problems_ends_and_its_groups_are_left_over(forty: Path)
     assert run.events == [
         "stage 'few' ended after update 0 (no problem is left in it); stage 'more' begins"
     ]
-    assert run.ledger.filtered[-1][1].kind == "left over"
+    left_over = FilterReason("left over", "too few for a batch, and no problem is left")
+    assert {g.id: reason for g, reason in run.ledger.filtered} == {
+        g: left_over if g == kept else FilterReason("no diversity") for g in groups
+    }
     assert run.ledger.problems.next(1, 0).id not in ("p0", "p1")
     assert len(run.ledger.outstanding) == 4
 

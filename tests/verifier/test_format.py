@@ -54,9 +54,15 @@ def test_good_responses():
     ],
 )
 def test_malformed_math(text, reason):
-    ok, why, *_ = check_format(text, MATH)
-    assert not ok
-    assert why.startswith(reason)
+    parsed = check_format(text, MATH)
+    assert parsed.ok is False
+    assert parsed.reason.startswith(reason)
+    if reason == "no balanced":  # thoughts and answer could be told apart, and are kept
+        assert parsed.reason == r"no balanced \boxed{} in the answer part"
+        assert "<think>" + "</think>".join(parsed[2:4]) == text
+    else:
+        assert parsed[2:4] == ("", "")
+    assert parsed.extracted is None
 
 
 @pytest.mark.parametrize("space", [" ", "\n", "\r\n\t", "\u3000"])
@@ -120,6 +126,10 @@ def test_thinking_text(text, thoughts):
     assert thinking_text(with_tags(text, MISTRAL), MISTRAL) == thoughts
 
 
+def test_thinking_text_begins_at_the_first_opening_tag():
+    assert thinking_text("<think>a<think>b</think> c") == "a<think>b"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -143,11 +153,17 @@ def test_thinking_text(text, thoughts):
         "<think>a</think>```python\nprint(5)\n``` text",  # no text may follow a closing fence
         "<think>a</think>```python\nprint(5)\n```python",
         "<think>a</think>~~~python\nprint(5)\n~~~ text",
-        "```python\nprint(5)\n```",
     ],
 )
 def test_malformed_code(text):
-    assert not check_format(text, CODE).ok
+    thoughts, answer = text.removeprefix("<think>").split("</think>")
+    reason = "no fenced block with a language tag in the answer part"
+    assert check_format(text, CODE) == (False, reason, thoughts, answer, None)
+
+
+def test_code_without_thoughts_is_malformed():
+    expected = (False, "does not start with <think>", "", "", None)
+    assert check_format("```python\nprint(5)\n```", CODE) == expected
 
 
 @pytest.mark.parametrize(
