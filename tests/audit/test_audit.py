@@ -70,8 +70,8 @@ PLANTED = [
     (rollout(program("print(1)"), "right", answer=None, group=9), set()),
     (rollout(program("import os\nos._exit(0)"), "right", answer=None, group=11), {"program"}),
     (rollout(program("import os\nos._exit(0)"), "wrong", answer=None, group=12), set()),
-    # math-verify would expand this for minutes: its worker must be killed.
-    (rollout(text("(x+y+z+w)^{200}", "(x+y+z+w)^{200}"), "right", "x+1", group=10), set()),
+    # math-verify would compute this for minutes: its worker must be killed.
+    (rollout(text("(10^8)!", "(10^8)!"), "right", "x+1", group=10), set()),
     # No hedge, but math-verify cannot intersect intervals.
     (rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=13), {"disputed"}),
 ]
