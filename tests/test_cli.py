@@ -94,7 +94,7 @@ def test_version(run: Run) -> None:
 
 
 def test_neither_the_package_nor_the_command_line_imports_torch() -> None:
-    program = "import sys, tramontane.cli; print({'torch', 'matplotlib'} & {*sys.modules})"
+    program = "import sys, tramontane.cli; print({'torch', 'matplotlib', 'pyarrow', 'pandas'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 

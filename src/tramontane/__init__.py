@@ -27,7 +27,7 @@ from tramontane.api import (
     train,
 )
 from tramontane.errors import InputError
-from tramontane.run.task import Reward
+from tramontane.types import Reward
 
 __all__ = [
     "InputError",

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
     from tramontane.run.summary import TrainResult
-    from tramontane.run.task import Data, Function, Reward, Rows, Settings
-    from tramontane.types import Prompt
+    from tramontane.run.task import Data, Function, Rows, Settings
+    from tramontane.types import Prompt, Reward
 
 
 @dataclass(frozen=True)

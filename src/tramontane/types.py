@@ -7,7 +7,7 @@ Plain data, no torch and no tokenizer, so that every room (and every process) ca
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -54,6 +54,24 @@ class Message(TypedDict):
 
 
 Prompt: TypeAlias = "str | list[Message]"  # a statement, or a chat that ends with the user's turn
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A reward function of the user's with its weight.
+
+    Args:
+        function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, or its
+            import path.
+        weight: factor applied to the function's result.
+        name: name in verdicts and metrics; by default the function's.
+        malformed: also call the function for malformed completions.
+    """
+
+    function: Callable[..., Any] | str
+    weight: float = 1.0
+    name: str | None = None
+    malformed: bool = False
 
 
 @dataclass(frozen=True)

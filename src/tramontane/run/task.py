@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.load import columns_of, plain
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
+from tramontane.types import Reward
 from tramontane.verifier import functions
 
 Function: TypeAlias = Callable[..., Any]
@@ -31,45 +31,6 @@ Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 TRAIN_SPLITS, EVAL_SPLITS = ("train",), ("eval", "test", "validation")
 DOMAIN = "task"  # the domain of rows that only rewards can grade
 _GRADED_BY = ("domain", "answer", "tests")  # fields by which a domain's verifier grades a row
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward function with its weight.
-
-    Args:
-        function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, or its
-            import path.
-        weight: factor applied to the function's result.
-        name: name in verdicts and metrics; by default the function's.
-        malformed: also call the function for malformed completions.
-    """
-
-    function: Function | str
-    weight: float = 1.0
-    name: str | None = None
-    malformed: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """An entry of `verifier.reward.custom`.
-
-        Raises:
-            InputError: the function has no name, or cannot be sent to worker processes.
-        """
-        path = self.function
-        name = path.rpartition(".")[2] if isinstance(path, str) else _name(path)
-        name = self.name or name
-        if not re.fullmatch("[a-z][a-z0-9_]*", name):
-            raise InputError(
-                f"reward {name!r}: the name must be lower-case letters, digits and underscores; "
-                f"give one with tramontane.Reward(function, name=…)"
-            )
-        return {
-            "name": name,
-            "function": path if isinstance(path, str) else functions.path_of(path),
-            "weight": self.weight,
-            "malformed": self.malformed,
-        }
 
 
 def config_of(
@@ -107,7 +68,7 @@ def config_of(
     if model is not None:
         raw["model"] = str(model)
     if rewards:
-        entries = [(r if isinstance(r, Reward) else Reward(r)).to_dict() for r in rewards]
+        entries = [_entry(r if isinstance(r, Reward) else Reward(r)) for r in rewards]
         reward = raw.setdefault("verifier", {}).setdefault("reward", {})
         reward["custom"] = [*reward.get("custom", ()), *entries]
     texts = override_texts(settings)
@@ -202,6 +163,27 @@ def override_texts(settings: Settings | None) -> list[str]:
     return [
         f"{key}={json.dumps(plain(value), ensure_ascii=False)}" for key, value in values.items()
     ]
+
+
+def _entry(reward: Reward) -> dict[str, Any]:
+    """A reward as an entry of `verifier.reward.custom`.
+
+    Raises:
+        InputError: the function has no name, or cannot be sent to worker processes.
+    """
+    path = reward.function
+    name = reward.name or (path.rpartition(".")[2] if isinstance(path, str) else _name(path))
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise InputError(
+            f"reward {name!r}: the name must be lower-case letters, digits and underscores; "
+            f"give one with tramontane.Reward(function, name=…)"
+        )
+    return {
+        "name": name,
+        "function": path if isinstance(path, str) else functions.path_of(path),
+        "weight": reward.weight,
+        "malformed": reward.malformed,
+    }
 
 
 def _name(function: Function) -> str:
