@@ -80,7 +80,7 @@ print("finished", result.finished, file=sys.stderr)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "interactive"])
 def test_functions_of_main_work_in_the_workers(tmp_path, how):
-    """As in a notebook: with the helpers and globals that the functions use."""
+    """Functions of a script or an interactive session take their helpers and globals along."""
     run = tmp_path / "run"
     rows = [row | {"domain": "sums"} for row in ROWS]
     arguments = (

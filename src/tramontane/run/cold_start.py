@@ -7,16 +7,13 @@ folder, the checkpoint from which reinforcement learning goes on.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from tramontane.config import Config, PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models import loading
+from tramontane.run.threads import torch_threads
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
 from tramontane.trainer import compiling
@@ -64,17 +61,8 @@ def fine_tune(session: Session) -> None:
     def show(metrics: SFTMetrics) -> None:
         session.screen.phase("cold start", metrics.step, settings.steps)
 
-    with session.folder.room_for(unfinished), _all_threads():
+    # Every core: no generator works beside the cold start. Threads of the trainer share them.
+    threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
+    with session.folder.room_for(unfinished), torch_threads(threads):
         sft(settings, resume=is_unfinished(unfinished), on_log=show)
         unfinished.rename(session.sft_folder)
-
-
-@contextmanager
-def _all_threads() -> Iterator[None]:
-    """Let torch use every core: no generator works beside the cold start."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

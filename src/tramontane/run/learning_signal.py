@@ -38,6 +38,7 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "template",
         "begin every response with the opening tag: data.response_prefix",
         "if the model thinks between other tags, name them in verifier.thinking_tags",
+        "begin every response with the tag: data.response_prefix",
         "a model that has never seen the format learns it first from a few hundred examples "
         "(tramontane sft, cold_start)",
     ),

@@ -9,8 +9,6 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-
 from tramontane.config import HELD_OUT, Config
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
@@ -31,6 +29,7 @@ from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session, Verifiers
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
+from tramontane.run.threads import torch_threads
 from tramontane.trainer import Trainer
 from tramontane.verifier import VerifierPool
 
@@ -65,7 +64,7 @@ def train(
     folder = session.folder
     folder.log_worker("controller", process=os.getpid())
     with (
-        _one_thread(),
+        torch_threads(1),  # each worker has a thread of its own
         closing(place(config, folder.log_worker)) as placement,
         _verifiers(session, placement) as verifiers,
     ):
@@ -214,17 +213,6 @@ def _verifiers(session: Session, placement: Placement) -> Verifiers:
         config.verifier,
         session.replaced,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let each worker compute in one torch thread; the caller's number is restored at the end."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @contextmanager
