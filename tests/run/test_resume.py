@@ -2,10 +2,11 @@
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 import torch
@@ -142,28 +143,26 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
     sizes = {"updates": 3, "n_batch": 32, "n_async": 16, "max_staleness": 0}
     train(small_config(tmp_path / "whole", pipeline=sizes), QuietScreen())
     stopped_in_a_round: list[bool] = []
+    stopped = threading.Event()
+    poll = Generator.poll
 
     class Watched(Pipeline):
         async def stop(self) -> None:
             stopped_in_a_round.append(self.ledger.in_mid_round)
+            stopped.set()
             await super().stop()
 
-    class Impatient(QuietScreen):
-        """Sends Ctrl-C when the first group of the second update is graded: the other group of
-        its round is then still in flight."""
-
-        updates = interrupts = 0
-
-        def update(self, metrics: Mapping[str, Any]) -> None:
-            self.updates += 1
-
-        def status(self, values: Mapping[str, Any]) -> None:
-            if self.updates == 1 and not self.interrupts:
-                self.interrupts += 1
-                signal.raise_signal(signal.SIGINT)
+    def interrupted(self: Generator, requests: list[Request]) -> Progress:
+        """Sends Ctrl-C when the second round has begun, and holds it until the run stops."""
+        progress = poll(self, requests)
+        if requests and self.version == 1 and not stopped.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stopped.wait(PATIENCE)
+        return progress
 
     monkeypatch.setattr("tramontane.run.train.Pipeline", Watched)
-    result = train(small_config(tmp_path / "cut", pipeline=sizes), Impatient())
+    monkeypatch.setattr(Generator, "poll", interrupted)
+    result = train(small_config(tmp_path / "cut", pipeline=sizes), QuietScreen())
     assert stopped_in_a_round == [True]
     assert (result.finished, result.updates, result.summary) == (False, 1, {})
     assert result.weights == tmp_path / "cut/checkpoints/step_1/weights"
