@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tramontane.config import MixtureConfig
 from tramontane.data.playground import (
     KINDS,
     LANGUAGES,
-    Mixture,
     Style,
     examples,
     problems,
@@ -254,7 +254,7 @@ def test_the_steps_after_a_slip_are_consistent():
 
 def test_styles_are_drawn_with_the_mixture_s_frequencies():
     rng = Random(0)
-    drawn = [sample_trace(p, rng, Mixture())[1] for p in POOL * 50]
+    drawn = [sample_trace(p, rng, MixtureConfig())[1] for p in POOL * 50]
     share = lambda test: sum(map(test, drawn)) / len(drawn)  # noqa: E731
     assert share(lambda s: s.effort == "work") == pytest.approx(0.35, abs=0.03)
     assert share(lambda s: s.effort == "guess") == pytest.approx(0.57, abs=0.03)

@@ -119,7 +119,7 @@ def test_a_diagnosis_counts_verdicts_by_reason_and_shows_a_completion_of_the_mai
         ([group("right", finish="length")], "harder problems"),
         ([group("wrong")], "easier problems"),
         ([group("unscorable", "no sandbox")], "tramontane doctor"),
-        ([group("wrong"), group("malformed"), group("malformed")], "system_prompt"),
+        ([group("wrong"), *[group("malformed", "no balanced \\boxed")] * 2], "ask for \\boxed{}"),
     ],
 )
 def test_the_advice_is_for_the_most_frequent_cause(groups: list[Group], advice: str) -> None:

@@ -27,7 +27,7 @@ from tramontane.config.section import (
     parse_settings,
     read_settings,
 )
-from tramontane.config.sft import SFTConfig, SupervisedConfig
+from tramontane.config.sft import MixtureConfig, SFTConfig, SupervisedConfig
 from tramontane.config.stages import StageConfig, StageData, Until
 from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import ObjectiveConfig, TrainerConfig
@@ -50,6 +50,7 @@ __all__ = [
     "FormatConfig",
     "GeneratorConfig",
     "Language",
+    "MixtureConfig",
     "ObjectiveConfig",
     "PipelineConfig",
     "PlacementConfig",

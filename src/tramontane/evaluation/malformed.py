@@ -11,15 +11,19 @@ SHOWN = 1200  # characters of the example
 REASONS = 5  # reasons that are listed
 FREQUENT = 0.5  # share of malformed completions from which a result is explained
 
-_SFT = "train the format on a few hundred examples first (tramontane sft)"
+_SFT = (
+    "a model that has never seen the format learns it first from a few hundred examples "
+    "(tramontane sft, cold_start)"
+)
 # Remedies by the beginning of a reason, the first that fits.
 _REMEDIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "does not start with",
         (
-            "ask for the format: data.system_prompt=magistral",
+            "ask for the format: data.system_prompt=magistral; the default leaves it to the chat "
+            "template",
+            "begin every response with the opening tag: data.response_prefix",
             "if the model thinks between other tags, name them in verifier.thinking_tags",
-            "begin every response with the tag: data.response_prefix",
             _SFT,
         ),
     ),
@@ -82,10 +86,10 @@ class Malformed:
             lines.append(f"  {self.cut_off:>6,}  of them were cut off at the length limit")
         lines.append(f"an example ({reason}), for: {' '.join(self.problem.split())[:200]}")
         lines += [f"  │ {line}" for line in text.splitlines() or [""]]
-        lines += ["try, in this order:", *(f"  - {remedy}" for remedy in self.remedies())]
+        lines += ["try, in this order:", *(f"  - {remedy}" for remedy in remedies(reason))]
         return lines
 
-    def remedies(self) -> tuple[str, ...]:
-        """Remedies for the most frequent reason."""
-        reason = next(iter(self.reasons))
-        return next((texts for start, texts in _REMEDIES if reason.startswith(start)), (_SFT,))
+
+def remedies(reason: str) -> tuple[str, ...]:
+    """What to try against completions that are malformed for a reason, the cheapest first."""
+    return next((texts for start, texts in _REMEDIES if reason.startswith(start)), (_SFT,))

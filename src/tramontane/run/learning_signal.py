@@ -16,7 +16,7 @@ from typing import Literal
 
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.evaluation import EvaluationResult
+from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.run.display import printable, share
 from tramontane.types import Completion, FilterReason, Group, Verdict
 
@@ -26,20 +26,12 @@ REASONS = 6  # verdict reasons in a table, at most
 SHOWN = (1200, 400)  # characters of a long completion that are shown: of its start, of its end
 PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had groups to learn from
 
+# Remedies for malformed completions follow from what is missing: `malformed.remedies`.
 ADVICE: dict[Fate, tuple[str, ...]] = {
     "cut off": (
         "raise pipeline.l_max: completions reach it before they have given an answer",
         "if the model has answered and then goes on, it does not know how to end: name what ends "
         "its turns in generator.stop, or begin with supervised training on complete responses "
-        "(tramontane sft, cold_start)",
-    ),
-    "malformed": (
-        "ask for the format: data.system_prompt=magistral; the default leaves it to the chat "
-        "template",
-        "begin every response with the opening tag: data.response_prefix",
-        "if the model thinks between other tags, name them in verifier.thinking_tags",
-        "begin every response with the tag: data.response_prefix",
-        "a model that has never seen the format learns it first from a few hundred examples "
         "(tramontane sft, cold_start)",
     ),
     "wrong": (
@@ -73,6 +65,7 @@ class Example:
     problem: str
     text: str
     judgement: str
+    reason: str
 
 
 class Tally:
@@ -98,7 +91,7 @@ class Tally:
             self._fates[fate] += 1
             self._reasons[_general(judgement)] += 1
             if fate not in self._examples:
-                example = Example(group.problem.problem, completion.text, judgement)
+                example = Example(group.problem.problem, completion.text, judgement, verdict.reason)
                 self._examples[fate] = example
 
     @property
@@ -110,6 +103,7 @@ class Tally:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
         example = self._examples[fate]
+        advice = malformed.remedies(example.reason) if fate == "malformed" else ADVICE[fate]
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
         if rest := self.completions - sum(count for count, _ in counts):
             counts.append((rest, "other"))
@@ -127,7 +121,7 @@ class Tally:
                 f"{printable(_shortened(example.problem))}",
                 *(f"  │ {line}" for line in _lines(example.text)),
                 f"  most completions are {fate}; try, in this order:",
-                *(f"  - {advice}" for advice in ADVICE[fate]),
+                *(f"  - {remedy}" for remedy in advice),
             ]
         )
 

@@ -153,7 +153,7 @@ def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[s
         for e in playground.examples(
             seed=seed,
             count=round(count * part.share / total),
-            mixture=playground.Mixture(**data.mixture.model_dump()),
+            mixture=data.mixture,
             levels=part.levels,
             languages=part.languages,
             kinds=part.kinds,

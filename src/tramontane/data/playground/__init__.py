@@ -8,12 +8,11 @@ on have deliberate failings, so that reinforcement learning has something to imp
 from .drills import drills
 from .generate import KINDS, problems, split_of
 from .language import LANGUAGES
-from .traces import Mixture, Style, examples, sample_trace, trace
+from .traces import Style, examples, sample_trace, trace
 
 __all__ = [
     "KINDS",
     "LANGUAGES",
-    "Mixture",
     "Style",
     "drills",
     "examples",

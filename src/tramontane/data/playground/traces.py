@@ -2,8 +2,8 @@
 
 A faultless trace is `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
 `\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). The `Style` of a
-trace says what it gets right or wrong, and the `Mixture` how often. The failings are independent of
-each other, so that every reward axis has something to teach.
+trace says what it gets right or wrong, and a `MixtureConfig` how often. The failings are
+independent of each other, so that every reward axis has something to teach.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from tramontane.config import MixtureConfig
 from tramontane.types import Problem
 
 from .arithmetic import LEVELS, Step, apply
@@ -21,6 +22,7 @@ from .language import LANGUAGES, Language, language, pick
 
 Effort = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
+DEFAULT_MIXTURE = MixtureConfig()
 
 
 @dataclass(frozen=True)
@@ -40,34 +42,6 @@ class Style:
     tags: Tags = "ok"
     switch: str | None = None
     right: bool = True
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """Frequencies of the styles.
-
-    Args:
-        work: relative weight of that effort.
-        guess: relative weight of that effort.
-        ramble: relative weight of that effort.
-        no_box: share of traces without a box.
-        unclosed: share of traces without the closing tag.
-        unopened: share of traces without the opening tag.
-        switch: share of traces that change language, for statements not in English, mostly to
-            English; an English statement's trace changes a quarter as often.
-        slip: share of wrong results among `work`.
-        guess_right: share of right answers among `guess`.
-    """
-
-    work: float = 0.35
-    guess: float = 0.57
-    ramble: float = 0.08
-    no_box: float = 0.12
-    unclosed: float = 0.03
-    unopened: float = 0.03
-    switch: float = 0.15
-    slip: float = 0.0
-    guess_right: float = 0.15
 
 
 def trace(problem: Problem, rng: Random, style: Style) -> str:
@@ -161,7 +135,7 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
     return thoughts, f"```python\n{code}```" if style.box else code
 
 
-def sample_style(problem: Problem, rng: Random, mixture: Mixture) -> Style:
+def sample_style(problem: Problem, rng: Random, mixture: MixtureConfig) -> Style:
     """A style drawn from the mixture; each failing is drawn independently."""
     roll = rng.random() * (mixture.work + mixture.guess + mixture.ramble)
     effort: Effort = "work"
@@ -185,7 +159,7 @@ def sample_style(problem: Problem, rng: Random, mixture: Mixture) -> Style:
     )
 
 
-def _sample_switch(problem: Problem, rng: Random, mixture: Mixture) -> str | None:
+def _sample_switch(problem: Problem, rng: Random, mixture: MixtureConfig) -> str | None:
     english = problem.language == "en"
     if rng.random() >= mixture.switch * (0.25 if english else 1.0) or problem.domain == "code":
         return None
@@ -194,7 +168,7 @@ def _sample_switch(problem: Problem, rng: Random, mixture: Mixture) -> str | Non
     return pick(rng, [code for code in LANGUAGES if code not in ("en", problem.language)])
 
 
-def sample_trace(problem: Problem, rng: Random, mixture: Mixture) -> tuple[str, Style]:
+def sample_trace(problem: Problem, rng: Random, mixture: MixtureConfig) -> tuple[str, Style]:
     """A trace of a style drawn from the mixture, and that style."""
     style = sample_style(problem, rng, mixture)
     return trace(problem, rng, style), style
@@ -203,7 +177,7 @@ def sample_trace(problem: Problem, rng: Random, mixture: Mixture) -> tuple[str, 
 def examples(
     seed: int,
     count: int | None = None,
-    mixture: Mixture = Mixture(),
+    mixture: MixtureConfig = DEFAULT_MIXTURE,
     levels: tuple[int, int] = LEVELS,
     languages: Sequence[str] = LANGUAGES,
     kinds: Sequence[str] = ("sums", "stories"),
