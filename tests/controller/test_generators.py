@@ -106,6 +106,38 @@ def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_l
     asyncio.run(use())
 
 
+def test_completions_wait_for_their_own_reader_whoever_polled_last():
+    """Training and an evaluation share a generator's polls: the last completions of one may arrive
+    in a poll of the other."""
+    worker = CountingGenerator()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        generator.submit(group(0, 3, tokens=4))
+        generator.submit(group(-1, 2, tokens=4))
+        evaluated = []
+        while generator.requests:
+            evaluated += await generator.poll_evaluation()
+        assert [c.index for c in evaluated] == [0, 1]
+        assert (pool.in_flight, pool.evaluating) == (0, 0)
+        assert generator.has_work
+        assert [c.index for c in await generator.poll()] == [0, 1, 2]
+        assert not generator.has_work
+
+        generator.submit(group(1, 3, tokens=4))
+        generator.submit(group(-2, 2, tokens=4))
+        trained = []
+        while generator.requests:
+            trained += await generator.poll()
+        assert [c.index for c in trained] == [0, 1, 2]
+        assert generator.has_evaluation
+        assert [c.index for c in await generator.poll_evaluation()] == [0, 1]
+        assert not generator.has_evaluation
+        pool.close()
+
+    asyncio.run(use())
+
+
 def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
     clock = iter([10.0, 12.5, 14.0, 20.0])
     pool = pool_of([CountingGenerator()], [])
@@ -207,6 +239,36 @@ def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster,
             first = known if index in left else length
             assert completion.versions.tolist() == [0] * first + [1] * (length - first)
         assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
+
+    asyncio.run(use())
+
+
+def test_an_evaluation_goes_on_when_its_generator_is_killed(ray_cluster, tmp_path):
+    """Beside training, whose requests continue as well; each reader gets its own completions."""
+    config = small_config(tmp_path, placement={"kind": "ray"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(group(0, 3, tokens=40))
+        generator.submit(group(-1, 2, tokens=60))
+        trained, evaluated = [], []
+
+        async def train() -> None:
+            while generator.has_work:
+                trained.extend(await generator.poll())
+
+        async def evaluate() -> None:
+            evaluated.extend(await generator.poll_evaluation())
+            os.kill(generator.handle._place[1], signal.SIGKILL)
+            while generator.has_evaluation:
+                evaluated.extend(await generator.poll_evaluation())
+
+        await asyncio.gather(train(), evaluate())
+        generator.handle.close()
+        assert [type(error) for error in lost] == [WorkerDied]
+        assert [(c.index, len(c.token_ids)) for c in trained] == [(i, 40) for i in range(3)]
+        assert [(c.index, len(c.token_ids)) for c in evaluated] == [(i, 60) for i in range(2)]
 
     asyncio.run(use())
 

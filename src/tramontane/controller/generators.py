@@ -89,21 +89,34 @@ class PooledGenerator:
         except WorkerLost as lost:
             await self._replace(handle, lost)
 
+    @property
+    def has_work(self) -> bool:
+        """True while requests are unfinished, or `poll` has completions to return."""
+        return bool(self.requests or self._ended)
+
+    @property
+    def has_evaluation(self) -> bool:
+        """True while requests of an evaluation are unfinished, or `poll_evaluation` has completions
+        to return."""
+        return bool(self.evaluating or self._evaluated)
+
     async def poll(self) -> list[Completion]:
-        """Wait for the next few decode steps; returns the completions of training that ended, none
-        if the worker was lost.
+        """Return the completions of training that ended; if there are none yet, wait for the next
+        few decode steps. None may end in them, or the worker be lost.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
         """
-        await self._next_poll()
+        if not self._ended:
+            await self._next_poll()
         ended, self._ended = self._ended, []
         return ended
 
     async def poll_evaluation(self) -> list[Completion]:
         """Like `poll`, for the completions of an evaluation. Either may be called while the other
         waits: each poll of the worker serves both."""
-        await self._next_poll()
+        if not self._evaluated:
+            await self._next_poll()
         ended, self._evaluated = self._evaluated, []
         return ended
 

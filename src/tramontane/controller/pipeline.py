@@ -145,9 +145,9 @@ class Pipeline:
         handed out is in the generator's mailbox before its next poll.
         """
         while True:
-            if not generator.requests:
+            if not generator.has_work:
                 with generator.without_work():
-                    await self._wait_until(lambda: generator.requests, "collect: new requests")
+                    await self._wait_until(lambda: generator.has_work, "collect: new requests")
             for completion in await generator.poll():
                 if group := self.ledger.take(completion):
                     self._start_grading(group)

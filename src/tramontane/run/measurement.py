@@ -121,7 +121,7 @@ class _Measurement:
 
     async def _poll(self, evaluation: Evaluation, generator: PooledGenerator) -> None:
         """Waits for one generator, whose polls this task shares with the pipeline."""
-        while generator.evaluating:
+        while generator.has_evaluation:
             completions = await generator.poll_evaluation()
             for completion in completions:
                 self._check_version(completion)
