@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup \
+	--no-loadscope-reorder
 
 # Duration of `make fuzz`; number of programs and rung of `make hostile`.
 SECONDS ?= 3600
@@ -20,7 +22,7 @@ GSM8K ?= $(firstword $(wildcard ../shared/data/gsm8k_test.jsonl.gz) openai/gsm8k
 # Benchmarks that `make bench` runs; all by default.
 BENCH ?=
 
-.PHONY: quickstart real test check docs mutants fuzz hostile bench proof chaos soak clean
+.PHONY: quickstart real test slow check docs mutants fuzz hostile bench proof chaos soak clean
 
 quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
@@ -32,7 +34,10 @@ real: $(READY)
 		$(if $(SEED),seed=$(SEED))
 
 test: $(DEV)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+	$(PYTEST) -m 'not slow'
+
+slow: $(DEV)
+	$(PYTEST) -m slow
 
 check: $(DEV)
 	$(BIN)/ruff check .

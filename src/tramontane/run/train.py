@@ -68,24 +68,38 @@ def train(
         closing(place(config, folder.log_worker)) as placement,
         _verifiers(session, placement) as verifiers,
     ):
-        interrupt, measured = Interrupt(), dict[str, Results]()
-        if config.cold_start:
-            base = recorded(session, "base")
-            if base is None:
-                base = interrupt.run(_measure_base(session, placement, verifiers))
-            measured["base"] = base
-            fine_tune(session)
+        interrupt = Interrupt()
+        measured = _start_cold(session, placement, verifiers, interrupt)
         done = interrupt.run(_run(session, placement, verifiers, interrupt))
-        measured |= done.measured
         if done.finished and not done.updates:
             raise InputError(
                 f"{folder.path}: no update could be made: no problem is left to learn from, since "
                 f"data.curriculum retired all; give harder ones"
             )
-        summary: dict[str, Any] = {}
-        if done.finished:
-            summary = summarize_run(folder.metrics(), measured, session.seconds)
-            folder.write_json("summary.json", summary)
+    return _finish(session, done, measured | done.measured, report)
+
+
+def _start_cold(
+    session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
+) -> dict[str, Results]:
+    """Measure the base model and fine-tune it, if the config has a cold start; the measurement."""
+    if not session.config.cold_start:
+        return {}
+    base = recorded(session, "base")
+    if base is None:
+        base = interrupt.run(_measure_base(session, placement, verifiers))
+    fine_tune(session)
+    return {"base": base}
+
+
+def _finish(
+    session: Session, done: _Done, measured: dict[str, Results], report: bool
+) -> TrainResult:
+    """Write the summary of a finished run, and the report."""
+    folder, summary = session.folder, dict[str, Any]()
+    if done.finished:
+        summary = summarize_run(folder.metrics(), measured, session.seconds)
+        folder.write_json("summary.json", summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:
         from tramontane.run.report import write_report  # its matplotlib takes a second to import
@@ -93,7 +107,7 @@ def train(
         with folder.room_for(report_file):
             write_report(folder.path)
     if done.finished:
-        screen.summary(summary, report_file)
+        session.screen.summary(summary, report_file)
     return TrainResult(
         run_dir=folder.path,
         weights=folder.checkpoints / f"step_{done.updates}" / "weights",
