@@ -391,8 +391,10 @@ _DANGLING = re.compile(
     re.IGNORECASE,
 )
 _MID_FORMULA = re.compile(
-    r"(?:[,:(\-+*/^=<>]|\\(?:le|ge|lt|gt|leq|geq|neq?|times|cdot|in|to|frac|sqrt))\s*\$?\s*$"
+    r"(?:[,:(\-+*/^=<>]|\\(?:le|ge|lt|gt|leq|geq|neq?|times|cdot|in|to|frac|sqrt))\s*(?:\$|\\\])*\s*$"
 )
+# An option's letter without its option: "…\n(A)".
+_BARE_OPTION = re.compile(r"\(([A-F])\)\s*$")
 _QUESTION = re.compile(
     r"(?:[^.?!]*,\s*)?(?:(?:in|for|of|at|to|by|from)\s+)?(?:what|how\s+(?:many|much|long|far))\b",
     re.IGNORECASE,
@@ -414,7 +416,8 @@ def _breaks_off(text: str) -> Finding | None:
     # "17 + 25 =" and "then $f(3) =$" are questions.
     value = re.search(r"\bthen\b", last) or len(_ENGLISH.findall(text)) < 2
     sums = value and re.search(r"=\s*\$?\s*$", text)
-    if not sums and (_MID_FORMULA.search(text) or _DANGLING.search(text)):
+    option = _BARE_OPTION.search(text) and re.search(r"(?:^|\s|\])\(A\)", text)
+    if not sums and (option or _MID_FORMULA.search(text) or _DANGLING.search(text)):
         return Finding("incomplete", f"breaks off: …{end!r}")
     if text.count("(") + text.count("[") > text.count(")") + text.count("]"):
         return Finding("incomplete", f"breaks off within brackets: …{end!r}")
@@ -430,9 +433,11 @@ def _breaks_off(text: str) -> Finding | None:
 
 
 def _unbalanced(text: str) -> str:
-    r"""A description of a formula that is not closed (`$`, `\[`, `\begin`); empty if none."""
+    r"""A description of a formula or figure that is not closed (`$`, `\[`, `\begin`, `[asy]`);
+    empty if none."""
     bare = re.sub(r"\\[\\$]", "", text)
-    for opening, closing in ((r"\[", r"\]"), (r"\(", r"\)"), (r"\begin{", r"\end{")):
+    pairs = ((r"\[", r"\]"), (r"\(", r"\)"), (r"\begin{", r"\end{"), ("[asy]", "[/asy]"))
+    for opening, closing in pairs:
         if bare.count(opening) > bare.count(closing):
             return f"{opening} without {closing}"
     # Dollar signs next to numbers are money.
@@ -440,7 +445,12 @@ def _unbalanced(text: str) -> str:
         re.match(r"\s*\.?\d", bare[m.end() :]) or bare[: m.start()][-1:].isdigit()
         for m in re.finditer(r"\$", bare)
     )
-    return "$ without $" if bare.count("$") % 2 and not money else ""
+    if bare.count("$") % 2 and not money:
+        return "$ without $"
+    # "$a$$b$" is two formulas.
+    displays = re.sub(r"\$\$.*?\$\$", "", re.sub(r"\\[\\$]", "…", text), flags=re.DOTALL)
+    opened = displays.rpartition("$$")
+    return "$$ without $$" if opened[1] and "$" not in opened[0] + opened[2] else ""
 
 
 _ENGLISH = re.compile(r"\b(?:the|is|are|of|and|has|have|in|that|with|for|if|let|was|were)\b", re.I)
