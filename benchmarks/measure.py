@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import sys
 import threading
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -14,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
 # Hidden size, layers, intermediate size, heads. 1.8M is the Llama of `vs_trl.py`.
 SIZES = {
@@ -51,6 +55,40 @@ def make_llama(size: str, context: int = 1024, seed: int = 0) -> LlamaForCausalL
         pad_token_id=0,
     )
     return LlamaForCausalLM(config)
+
+
+def random_groups(
+    vocabulary: int, *, groups: int, size: int, prompt: int, tokens: int
+) -> list[list[TrainSequence]]:
+    """Groups of `size` completions of `tokens` tokens each, with prompts of `prompt` tokens."""
+    rng = random.Random(0)
+
+    def ids(count: int) -> array[int]:
+        return array("i", [rng.randrange(vocabulary) for _ in range(count)])
+
+    made = []
+    for _ in range(groups):
+        prompt_ids = ids(prompt)
+        made.append(
+            [
+                TrainSequence(
+                    prompt_ids=prompt_ids,
+                    token_ids=ids(tokens),
+                    logprobs=array("f", [-10.0] * tokens),
+                    versions=array("i", [0] * tokens),
+                    reward=float(i % 2),
+                )
+                for i in range(size)
+            ]
+        )
+    return made
+
+
+def train_batch(version: int, groups: list[list[TrainSequence]]) -> TrainBatch:
+    """A batch for one optimizer step."""
+    count, longest = len(groups) * len(groups[0]), len(groups[0][0].token_ids)
+    settings = BatchSettings("", 1.0, eps_high=0.28, l_max=longest, n_minibatch=count)
+    return TrainBatch(version, groups, settings)
 
 
 def spread(values: Sequence[float], digits: int = 0) -> dict[str, float]:

@@ -18,17 +18,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from pathlib import Path
 from typing import Any
 
 import torch
-from measure import Memory, Promise, finish, machine, spread
+from measure import Memory, Promise, finish, machine, random_groups, spread, train_batch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HERE = Path(__file__).resolve().parent
@@ -56,40 +54,17 @@ def measure_steps(args: argparse.Namespace) -> dict[str, float]:
     """Train in this process, with whichever version of the package it imports."""
     from tramontane.config import TrainerConfig
     from tramontane.trainer import Trainer
-    from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
     torch.set_num_threads(1)
     (vocabulary,) = args.vocabularies
-    rng = random.Random(0)
-
-    def ids(count: int) -> array[int]:
-        return array("i", [rng.randrange(vocabulary) for _ in range(count)])
-
-    groups = []
-    for _ in range(GROUPS):
-        prompt = ids(PROMPT)
-        groups.append(
-            [
-                TrainSequence(
-                    prompt_ids=prompt,
-                    token_ids=ids(TOKENS),
-                    logprobs=array("f", [-10.0] * TOKENS),
-                    versions=array("i", [0] * TOKENS),
-                    reward=float(i % 2),
-                )
-                for i in range(SIZE)
-            ]
-        )
-    settings = BatchSettings(
-        stage="", temperature=1.0, eps_high=0.28, l_max=TOKENS, n_minibatch=GROUPS * SIZE
-    )
+    groups = random_groups(vocabulary, groups=GROUPS, size=SIZE, prompt=PROMPT, tokens=TOKENS)
     config = TrainerConfig(dtype=args.dtype, microbatch_tokens=4096, learning_rate=1e-6)
     trainer = Trainer(make_model(vocabulary, args.layers), config, updates=STEPS, seed=0)
     times = []
     with Memory() as memory:
         for version in range(STEPS):
             began = time.process_time()
-            trainer.step(TrainBatch(version, groups, settings))
+            trainer.step(train_batch(version, groups))
             times.append(time.process_time() - began)
     computed = GROUPS * (PROMPT + SIZE * TOKENS)
     return {"tokens_per_second": computed / min(times), "gigabytes": memory.rise / 1e9}
