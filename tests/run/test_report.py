@@ -199,6 +199,36 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert "maj@4" in page
 
 
+def test_base_start_and_end_stand_side_by_side(tmp_path: Path) -> None:
+    file = make_run(tmp_path) / "summary.json"
+    estimates = [{"value": v, "low": v - 0.05, "high": v + 0.05} for v in (0.05, 0.37, 0.75)]
+    models = {
+        name: {"pass_at_1": estimate, "format_rate": rate, "gsm8k": estimate}
+        for name, estimate, rate in zip(("base", "sft", "rl"), estimates, (0, 0.96, 1), strict=True)
+    }
+    file.write_text(json.dumps(json.loads(file.read_text()) | models))
+    (table,) = re.findall(r"<h3>Models</h3>(.*?)</table>", write_report(tmp_path).read_text(), re.S)
+    rows = [re.findall(r"[\w.-]+", re.sub(r"<[^>]*>", " ", row)) for row in table.split("<tr>")]
+    assert rows[1:] == [
+        ["base", "sft", "rl"],
+        [
+            "held-out",
+            "problems",
+            "0.05",
+            "0.00",
+            "0.10",
+            "0.37",
+            "0.32",
+            "0.42",
+            "0.75",
+            "0.70",
+            "0.80",
+        ],
+        ["gsm8k", "0.05", "0.00", "0.10", "0.37", "0.32", "0.42", "0.75", "0.70", "0.80"],
+        ["format", "0.00", "0.96", "1.00"],
+    ]
+
+
 def test_nothing_is_fetched(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text()
     linked = re.findall(r"""(?:\bsrc|<link[^>]*|\bhref)=["']([^"']*)""", page)

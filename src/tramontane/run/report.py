@@ -213,6 +213,8 @@ def _models_table(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     titles = {"pass_at_1": "held-out problems"}
     rows = [(titles.get(key, key), [model[key] for model in figures]) for key in sets]
+    if rows and all("format_rate" in model for model in figures):
+        rows.append(("format", [{"value": model["format_rate"]} for model in figures]))
     return [{"title": "Models", "ends": models, "rows": rows}] if rows else []
 
 
