@@ -58,6 +58,24 @@ def test_rows_and_a_function_train_a_model(tmp_path):
         assert (row["verdict"] == "right") == (named == 1.0)
 
 
+def test_a_run_of_python_objects_goes_on_from_its_folder_alone(tmp_path):
+    """The rows are in the folder; a function without an import path is in its config."""
+    bonus = 0.25
+
+    def closure(problem, text, n_tokens):
+        return bonus
+
+    run, sizes = tmp_path / "run", SIZES | {"run_dir": str(tmp_path / "run")}
+    tramontane.train(
+        model="tiny", data=ROWS, rewards=[names_the_sum, closure], overrides=sizes, quiet=True
+    )
+    result = tramontane.train(resume=run, overrides=["pipeline.updates=2"], quiet=True)
+    assert (result.updates, result.finished) == (2, True)
+    for metrics in RunFolder(run).metrics():
+        assert metrics["reward_closure"] == 0.25
+        assert 0 <= metrics["reward_names_the_sum"] <= 1
+
+
 SCRIPT = """
 import re, tramontane
 
