@@ -10,6 +10,7 @@ import pytest
 
 from tests.runs import small_config
 from tramontane.config import Config
+from tramontane.evaluation.malformed import REMEDIES, Malformed
 from tramontane.run.learning_signal import (
     ADVICE,
     NoSignal,
@@ -129,6 +130,18 @@ def test_the_advice_is_for_the_most_frequent_cause(groups: list[Group], advice: 
     assert advice in tally.diagnosis().partition("try, in this order:")[2]
 
 
+def test_longer_completions_are_advised_only_where_some_were_cut_off() -> None:
+    tally = Tally()
+    tally.add(group("malformed", "no </think>"), EQUAL)
+    advice = tally.diagnosis().partition("try, in this order:")[2]
+    assert "cold_start" in advice
+    assert "l_max" not in advice
+    row = {"verdict": "malformed", "reason": "no </think>", "problem": "2 + 2", "text": "<think>"}
+    for finish, longer in (("stop", False), ("length", True)):
+        lines = Malformed.of([row | {"finish_reason": finish}]).explain(1)
+        assert any("l_max" in line for line in lines) == longer
+
+
 def test_a_long_completion_is_shown_by_its_start_and_end() -> None:
     tally = Tally()
     tally.add(group(text="a" * 2000 + "\n" + "z" * 3000), EQUAL)
@@ -141,7 +154,7 @@ def test_a_long_completion_is_shown_by_its_start_and_end() -> None:
 def test_every_key_that_advice_names_exists() -> None:
     dump = Config().model_dump()
     keys = re.findall(
-        r"\b(?:data|pipeline|verifier|generator|trainer)\.[a-z_.]*[a-z_]", str(ADVICE)
+        r"\b(?:data|pipeline|verifier|generator|trainer)\.[a-z_.]*[a-z_]", str((ADVICE, REMEDIES))
     )
     assert len(keys) > 8
     for key in keys:

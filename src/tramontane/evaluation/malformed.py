@@ -15,8 +15,9 @@ _SFT = (
     "a model that has never seen the format learns it first from a few hundred examples "
     "(tramontane sft, cold_start)"
 )
+_LONGER = "allow longer completions (pipeline.l_max, --max-tokens)"
 # Remedies by the beginning of a reason, the first that fits.
-_REMEDIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+REMEDIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "does not start with",
         (
@@ -32,7 +33,7 @@ _REMEDIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("JSON does not fit", ("give the schema in data.system_prompt or the prompts", _SFT)),
     ("no balanced", ("ask for \\boxed{} in the prompt: data.system_prompt=magistral", _SFT)),
     ("no fenced", ("ask for a fenced program: data.system_prompt=magistral", _SFT)),
-    ("no ", ("allow longer completions (pipeline.l_max, --max-tokens)", _SFT)),  # closing tag
+    ("no ", (_LONGER, _SFT)),  # closing tag
     ("more than one", ("ask for the format: data.system_prompt=magistral", _SFT)),
 )
 
@@ -86,10 +87,16 @@ class Malformed:
             lines.append(f"  {self.cut_off:>6,}  of them were cut off at the length limit")
         lines.append(f"an example ({reason}), for: {' '.join(self.problem.split())[:200]}")
         lines += [f"  │ {line}" for line in text.splitlines() or [""]]
-        lines += ["try, in this order:", *(f"  - {remedy}" for remedy in remedies(reason))]
-        return lines
+        tries = remedies(reason, cut_off=self.cut_off > 0)
+        return [*lines, "try, in this order:", *(f"  - {remedy}" for remedy in tries)]
 
 
-def remedies(reason: str) -> tuple[str, ...]:
-    """What to try against completions that are malformed for a reason, the cheapest first."""
-    return next((texts for start, texts in _REMEDIES if reason.startswith(start)), (_SFT,))
+def remedies(reason: str, *, cut_off: bool) -> list[str]:
+    """What to try against completions that are malformed for a reason, the cheapest first.
+
+    Args:
+        reason: the failed condition.
+        cut_off: completions reached the length limit.
+    """
+    found = next((texts for start, texts in REMEDIES if reason.startswith(start)), (_SFT,))
+    return [text for text in found if cut_off or text != _LONGER]

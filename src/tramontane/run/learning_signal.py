@@ -103,7 +103,10 @@ class Tally:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
         example = self._examples[fate]
-        advice = malformed.remedies(example.reason) if fate == "malformed" else ADVICE[fate]
+        if fate == "malformed":
+            advice = malformed.remedies(example.reason, cut_off=False)
+        else:
+            advice = list(ADVICE[fate])
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
         if rest := self.completions - sum(count for count, _ in counts):
             counts.append((rest, "other"))
