@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs import small_config
 from tramontane.config import Config
-from tramontane.evaluation.malformed import REMEDIES, Malformed
+from tramontane.evaluation.malformed import REMEDIES
 from tramontane.run.learning_signal import (
     ADVICE,
     NoSignal,
@@ -130,16 +130,12 @@ def test_the_advice_is_for_the_most_frequent_cause(groups: list[Group], advice: 
     assert advice in tally.diagnosis().partition("try, in this order:")[2]
 
 
-def test_longer_completions_are_advised_only_where_some_were_cut_off() -> None:
+def test_longer_completions_are_not_advised_where_none_was_cut_off() -> None:
     tally = Tally()
     tally.add(group("malformed", "no </think>"), EQUAL)
     advice = tally.diagnosis().partition("try, in this order:")[2]
     assert "cold_start" in advice
     assert "l_max" not in advice
-    row = {"verdict": "malformed", "reason": "no </think>", "problem": "2 + 2", "text": "<think>"}
-    for finish, longer in (("stop", False), ("length", True)):
-        lines = Malformed.of([row | {"finish_reason": finish}]).explain(1)
-        assert any("l_max" in line for line in lines) == longer
 
 
 def test_a_long_completion_is_shown_by_its_start_and_end() -> None:
