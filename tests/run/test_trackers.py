@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tramontane.run.train import train
 
 Points = dict[int, float]  # values by step
 BLOCK, FULL, LAST = 32768, 1, 4  # of LevelDB's logs
+WRITTEN_SECONDS = 60
 
 LINE = {"update": 3, "loss": -0.5, "reward": 0.75, "staleness_mean": 1.0, "stage": "easy",
         "generator_tokens_per_second": 900.0, "staleness_histogram": {"0": 5}}  # fmt: skip
@@ -75,7 +77,9 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
         if (left := BLOCK - place % BLOCK) < 7:  # too little for a header: filler
             place += left
             continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7].ljust(7, b"\0"))
+        if place + 7 + length > len(data):  # being written
+            return
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (FULL, LAST):
@@ -83,15 +87,25 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def read_wandb(folder: Path) -> dict[str, Points]:
+def whole_wandb_file(file: Path) -> list[Any]:
+    """The records of a finished run, whose service writes the last ones after `finish` returns."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    deadline = time.monotonic() + WRITTEN_SECONDS
+    while time.monotonic() < deadline:
+        records = [Record.FromString(data) for data in wandb_records(file.read_bytes())]
+        if any(record.HasField("exit") for record in records):
+            return records
+        time.sleep(0.05)
+    raise TimeoutError(f"{file} has no record of the run's end after {WRITTEN_SECONDS} s")
+
+
+def read_wandb(folder: Path) -> dict[str, Points]:
     found: dict[str, Points] = {}
     names = set()
     for file in sorted(folder.glob("wandb/*/run-*.wandb")):
         names.add(file.stem)
-        for data in wandb_records(file.read_bytes()):
-            record = Record.FromString(data)
+        for record in whole_wandb_file(file):
             items = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
             for key, value in items.items():
                 if "/" in key:

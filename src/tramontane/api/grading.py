@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tramontane.config import Config, VerifierConfig, load_config, load_section, parse_settings
 from tramontane.errors import InputError
 
-# torch and transformers take seconds to import: each function imports what it needs.
+# torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
 if TYPE_CHECKING:
     from tramontane.audit.findings import Audit
+    from tramontane.config import Config, VerifierConfig
     from tramontane.evaluation.score import ScoreSummary
 
 
@@ -61,6 +61,7 @@ def score(
     Raises:
         InputError: before anything is graded.
     """
+    from tramontane.config import Config
     from tramontane.evaluation.score import score_file
 
     keys = ("verifier.*", "pipeline.l_max", "pipeline.l_cache")
@@ -85,6 +86,8 @@ def grading(
         InputError: the errors of `config.load_section`, or an override that the command does not
             read.
     """
+    from tramontane.config import Config, load_config, parse_settings
+
     for override in overrides or []:
         key = override.partition("=")[0]
         if key not in keys and f"{key.partition('.')[0]}.*" not in keys:
@@ -133,7 +136,7 @@ def curate(
     Raises:
         InputError: before any work is done, except for an evaluation set that cannot be read.
     """
-    from tramontane.config import parse_settings
+    from tramontane.config import load_section, parse_settings
     from tramontane.curation.config import CurateConfig
     from tramontane.curation.pipeline import curate as run
 

@@ -25,6 +25,7 @@ if missing := [m for m in ("gymnasium", "minigrid", "stable_baselines3") if find
     )
 
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 
 from tramontane.representation.agent import Encoder, SelfPredictiveDQN, SequenceBuffer
@@ -141,6 +142,7 @@ def _learn(name: str, settings: DeepSettings, seed: int) -> dict[str, Any]:
         seed=seed,
         device="cpu",
     )
+    agent.set_logger(Logger(None, []))  # the default one leaves a folder in the system's /tmp
     curve = _Curve(settings.steps, settings.points)
     agent.learn(settings.steps, callback=curve)
     return {

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import SamplingOptions
@@ -63,18 +64,9 @@ def study_curve(
         points[str(path)] = [series for series, _ in found]
         fitted = [_until(series, until, str(path)) for series, _ in found]
         fits[str(path)] = curves.fit_curve(fitted, float(np.mean(starts)) if starts else None)
-    figure, (axes,) = new_figure()
-    for n, (label, fit) in enumerate(fits.items()):
-        _draw(axes, n, points[label], label)
-        x = np.concatenate([s.x for s in points[label]])
-        grid = np.linspace(0 if x.min() > 0 else x.min(), x.max(), 200)[1:]
-        axes.plot(grid, fit.curve(grid), dash(n), color=colours(n + 1)[n], linewidth=1.6)
-        axes.axhspan(fit.low, fit.high, color=colours(n + 1)[n], alpha=0.1, linewidth=0)
-    if until is not None:
-        axes.axvline(until, color="#8a94a3", linewidth=0.8)
-    axes.set_xlabel(f"{over} of training" if over == "seconds" else over)
-    axes.set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
-    axes.legend(frameon=False, fontsize=8)
+    figure = _curve_figure(points, fits, until)
+    figure.axes[0].set_xlabel(f"{over} of training" if over == "seconds" else over)
+    figure.axes[0].set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
     rows = [
         f"| {label} | {f.curve.asymptote:.3f} | {f.low:.3f} to {f.high:.3f}"
         f"{'' if f.bounded else ' (not bounded)'} | {f.curve.midpoint:,.4g} | "
@@ -165,16 +157,7 @@ def study_landscape(
     folder = Path(out) if out else run / "landscape"
     folder.mkdir(parents=True, exist_ok=True)
     found = landscape(run, folder, grid, sampling or {}, on_point)
-    figure, (reward, tokens) = new_figure(2, 3.6)
-    _contours(reward, found, found.reward, "raw reward")
-    _contours(tokens, found, found.tokens, "tokens of a completion")
-    save(figure, folder / "landscape.svg")
-    figure, (axes,) = new_figure()
-    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=colours(1)[0])
-    x = np.geomspace(found.law.shortest, found.law.longest, 50)
-    axes.plot(x, found.law.slope * np.log(x) + found.law.intercept, color=colours(2)[1])
-    _length_axes(axes)
-    save(figure, folder / "length.svg")
+    _landscape_figures(found, folder)
     shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
     rows = [
         f"| {update} | {first:+.4g} | {second:+.4g} |"
@@ -231,6 +214,37 @@ def _until(series: Series, until: float | None, label: str) -> Series:
     if kept.sum() < curves.LEAST_POINTS:
         raise InputError(f"{label}: {kept.sum()} points up to {until:g}; a curve takes 5")
     return Series(series.x[kept], series.y[kept])
+
+
+def _curve_figure(
+    points: dict[str, list[Series]], fits: dict[str, curves.CurveFit], until: float | None
+) -> Figure:
+    """Points, fitted curves and the intervals of their asymptotes, one colour for each label."""
+    figure, (axes,) = new_figure()
+    for n, (label, fit) in enumerate(fits.items()):
+        _draw(axes, n, points[label], label)
+        x = np.concatenate([s.x for s in points[label]])
+        grid = np.linspace(0 if x.min() > 0 else x.min(), x.max(), 200)[1:]
+        axes.plot(grid, fit.curve(grid), dash(n), color=colours(n + 1)[n], linewidth=1.6)
+        axes.axhspan(fit.low, fit.high, color=colours(n + 1)[n], alpha=0.1, linewidth=0)
+    if until is not None:
+        axes.axvline(until, color="#8a94a3", linewidth=0.8)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _landscape_figures(found: Landscape, folder: Path) -> None:
+    """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
+    figure, (reward, tokens) = new_figure(2, 3.6)
+    _contours(reward, found, found.reward, "raw reward")
+    _contours(tokens, found, found.tokens, "tokens of a completion")
+    save(figure, folder / "landscape.svg")
+    figure, (axes,) = new_figure()
+    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=colours(1)[0])
+    x = np.geomspace(found.law.shortest, found.law.longest, 50)
+    axes.plot(x, found.law.slope * np.log(x) + found.law.intercept, color=colours(2)[1])
+    _length_axes(axes)
+    save(figure, folder / "length.svg")
 
 
 def _draw(axes: Axes, number: int, series: Sequence[Series], label: str) -> None:
