@@ -62,6 +62,15 @@ def test_without_a_baseline_one_sample_is_enough():
     assert got.tolist() == pytest.approx([-0.351556, 0.351556], abs=1e-6)
 
 
+def test_many_thoughts_have_the_gradient_of_the_marginal_likelihood():
+    """log π(a*|x), the bound's limit. One group has the thoughts in their proportions."""
+    policy = table((0.8, 0.2), ANSWERS)
+    group = [sequence(policy, int(i % 5 == 0)) for i in range(500)]
+    t = trainer(policy, {"name": "jepo", "jepo": EXACT | {"bound": "n_sample"}})
+    got = descent(t, [group])[4, :2]
+    assert got.tolist() == pytest.approx([-0.492308, 0.492308], abs=2e-3)
+
+
 def test_the_mean_of_the_thoughts_gradients_is_a_share_of_their_sum():
     whole = step((4, 1), ANSWERS, 2, supervised_coef=0.0)
     mean = step((4, 1), ANSWERS, 2, supervised_coef=0.0, first_sum="mean")
