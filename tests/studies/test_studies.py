@@ -9,7 +9,7 @@ import tramontane
 from tests.runs import SMALL
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, FinishedRun
-from tramontane.studies.runner import LEAST_SHARE, Plan, minutes_of, share_of
+from tramontane.studies.runner import LEAST_SHARE, Plan, finished_runs, minutes_of, share_of
 from tramontane.studies.study import load_study, names
 
 
@@ -115,6 +115,28 @@ def test_a_study_runs_and_an_interrupted_one_goes_on(files, tmp_path):
     base.write_text(yaml.safe_dump(changed))
     with pytest.raises(InputError, match="a run of other settings"):
         run()
+
+
+def recorded_run(folder, seconds_of_update, pass_rates):
+    """A run's folder with what the measures over time read; its start took five seconds."""
+    folder.mkdir(parents=True)
+    with (folder / "metrics.jsonl").open("w") as log:
+        for i, rate in enumerate(pass_rates, 1):
+            line = {"update": i, "wall_seconds": 5 + i * seconds_of_update, "pass_rate": rate}
+            log.write(json.dumps(line) + "\n")
+    summary = {"training_seconds": len(pass_rates) * seconds_of_update}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_runs_are_compared_at_the_time_of_the_fastest(files, tmp_path):
+    """The slow arm has done half of its updates when the fast one ends, after eight seconds."""
+    rates = [i / 10 for i in range(8)]
+    recorded_run(tmp_path / "fast/seed_0", 1.0, rates)
+    recorded_run(tmp_path / "slow/seed_0", 2.0, rates)
+    runs = finished_runs(load_study(str(files[0])), tmp_path, 1)
+    at_time = {arm: MEASURES["timed_pass_rate"].value(run) for arm, [run] in runs.items()}
+    # The last quarter, from 6 to 8 s: updates 7 and 8 of the one, and update 4 of the other.
+    assert at_time == {"fast": pytest.approx(0.65), "slow": pytest.approx(0.3)}
 
 
 @pytest.mark.slow

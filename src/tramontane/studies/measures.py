@@ -18,9 +18,15 @@ from tramontane.run.folder import read_log
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run's folder, read when a figure needs it."""
+    """A run's folder, read when a figure needs it.
+
+    Args:
+        folder: the run's folder.
+        common_seconds: seconds of training of the fastest among the runs it is compared to.
+    """
 
     folder: Path
+    common_seconds: float = math.inf
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -40,6 +46,14 @@ class FinishedRun:
         """Mean of a metric over the last quarter of the updates."""
         curve = self.curve(key)
         return float(np.nanmean(curve[-max(1, len(curve) // 4) :]))
+
+    def at_common_time(self, key: str) -> float:
+        """Mean of a metric over the last quarter of `common_seconds`; NaN without an update
+        there. The start does not count, as in `training_seconds` of a summary."""
+        seconds = self.curve("wall_seconds")
+        seconds = seconds - seconds[-1] + self.summary["training_seconds"]
+        there = (seconds > 0.75 * self.common_seconds) & (seconds <= self.common_seconds)
+        return float(self.curve(key)[there].mean()) if there.any() else math.nan
 
     @property
     def after(self) -> dict[str, Any]:
@@ -106,6 +120,9 @@ MEASURES: dict[str, Measure] = {
         "tokens a completion", lambda run: run.after["mean_completion_tokens"], ".1f"
     ),
     "late_reward": Measure("reward, last quarter", lambda run: run.late("reward")),
+    "timed_pass_rate": Measure(
+        "pass rate in training, at equal time", lambda run: run.at_common_time("pass_rate")
+    ),
     "late_entropy": Measure("entropy, last quarter (nats)", lambda run: run.late("entropy")),
     "mismatch": Measure(
         "KL(μ ‖ π), last quarter (nats)", lambda run: run.late("kl_behavior"), ".2g"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,11 @@ def finished_runs(study: Study, out: Path, seeds: int) -> dict[str, list[Finishe
         if all(finished(folder) for folder in folders.values()):
             for arm, folder in folders.items():
                 arms[arm].append(FinishedRun(folder))
-    return arms
+    if study.runner:
+        return arms
+    runs = [run for found in arms.values() for run in found]
+    common = min((run.summary["training_seconds"] for run in runs), default=math.inf)
+    return {arm: [replace(run, common_seconds=common) for run in arms[arm]] for arm in arms}
 
 
 def _check_same(folder: Path, settings: dict[str, Any]) -> None:
