@@ -61,6 +61,7 @@ TRIP = {
 CASES = [
     (SIMPLE, "[calculate_triangle_area(base=10, height=5)]", ""),
     (SIMPLE, 'calculate_triangle_area(base=10, height=5, unit="units")', ""),
+    (SIMPLE, "calculate_triangle_area(base=10, height=5, unit='')", ""),  # as if left out
     (SIMPLE, "```python\n[calculate_triangle_area(height=5, base=10)]\n```", ""),
     (SIMPLE, "[calculate_triangle_area(base=10)]", "no argument height"),
     (SIMPLE, "[calculate_triangle_area(base=10, height=6)]", "height=6 is not accepted"),

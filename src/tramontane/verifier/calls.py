@@ -112,7 +112,7 @@ def mismatch(call: Call, described: Mapping[str, Any], accepted: Mapping[str, An
         kind = parameters["properties"][name].get("type", "any")
         if not _has_type(value, kind, accepted[name]):
             return f"{name}={value!r} is no {kind}"
-        if not any(_same(value, choice) for choice in accepted[name] if choice != ""):
+        if not any(_same(value, choice) for choice in accepted[name]):
             return f"{name}={value!r} is not accepted"
     return ""
 
