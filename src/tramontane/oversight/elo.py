@@ -1,5 +1,6 @@
-"""Elo ratings by the paper's formula: P(i beats j) = 1 / (1 + 10^((E_j − E_i) / 500)), arXiv
-2407.04622.
+"""Elo ratings by the paper's formula: P(i beats j) = 1 / (1 + 10^((E_j − E_i) / 500)).
+
+Source: arXiv 2407.04622.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 SCALE = 500.0  # Elo points of a tenfold increase of the odds
-PRIOR_WINS = (
-    0.5  # added to both sides of a pair in which one never won; its rating is infinite else
-)
+PRIOR_WINS = 0.5  # added to both sides of a pair in which one never won
 
 
 def win_probability(rating: float, other: float) -> float:

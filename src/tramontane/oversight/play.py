@@ -76,9 +76,8 @@ class _Table:
     """The discussions under way, and the calls that wait for a reply."""
 
     def __init__(self) -> None:
-        self._asked: dict[
-            int, tuple[Game, int]
-        ] = {}  # by ticket: discussion, place among its calls
+        # By ticket: the discussion, and the place among its calls.
+        self._asked: dict[int, tuple[Game, int]] = {}
         self._agents: dict[int, Agent] = {}
         self._ended: list[Game] = []
         self.open = 0
