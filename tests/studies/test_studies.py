@@ -23,7 +23,7 @@ def test_every_arm_is_a_valid_config_that_differs(name, share, tmp_path):
         assert len({str(sorted(k.items())) for k in keys}) == len(study.arms)
         return
     plan = Plan(study, tmp_path, seeds=2, share=share)
-    configs = [plan.config(arm, seed, folder) for arm, seed, folder in plan.runs()]
+    configs = [plan.arm_config(arm, seed, folder) for arm, seed, folder in plan.runs()]
     assert len(configs) == 2 * len(study.arms)
     ignored = {"name", "run_dir"}
     assert len({c.model_dump_json(exclude=ignored) for c in configs}) == len(configs)
@@ -35,7 +35,7 @@ def test_every_arm_is_a_valid_config_that_differs(name, share, tmp_path):
 def test_a_budget_makes_fewer_updates(tmp_path):
     study = load_study("kv_cache")
     plan = Plan(study, tmp_path, 3, share_of([study], 6.0, 3))
-    config = plan.config("keep", 0, tmp_path / "x")
+    config = plan.arm_config("keep", 0, tmp_path / "x")
     # One minute a run, half of which is its start and evaluations: 18 · 0.5 / (1.8 − 0.5).
     assert config.pipeline.updates == 7
     assert minutes_of(study, 3, plan.share) == pytest.approx(6.0)
@@ -137,6 +137,36 @@ def test_runs_are_compared_at_the_time_of_the_fastest(files, tmp_path):
     at_time = {arm: MEASURES["timed_pass_rate"].value(run) for arm, [run] in runs.items()}
     # The last quarter, from 6 to 8 s: updates 7 and 8 of the one, and update 4 of the other.
     assert at_time == {"fast": pytest.approx(0.65), "slow": pytest.approx(0.3)}
+
+
+@pytest.mark.slow
+def test_arms_learn_from_the_rollouts_of_a_run_before_them(files, tmp_path):
+    study, base = files
+    offline = {"data.trajectories.sources": ["trajectories"]}
+    changes = {
+        "arms": {"online": {}, "offline": offline},
+        "trajectories": {"trainer.learning_rate": 1e-12, "pipeline.diversity": "none"},
+        "claims": [{"text": "Alike.", "arm": "offline", "against": "online", "expect": "equal"}],
+    }
+    study.write_text(yaml.safe_dump(STUDY | changes))
+
+    def run():
+        return tramontane.study(str(study), seeds=1, base=base, out=tmp_path / "out")
+
+    run()
+    out = tmp_path / "out/rates"
+    made = (out / "trajectories/summary.json").stat().st_mtime_ns
+    tokens = [
+        sum(row.get("trajectory_tokens", 0) for row in FinishedRun(out / arm / "seed_0").updates)
+        for arm in ("online", "offline")
+    ]
+    assert tokens[0] == 0 < tokens[1]
+    page = (out / "study.md").read_text()
+    assert "stands for: `pipeline.diversity: none`, `trainer.learning_rate: 1e-12`" in page
+    # The data set stays the same when an arm is run again.
+    (out / "offline/seed_0/summary.json").unlink()
+    run()
+    assert (out / "trajectories/summary.json").stat().st_mtime_ns == made
 
 
 @pytest.mark.slow

@@ -202,15 +202,18 @@ def size_of(study: Study, result: Result) -> str:
 
 def arms_table(study: Study, result: Result) -> str:
     """The arms with their keys, and a Markdown table of their figures: a row for each measure."""
-    lines = []
-    for arm, keys in study.arms.items():
-        changes = ", ".join(f"`{key}: {value}`" for key, value in keys.items())
-        lines.append(f"- **{arm}**: {changes or 'nothing changed'}")
+    lines = [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
+    if study.trajectories:
+        lines.append(f"- the run that `trajectories` stands for: {_keys(study.trajectories)}")
     lines += ["", f"| | {' | '.join(study.arms)} |", "|---|" + "---|" * len(study.arms)]
     for name, measure in study.shown.items():
         found = [_figure(result.values[name], arm, measure.format) for arm in study.arms]
         lines.append(f"| {measure.title} | {' | '.join(found)} |")
     return "\n".join(lines)
+
+
+def _keys(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}: {value}`" for key, value in changes.items()) or "nothing changed"
 
 
 def _figure(values: dict[str, list[float]], arm: str, form: str) -> str:

@@ -54,6 +54,11 @@ class Plan:
             for arm in self.study.arms:
                 yield arm, seed, self.out / arm / f"seed_{seed}"
 
+    @property
+    def trajectories(self) -> Path | None:
+        """Folder of the run whose rollouts the arms learn from; None if the study has none."""
+        return self.out / "trajectories" if self.study.trajectories else None
+
     def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
         """Everything that determines one run, in JSON types; see `studies.arm`.
 
@@ -62,7 +67,7 @@ class Plan:
                 function.
         """
         if self.study.runner is None:
-            return self.config(arm, seed, folder).model_dump(mode="json")
+            return self.arm_config(arm, seed, folder).model_dump(mode="json")
         if self.base is not None:
             raise InputError(f"{self.base}: the arms of this study do not change a config")
         load_function(self.study.runner)
@@ -71,17 +76,33 @@ class Plan:
         measures = list(self.study.measures)
         return {"runner": self.study.runner, "keys": keys, "seed": seed, "measures": measures}
 
-    def config(self, arm: str, seed: int, folder: Path) -> Config:
+    def arm_config(self, arm: str, seed: int, folder: Path) -> Config:
         """The config of one run of a study without a `runner`.
 
         Raises:
             InputError: the base cannot be read, or an arm's keys are invalid.
         """
         changes = {**self.study.base, **self.study.arms[arm]}
+        if self.trajectories and (sources := changes.get("data.trajectories.sources")):
+            made = {"trajectories": str(self.trajectories)}
+            changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
+        changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
+        return self._config(changes, f"arm {arm!r}")
+
+    def trajectories_config(self) -> Config:
+        """The config of the run whose rollouts the arms learn from.
+
+        Raises:
+            InputError: the base cannot be read, or a key is invalid.
+        """
+        changes = {**self.study.trajectories, "run_dir": str(self.trajectories)}
+        return self._config(changes, "trajectories")
+
+    def _config(self, changes: dict[str, Any], where: str) -> Config:
+        """The base with changes, and with its share of the updates."""
         texts = [f"{key}={_flow(value)}" for key, value in changes.items()]
-        texts += [f"seed={seed}", f"name={arm}-{seed}", f"run_dir={folder}"]
         base = self.base or base_config()
-        raw, origin = read_settings(base), f"{base}, arm {arm!r}"
+        raw, origin = read_settings(base), f"{base}, {where}"
         config = parse_settings(Config, raw, texts, origin)
         # Stages keep their part of the updates.
         ends = [(stage.until and stage.until.updates) or 0 for stage in config.stages]
@@ -118,10 +139,16 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
             or a run that failed, with the end of its output.
     """
     runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
-    for folder, settings in runs:
+    first = []
+    if plan.trajectories:
+        first = [(plan.trajectories, plan.trajectories_config().model_dump(mode="json"))]
+    for folder, settings in first + runs:
         _check_same(folder, settings)
     todo = [(folder, settings) for folder, settings in runs if not finished(folder)]
     cores = plan.study.cores
+    for folder, settings in first:
+        if not finished(folder):
+            _run(folder, settings, cores)
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // cores)) as pool:
         started = {pool.submit(_run, folder, found, cores): folder for folder, found in todo}
         try:
@@ -149,7 +176,7 @@ def share_of(studies: Iterable[Study], minutes: float, seeds: int) -> float:
 
 def _minutes(study: Study, seeds: int) -> tuple[float, float]:
     """(minutes at any budget, further minutes at the default budget) of a study on two cores."""
-    runs = len(study.arms) * seeds * min(study.cores, 2) / 2
+    runs = (len(study.arms) * seeds + bool(study.trajectories)) * min(study.cores, 2) / 2
     fixed = 0 if study.runner else min(FIXED_MINUTES, study.minutes / 2)
     return runs * fixed, runs * (study.minutes - fixed)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,16 @@ def run_smoke(out: Path, chosen: list[str] | None = None) -> dict[str, str]:
         name: Plan(load_study(name), out / Path(name).stem, seeds=1, share=SHARE)
         for name in chosen or names()
     }
-    files = []
+    first, arms = [], []
     for plan in plans.values():
+        if plan.trajectories:
+            settings = plan.trajectories_config().model_dump(mode="json")
+            first.append((plan.trajectories, shrunk(settings, str(plan.trajectories))))
         for arm, seed, folder in plan.runs():
-            if finished(folder):
-                continue
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            files.append(file := settings_file(folder))
             settings = plan.settings(arm, seed, folder)
             small = settings if plan.study.runner else shrunk(settings, str(folder))
-            file.write_text(yaml.safe_dump(small, sort_keys=False))
-    count = max(1, min(os.cpu_count() or 1, len(files)))
-    logs = [out / f"smoke_{number}.log" for number in range(count)]
-    workers = [_start(files[number::count], log) for number, log in enumerate(logs)]
-    for worker in workers:
-        worker.wait(SMOKE_SECONDS)
+            arms.append((folder, small))
+    logs = [*_run_all(first, out / "trajectories"), *_run_all(arms, out / "smoke")]
     failed = {}
     for name, plan in plans.items():
         missing = [f"{arm}, seed {s}" for arm, s, folder in plan.runs() if not finished(folder)]
@@ -73,6 +69,23 @@ def run_smoke(out: Path, chosen: list[str] | None = None) -> dict[str, str]:
         except Exception as error:  # a broken measure: the other studies are checked nevertheless
             failed[name] = f"its page: {error!r}"
     return failed
+
+
+def _run_all(runs: Sequence[tuple[Path, dict[str, Any]]], log: Path) -> list[Path]:
+    """Run what is not finished in a process for each core; returns their logs, `LOG_NUMBER.log`."""
+    files = []
+    for folder, settings in runs:
+        if finished(folder):
+            continue
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        files.append(file := settings_file(folder))
+        file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    count = min(os.cpu_count() or 1, len(files))
+    logs = [log.with_name(f"{log.name}_{number}.log") for number in range(count)]
+    workers = [_start(files[number::count], logs[number]) for number in range(count)]
+    for worker in workers:
+        worker.wait(SMOKE_SECONDS)
+    return logs
 
 
 def shrunk(settings: dict[str, Any], where: str) -> dict[str, Any]:

@@ -61,6 +61,9 @@ class Study(Section):
     """Keys of the base config that all arms change, as `key.sub: value`."""
     arms: dict[str, dict[str, Any]]
     """Keys that each arm changes, by the arm's name."""
+    trajectories: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the base config for a run that is made before the arms. The arms learn from its
+    rollouts where their `data.trajectories.sources` names `trajectories`."""
     runner: str | None = None
     """Function that runs an arm, as `package.module:function`; by default, an arm is a run of
     `tramontane train`. The function takes the arm's keys (`base` with the arm's changes), the seed
@@ -96,6 +99,8 @@ class Study(Section):
                 raise key_error(
                     f"{name!r} is no measure of a run; there are {', '.join(MEASURES)}", "also"
                 )
+        if self.runner and self.trajectories:
+            raise key_error("trajectories belong to a study without a runner", "trajectories")
         for key in ("measures", "scaled"):
             if getattr(self, key) and not self.runner:
                 raise key_error(f"{key} belongs to a study with a runner", key)
