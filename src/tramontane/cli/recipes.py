@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tramontane import api
 from tramontane.cli.terminal import Overrides, app, console, escape
-from tramontane.cli.training import print_sizes
+from tramontane.cli.training import DryRun, Gpu, ModelShape, print_sizes
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,17 +53,9 @@ def recipe(
     name: Annotated[str, typer.Argument(help="medium (RL in stages) or small (SFT, then RL)")],
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, typer.Option(help="Check everything, print steps, sizes and memory, stop.")
-    ] = False,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="With --dry-run: assume GPUs, by name (h100) or memory in GiB (80)."),
-    ] = None,
-    model_shape: Annotated[
-        str | None,
-        typer.Option(help="With --dry-run: a model that is not there, as in `tramontane train`."),
-    ] = None,
+    dry_run: DryRun = False,
+    gpu: Gpu = None,
+    model_shape: ModelShape = None,
 ) -> None:
     """Follow one of the paper's recipes; the same command continues one that was stopped."""
     from tramontane.config import load_section, nearest

@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from tramontane.run.prepare import DryRunResult
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option(help="Check everything, print sizes and memory, stop; code 2 if too large."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help="With --dry-run: assume GPUs, by name (h100) or memory in GiB (80)."),
+]
+ModelShape = Annotated[
+    str | None,
+    typer.Option(
+        help="With --dry-run: a model that is not there, by its config.json, or "
+        "mistral-small-24b or mistral-large-123b; data are not read either."
+    ),
+]
+
+
 @app.command()
 def train(
     config: Annotated[
@@ -27,21 +44,9 @@ def train(
         Path | None,
         typer.Option(help="Continue this run folder; key=value changes keys that may change."),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(help="Check everything, print sizes and memory, stop; code 2 if too large."),
-    ] = False,
-    gpu: Annotated[
-        str | None,
-        typer.Option(help="With --dry-run: assume GPUs, by name (h100) or memory in GiB (80)."),
-    ] = None,
-    model_shape: Annotated[
-        str | None,
-        typer.Option(
-            help="With --dry-run: a model that is not there, by its config.json, or "
-            "mistral-small-24b or mistral-large-123b; data are not read either."
-        ),
-    ] = None,
+    dry_run: DryRun = False,
+    gpu: Gpu = None,
+    model_shape: ModelShape = None,
 ) -> None:
     """Train with reinforcement learning."""
     if resume is not None and config is not None and "=" in config:
