@@ -167,6 +167,25 @@ def test_group_prompt_is_prefilled_once():
     assert engine.stats.generated_tokens == sum(r.sampling.max_tokens for r in requests)
 
 
+def test_prefills_are_packed_up_to_a_number_of_tokens():
+    """In the order of submission; a longer context has a forward to itself."""
+    model = make_model()
+    forwards = []
+
+    def record(module, args, inputs):
+        if "logits_to_keep" in inputs:  # a prefill, which has no use for logits
+            forwards.append(inputs["input_ids"].numel())
+
+    rng = random.Random(0)
+    contexts = [20, 30, 60, 25, 25, 0, 10]  # tokens of the prompts without their last one
+    prompts = [make_prompt(rng, n + 1) for n in contexts]
+    engine = SlotEngine(model, slots=len(contexts), max_len=80, prefill_tokens=50)
+    model.register_forward_pre_hook(record, with_kwargs=True)
+    engine.submit([Request(i, 0, p, i, SamplingParams(2)) for i, p in enumerate(prompts)])
+    engine.step()
+    assert forwards == [50, 60, 50, 10]
+
+
 def test_slots_are_refilled_at_once():
     model = make_model()
     requests = make_requests(10, 4, seed=4, tokens=(2, 30))

@@ -144,6 +144,12 @@ def test_completions_end_at_the_first_stop_text(unstopped, record):
     assert ended > 10
 
 
+def test_a_text_that_never_comes_changes_nothing(unstopped):
+    rare = "\u07dc"  # no token but its own bytes may complete it
+    assert not any(rare in c.text for c in unstopped.values())
+    assert generated((rare,)) == unstopped
+
+
 def test_tokens_end_a_completion_and_have_no_text(unstopped):
     ids = [i for c in unstopped.values() for i in c.token_ids]
     stop = max(set(ids), key=ids.count)
