@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
 from tramontane.studies.figures import COLOURS, colours, dash, new_figure, save
@@ -150,6 +151,7 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
         if (seeds := len(table)) > 1:
             half = stats.t.ppf(0.975, seeds - 1) * table.std(0, ddof=1) / np.sqrt(seeds)
             axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(over.replace("_", " "))
     axes.set_title(key.replace("_", " "), loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
