@@ -181,6 +181,20 @@ def test_rare_tokens_of_a_large_vocabulary_keep_their_probabilities():
     assert invert(masses.expand(10, -1), uniform).tolist() == rare.tolist()
 
 
+def test_rare_tokens_of_a_small_vocabulary_keep_their_probabilities():
+    """Each has a share of 1e-9, less than the precision of a float32 sum."""
+    masses = torch.tensor([[1.0, 1e-9, 1e-9, 1e-9]])
+    total = masses.double().sum()
+    uniform = 1 - (torch.tensor([2.5, 1.5, 0.5], dtype=torch.float64) * 1e-9) / total
+    assert invert(masses.expand(3, -1), uniform).tolist() == [1, 2, 3]
+
+
+@given(st.floats(2.0**-20, 2.0**20, width=32))
+def test_the_largest_uniform_draws_the_last_token_with_mass(mass):
+    masses = torch.tensor([[1.0, mass, 0.0]])
+    assert invert(masses, torch.tensor([1 - 2**-53], dtype=torch.float64)).tolist() == [1]
+
+
 def test_rare_tokens_after_a_likely_one_of_their_block_keep_their_probabilities():
     """62 tokens of 2^-24 after one of 1: a running float32 sum would stay at 1."""
     masses = torch.zeros(1, 1200)

@@ -147,7 +147,8 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     vocab = mass.shape[1]
     if vocab <= _UNDIVIDED_VOCAB:
         edges = mass.cumsum(-1, dtype=torch.float64)
-        target = (uniform[:, None] * edges[:, -1:]).clamp_max(edges[:, -1:] * (1 - 1e-12))
+        # Below the last edge, even for the largest double below 1.
+        target = uniform[:, None] * edges[:, -1:]
         return torch.searchsorted(edges, target, right=True)[:, 0]
     # The last block has the tokens that fill no whole block, possibly none.
     blocks = vocab // _BLOCK_TOKENS
