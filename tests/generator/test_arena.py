@@ -55,6 +55,14 @@ def unlimited(model, slots: int = 16, max_len: int = 130):
     return SlotEngine(model, slots, max_len, [EOS])
 
 
+def test_a_cache_that_is_too_small_says_how_much_it_takes():
+    model = make_model()
+    positions = extent_capacities(60_000)[-1] + 1
+    taken, there = (n * token_bytes(model) / 2**20 for n in (positions, positions // 3))
+    with pytest.raises(InputError, match=f"take {taken:,.1f} MiB, and there are {there:,.1f} MiB"):
+        limited(model, positions // 3, max_len=60_000)
+
+
 # --- the cache
 
 

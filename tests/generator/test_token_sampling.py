@@ -51,6 +51,13 @@ def test_known_values_of_splitmix64():
     assert got.tolist() == [(x >> 11) / 2**53 for x in expected]
 
 
+def test_a_stream_begins_with_the_first_output_of_its_seed():
+    """So that neighbouring seeds have unrelated streams."""
+    first = {0: 0xE220A8397B1DCDAF, 1234567: 6457827717110365317}
+    got = streams(list(first))
+    assert [s % 2**64 for s in got.tolist()] == list(first.values())
+
+
 @pytest.mark.parametrize("varied", ["positions of a seed", "seeds at a position", "both"])
 def test_uniforms_are_uniform(varied):
     n = 64_000

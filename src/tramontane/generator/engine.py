@@ -154,10 +154,11 @@ class SlotEngine:
         limit = None if self._kv_bytes is None else self._kv_bytes // self._token_bytes
         size = self._decoder.size_within(slots, max_len, limit)
         if not size.slots:
+            assert self._kv_bytes is not None  # without a limit every slot has room
             needed = self._decoder.size_within(1, max_len, None).positions * self._token_bytes
             raise InputError(
                 f"keys and values of one sequence of {max_len:,} tokens take "
-                f"{needed / 2**20:,.1f} MiB, and there are {(self._kv_bytes or 0) / 2**20:,.1f} "
+                f"{needed / 2**20:,.1f} MiB, and there are {self._kv_bytes / 2**20:,.1f} "
                 f"MiB; shorten prompts or completions, or raise generator.kv_cache_mib or "
                 f"generator.gpu_memory_utilization"
             )
