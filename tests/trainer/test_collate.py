@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tramontane.trainer.collate import balance, collate, collate_shared, padding_fraction
+from tramontane.trainer.collate import (
+    _Share,
+    balance,
+    collate,
+    collate_shared,
+    padding_fraction,
+)
 from tramontane.types import TrainSequence
 
 
@@ -129,3 +135,21 @@ def test_the_largest_prompts_with_their_completions_are_dealt_first():
 
 def test_one_rank_takes_the_completions_in_order():
     assert balance(completions_of([(3, [5, 1]), (2, [9])]), 1) == [[0, 1, 2]]
+
+
+@given(st.data(), st.lists(st.integers(1, 9), min_size=1, max_size=3))
+def test_a_share_counts_each_prompt_once_however_it_is_changed(data, prompts):
+    share = _Share()
+    for index in range(data.draw(st.integers(1, 12))):
+        if share.members and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(sorted(share.members)))
+            family, length = share.members[gone]
+            before = share.tokens
+            gain = share.gain(family, length, prompts[family])
+            share.remove(gone, prompts[family])
+            assert before - share.tokens == gain
+        family = data.draw(st.integers(0, len(prompts) - 1))
+        share.add(index, family, data.draw(st.integers(1, 9)), prompts[family])
+        families = {family for family, _ in share.members.values()}
+        lengths = sum(length for _, length in share.members.values())
+        assert share.tokens == lengths + sum(prompts[family] for family in families)
