@@ -129,6 +129,56 @@ def test_completions_without_the_marker_earn_the_format_reward_and_leave_the_bou
     assert masked[:, 1].tolist() == [1, 0, 1]
 
 
+def test_the_n_sample_bound_of_three_answers():
+    """A thought's advantage is log of the mean answer probability, less that of the two others."""
+    probabilities = [0.5, 0.2, 0.1]
+    options = JEPOOptions(**EXACT, bound="n_sample")
+    logs = [math.log(p) for p in probabilities]
+    found = jepo.advantages(sequences([2, 2, 2], logs), options)
+    total = sum(probabilities)
+    bounds = [math.log(total / 3) - math.log((total - p) / 2) for p in probabilities]
+    assert found[:, 0].tolist() == pytest.approx([3 * bound for bound in bounds])
+    assert found[:, 1].tolist() == pytest.approx([3 * p / total for p in probabilities])
+    options = JEPOOptions(**EXACT, bound="n_sample", baseline="none", first_sum="mean")
+    found = jepo.advantages(sequences([2, 2, 2], logs), options)
+    assert found[:, 0].tolist() == pytest.approx([math.log(total / 3)] * 3)
+
+
+def test_one_marker_in_a_group_makes_its_lack_a_fault():
+    """No reward is learnt from then, and an unscorable completion counts nowhere."""
+    options = JEPOOptions(**EXACT, bound="one_sample")
+    scored = [True, True, True, False]
+    found = jepo.advantages(
+        sequences([2, 0, 0, 0], [-1.0, 0, 0, 0], [1.0] * 4, None, scored), options
+    )
+    assert found[:, 0].tolist() == pytest.approx([20 / 3, -10 / 3, -10 / 3, 0])
+    without = jepo.advantages(
+        sequences([0, 0, 0], [0.0] * 3, [1.0, 0, 9.0], None, scored[1:]), options
+    )
+    assert without[:, 0].tolist() == [0.5, -0.5, 0]
+
+
+@pytest.mark.parametrize("normalization", ["group", "minibatch"])
+def test_deviations_are_of_a_group_or_of_the_minibatch(normalization):
+    options = JEPOOptions(
+        bound="one_sample", advantage_normalization=normalization, advantage_clip=None
+    )
+    logs, groups = [-1.0, -3.0, -1.0, -11.0], [0, 0, 1, 1]
+    found = jepo.advantages(sequences([2] * 4, logs, None, groups), options)[:, 0]
+    if normalization == "group":  # ±2 and ±10 have these deviations
+        expected = [1.0, -1.0, 1.0, -1.0]
+    else:
+        expected = [a / math.sqrt((2**2 + 10**2) / 2) for a in (2, -2, 10, -10)]
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_a_deviation_is_about_the_mean():
+    """With the bound itself as advantage, whose mean is not 0."""
+    options = JEPOOptions(bound="one_sample", baseline="none", advantage_clip=None)
+    found = jepo.advantages(sequences([2, 2], [-1.0, -3.0]), options)[:, 0]
+    assert found.tolist() == pytest.approx([-1.0, -3.0])
+
+
 def test_each_kind_of_advantage_has_its_own_deviation_and_is_clipped():
     options = JEPOOptions(bound="one_sample", supervised_coef=0.5)
     found = jepo.advantages(

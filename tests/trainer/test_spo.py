@@ -129,6 +129,10 @@ def test_the_cross_entropy_has_its_optimum_where_q_is_the_log_of_the_success(cou
     options = {"initial_value": "importance", "success": success, "beta": beta}
     t = trainer(optimum, {"name": "spo", "spo": options}, bandit(REFERENCE))
     assert descent(t, [group])[-1].tolist() == pytest.approx([0, 0, 0], abs=1e-9)
+    # There the loss is the entropy of the successes.
+    entropies = [-q * math.log(q) - (1 - q) * math.log(1 - q) for q in SUCCESS]
+    mean = sum(n * h for n, h in zip(counts, entropies, strict=True)) / sum(counts)
+    assert t.metrics["loss"] == pytest.approx(mean)
 
 
 def test_a_failure_teaches_even_where_q_is_clipped():
