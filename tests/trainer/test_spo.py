@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.trainer.tabular import bandit, completion, descent, logits, trainer
 from tramontane.config.objectives import SPOOptions
-from tramontane.trainer.objectives import Tokens, spo
+from tramontane.trainer.objectives import Sequences, Tokens, spo
 
 # Two bits, a uniform reference, β = 1, and e^r of 00, 01, 10 and 11.
 OUTCOMES = list(product(range(2), repeat=2))
@@ -105,6 +105,20 @@ def test_the_gradient_is_that_of_the_squared_error(policy, reference, rewards, c
     (expected,) = torch.autograd.grad((mu * errors.square()).sum(), parameter)
     got, _ = step(parameter.detach(), counts, rewards=rewards, reference=reference, beta=beta)
     torch.testing.assert_close(got, -expected, atol=1e-9, rtol=1e-7)
+
+
+def test_an_unscorable_completion_has_no_part_in_the_initial_value():
+    """β log of the mean of e^(r/β) over the others."""
+    sequences = Sequences(
+        rewards=torch.tensor([1.0, 3.0, 100.0], dtype=torch.float64),
+        groups=torch.zeros(3, dtype=torch.int64),
+        scored=torch.tensor([True, True, False]),
+        lengths=torch.ones(3, dtype=torch.int64),
+        answers=torch.full((3,), -1),
+    )
+    options = SPOOptions(beta=2.0, loss="squared", initial_value="group")
+    expected = 2 * math.log((math.exp(0.5) + math.exp(1.5)) / 2)
+    assert spo.advantages(sequences, options).tolist() == pytest.approx([expected] * 3)
 
 
 def test_a_constant_added_to_all_rewards_changes_nothing():
