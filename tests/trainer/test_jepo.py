@@ -179,6 +179,17 @@ def test_a_deviation_is_about_the_mean():
     assert found.tolist() == pytest.approx([-1.0, -3.0])
 
 
+def test_advantages_without_spread_teach_nothing_and_large_ones_are_cut():
+    options = JEPOOptions(bound="one_sample", baseline="none", advantage_normalization="group")
+    # Equal in the first group, alone in the second, and 1.4 deviations above the mean in the third.
+    logs, groups = [-2.0, -2.0, -3.0, -1.0, -30.0, -30.0], [0, 0, 1, 2, 2, 2]
+    found = jepo.advantages(sequences([2] * 6, logs, None, groups), options)[:, 0]
+    assert found[:3].tolist() == [0, 0, 0]
+    options = JEPOOptions(bound="one_sample")
+    found = jepo.advantages(sequences([2] * 3, logs[3:]), options)[:, 0]
+    assert found[0] == 1 and found[1] == found[2] > -1
+
+
 def test_each_kind_of_advantage_has_its_own_deviation_and_is_clipped():
     options = JEPOOptions(bound="one_sample", supervised_coef=0.5)
     found = jepo.advantages(
