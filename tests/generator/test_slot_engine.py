@@ -272,6 +272,15 @@ def test_one_impossible_request_refuses_the_whole_call(change, message):
     assert engine.unfinished == 0
 
 
+def test_only_tokens_of_the_vocabulary_end_a_completion():
+    model = make_model()
+    vocab = model.config.vocab_size
+    SlotEngine(model, slots=2, max_len=60, eos_ids=[0, vocab - 1])
+    for outside in (-1, vocab):
+        with pytest.raises(InputError, match=rf"EOS or stop tokens \[{outside}\]"):
+            SlotEngine(model, slots=2, max_len=60, eos_ids=[EOS, outside])
+
+
 def test_the_context_of_the_model_is_a_limit():
     engine = SlotEngine(make_model(), slots=2, max_len=1000)
     with pytest.raises(InputError, match="the model's context of 256"):
