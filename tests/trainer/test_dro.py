@@ -13,7 +13,9 @@ from tests.trainer.rollouts import batch, equal
 from tests.trainer.rollouts import trainer as small_trainer
 from tests.trainer.tabular import bandit, completion, descent, logits, trainer, values
 from tramontane.config import TrainerConfig, parse
+from tramontane.config.objectives import DROOptions
 from tramontane.errors import InputError
+from tramontane.trainer.objectives import Sequences, dro
 from tramontane.types import ELSEWHERE
 
 REFERENCE, REWARDS = (0.5, 0.3, 0.2), (1.0, 0.0, 0.0)
@@ -45,7 +47,28 @@ def test_at_the_reference_the_value_is_no_mere_baseline(value, expected, prefixe
     assert of_value == pytest.approx(1 / 3 - value)
 
 
+def test_without_a_value_unscorable_completions_count_nowhere():
+    """R = r − τ log(π/π_ref), less its mean over the minibatch."""
+    sequences = Sequences(
+        rewards=torch.tensor([1.0, 0.0, 9.0], dtype=torch.float64),
+        groups=torch.arange(3),
+        scored=torch.tensor([True, True, False]),
+        lengths=torch.ones(3, dtype=torch.int64),
+        answers=torch.full((3,), -1),
+        policy=torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64),
+        reference=torch.tensor([-2.0, -2.0, -9.0], dtype=torch.float64),
+    )
+    options = DROOptions(form="policy", tau=0.5)
+    assert dro.advantages(sequences, options).tolist() == [0.25, -0.25, 0]
+
+
 def test_without_a_value_the_variance_over_the_minibatch_is_agros():
+    group = [completion(bandit(REFERENCE), [a], REWARDS[a]) for a in range(3)]
+    options = {"name": "dro", "dro": {"form": "policy"}}
+    t = trainer(bandit(OPTIMUM), options, bandit(REFERENCE))
+    descent(t, [[member] for member in group])
+    ratios = [math.log(p / q) for p, q in zip(OPTIMUM, REFERENCE, strict=True)]
+    assert t.metrics["log_ratio"] == pytest.approx(sum(ratios) / 3, abs=1e-5)
     got, _ = step(REFERENCE, (1, 1, 1), form="policy")
     assert got.tolist() == pytest.approx([2 / 9, -1 / 9, -1 / 9])
 

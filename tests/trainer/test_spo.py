@@ -45,6 +45,10 @@ def test_the_optimum_is_stationary_for_samples_of_any_policy(counts):
     torch.testing.assert_close(got, torch.zeros_like(got), atol=1e-9, rtol=0)
     assert t.metrics["q_initial"] == pytest.approx(math.log(2))
     assert t.metrics["q_error"] == pytest.approx(0, abs=1e-9)
+    shares = [n / sum(counts) for n in counts]
+    mean = sum(p * r for p, r in zip(shares, REWARDS, strict=True))
+    assert t.metrics["q_final"] == pytest.approx(mean)  # Q after the last token is the reward
+    assert 0 < t.metrics["entropy"] < math.log(2)
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1, 1), (1, 2, 3, 1)])
