@@ -47,6 +47,15 @@ def test_at_the_reference_the_value_is_no_mere_baseline(value, expected, prefixe
     assert of_value == pytest.approx(1 / 3 - value)
 
 
+@pytest.mark.parametrize("form", ["value", "policy"])
+def test_the_log_ratio_to_the_reference_is_reported(form):
+    groups = [[completion(bandit(REFERENCE), [a], REWARDS[a])] for a in range(3)]
+    t = trainer(bandit(OPTIMUM), {"name": "dro", "dro": {"form": form}}, bandit(REFERENCE))
+    descent(t, groups)
+    ratios = [math.log(p / q) for p, q in zip(OPTIMUM, REFERENCE, strict=True)]
+    assert t.metrics["log_ratio"] == pytest.approx(sum(ratios) / 3, abs=1e-5)
+
+
 def test_without_a_value_unscorable_completions_count_nowhere():
     """R = r − τ log(π/π_ref), less its mean over the minibatch."""
     sequences = Sequences(
@@ -63,12 +72,6 @@ def test_without_a_value_unscorable_completions_count_nowhere():
 
 
 def test_without_a_value_the_variance_over_the_minibatch_is_agros():
-    group = [completion(bandit(REFERENCE), [a], REWARDS[a]) for a in range(3)]
-    options = {"name": "dro", "dro": {"form": "policy"}}
-    t = trainer(bandit(OPTIMUM), options, bandit(REFERENCE))
-    descent(t, [[member] for member in group])
-    ratios = [math.log(p / q) for p, q in zip(OPTIMUM, REFERENCE, strict=True)]
-    assert t.metrics["log_ratio"] == pytest.approx(sum(ratios) / 3, abs=1e-5)
     got, _ = step(REFERENCE, (1, 1, 1), form="policy")
     assert got.tolist() == pytest.approx([2 / 9, -1 / 9, -1 / 9])
 
