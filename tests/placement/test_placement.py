@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.forked import Command
-from tests.placement.workers import Meeting, Worker
+from tests.placement.workers import Awaited, Meeting, Worker
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device
@@ -82,6 +82,17 @@ def test_background_calls_run_in_order_next_to_the_others(kind, tmp_path) -> Non
     assert first.result(PATIENCE) == second.result(PATIENCE) == [1, 2]
     with pytest.raises(InputError, match="mend this"):
         handle.submit_background("wrong").result()
+    handle.close()
+
+
+@pytest.mark.parametrize("kind", ["thread", "actor"], indirect=True)
+def test_a_background_call_waits_until_the_worker_is_made(kind, tmp_path) -> None:
+    handle = make(kind, partial(Awaited, tmp_path / "made"))
+    noted = handle.submit_background("note", 1)
+    time.sleep(0.2)  # time for a call that does not wait to fail
+    assert not noted.done()
+    (tmp_path / "made").touch()
+    assert noted.result(PATIENCE) == [1]
     handle.close()
 
 

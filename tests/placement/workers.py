@@ -67,6 +67,14 @@ class Worker:
         path.touch()
 
 
+class Awaited(Worker):
+    """Is made when a file is there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.wait_for(path)
+
+
 class Meeting(Worker):
     """Ranks that join a group, except one that never arrives."""
 

@@ -177,8 +177,7 @@ class ActorHandle:
         return None
 
     def submit_background(self, method: str, *args: Any) -> Future[Any]:
-        call = self._actor.call_in_background
-        return self._background.submit(self._call, method, call, method, *args)
+        return self._background.submit(self._call_in_background, method, *args)
 
     def close(self) -> None:
         """Kill the process."""
@@ -215,6 +214,10 @@ class ActorHandle:
         self._note(self.name, process=self._place[1])
         self._send(make)
         self._call("its start", self._actor.make, make, membership)
+
+    def _call_in_background(self, method: str, *args: Any) -> Any:
+        self.started.result()  # the call may come while the worker is being made
+        return self._call(method, self._actor.call_in_background, method, *args)
 
     def _call_worker(self, method: str, *args: Any) -> Any:
         self._send(*args)

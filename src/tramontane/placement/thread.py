@@ -57,6 +57,7 @@ class ThreadHandle:
         self._worker = on_this_machine(make)()
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        self.started.result()  # a background call may come while the worker is being made
         return getattr(self._worker, method)(*map(on_this_machine, args))
 
 
