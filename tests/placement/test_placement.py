@@ -96,6 +96,16 @@ def test_a_background_call_waits_until_the_worker_is_made(kind, tmp_path) -> Non
     handle.close()
 
 
+def test_calls_dropped_at_close_are_cancelled(tmp_path) -> None:
+    handle = ThreadHandle("worker", Worker)
+    slow = handle.submit("slow", 0.5, tmp_path / "begun")
+    dropped = handle.submit("note", 1)
+    wait_for((tmp_path / "begun").exists)
+    handle.close()
+    assert slow.done()
+    assert dropped.cancelled()
+
+
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("kind", ["ranks", "actor"], indirect=True)
 def test_a_full_disk_is_named_where_the_writer_is_another_process(kind, tmp_path) -> None:
@@ -172,8 +182,9 @@ def test_an_actor_imports_torch_only_for_its_worker_and_is_named_when_it_is_kill
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=rf"worker \(process {pid}\) died \d+\.\d s into slow"):
         slow.result(PATIENCE)
-    with pytest.raises(WorkerDied, match="into note"):
-        handle.submit("note", 1).result(PATIENCE)
+    for submit in (handle.submit, handle.submit_background):  # later calls name the process too
+        with pytest.raises(WorkerDied, match=rf"\(process {pid}\) died .* into note"):
+            submit("note", 1).result(PATIENCE)
     handle.close()
 
 

@@ -146,6 +146,7 @@ class ActorHandle:
         options = {"max_restarts": 0, "max_task_retries": 0, **options}
         self._actor: Any = _actor_class().options(**options).remote()
         self._place: tuple[str, int] | None = None  # node and process, while known to be alive
+        self._process = "no process yet"  # kept after its death: several calls may report it
         self._silent = False  # True once a heartbeat was missing
         self._mailbox = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._background = ThreadPoolExecutor(1, thread_name_prefix=f"{name} background")
@@ -204,6 +205,7 @@ class ActorHandle:
         try:
             # Wait until a machine has room for the process, and its imports are done.
             self._place = ray.get(self._actor.beat.remote())
+            self._process = f"process {self._place[1]}"
         except RayActorError as error:
             raise self._died("its start", began, error) from None
         return self._place[0]
@@ -260,12 +262,11 @@ class ActorHandle:
         )
 
     def _died(self, what: str, began: float, error: RayActorError) -> WorkerDied:
-        where = f"process {self._place[1]}" if self._place else "no process yet"
         self._place = None
         reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
         seconds = time.monotonic() - began
         return WorkerDied(
-            f"{self.name} ({where}) died {seconds:.1f} s into {what}: {reason}", self.name
+            f"{self.name} ({self._process}) died {seconds:.1f} s into {what}: {reason}", self.name
         )
 
 

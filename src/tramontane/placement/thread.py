@@ -87,7 +87,9 @@ class _Calls:
         with _separate_stream(self._device) as synchronize:
             while (item := self._queue.get()) is not None:
                 future, call = item
-                if self._closing or not future.set_running_or_notify_cancel():
+                if self._closing:
+                    future.cancel()  # so that nobody waits for a dropped call
+                if not future.set_running_or_notify_cancel():
                     continue
                 # The future carries the error to the caller.
                 try:
