@@ -333,6 +333,7 @@ async def finish_after_a_kill(
     return done, left, tokens
 
 
+@pytest.mark.slow
 def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster, tmp_path):
     """They end under the newest weights (equal here), from the known tokens on."""
     from tramontane.placement.actors import StoredWeights
@@ -422,6 +423,7 @@ class DyingFetcher(CountingGenerator):
         super().fetch(version, weights)
 
 
+@pytest.mark.slow
 def test_a_generator_that_dies_in_a_fetch_is_replaced_and_fetches_the_same_weights(
     ray_cluster, tmp_path
 ):

@@ -142,6 +142,7 @@ def test_config_and_overrides(tmp_path):
         api.grading(None, ["pipeline.l_max=5"])  # an evaluation has no length penalty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
     (source := tmp_path / "in.jsonl").write_text(

@@ -198,6 +198,7 @@ def test_a_rank_that_is_killed_is_named_though_its_peers_fail_too(ray_cluster) -
     handle.close()
 
 
+@pytest.mark.slow
 def test_an_actor_that_gives_no_sign_of_life_is_lost_and_killed(ray_cluster, tmp_path) -> None:
     handle = actors(Worker, 1, heartbeat=2.0)
     pid = handle.submit("pid").result(PATIENCE)

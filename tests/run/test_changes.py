@@ -36,6 +36,7 @@ def train(config: Config | None = None, stop_after: int = 0, **keywords: Any) ->
     return tramontane.train(config, quiet=True, on_update=stop, report=False, **keywords)
 
 
+@pytest.mark.slow
 def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path) -> None:
     run = tmp_path / "run"
     trainer = {"learning_rate": 1e-3, "schedule": "linear", "microbatch_tokens": 2048}
@@ -90,6 +91,7 @@ def test_changes_take_effect_are_recorded_and_shown(tmp_path: Path) -> None:
     assert "Changed during the run" in page and "trainer.objective.magistral.eps_high" in page
 
 
+@pytest.mark.slow
 def test_a_run_without_updates_begins_again_with_any_change(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = cut_short(

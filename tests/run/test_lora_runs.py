@@ -26,6 +26,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.slow
 def test_run_trains_adapters_passes_the_gate_and_resumes(tmp_path: Path) -> None:
     config = small_config(
         tmp_path, trainer=ADAPTERS, pipeline={"max_staleness": 2}, checkpoint={"every": 2}

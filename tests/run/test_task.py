@@ -58,6 +58,7 @@ def test_rows_and_a_function_train_a_model(tmp_path):
         assert (row["verdict"] == "right") == (named == 1.0)
 
 
+@pytest.mark.slow
 def test_a_run_of_python_objects_goes_on_from_its_folder_alone(tmp_path):
     """The rows are in the folder; a function without an import path is in its config."""
     bonus = 0.25

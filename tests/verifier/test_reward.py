@@ -133,6 +133,7 @@ def test_code_responses_without_a_fence_never_raise(text):
 
 CASES = [{"input": f"{n}\n", "output": f"{n * n}\n"} for n in range(20)]
 SQUARE = Problem("sq", "code", "Square.", tests={"type": "stdio", "cases": CASES}, language="en")
+SLEEPING = "import time\nn = int(input())\nif n in {tests}: time.sleep(99)\nprint(n * n)"
 FRACTION = VerifierConfig(
     allow_unsandboxed=True, code_timeout_s=1.0, reward=RewardConfig(code="fraction")
 )
@@ -144,9 +145,9 @@ FRACTION = VerifierConfig(
         ("print(int(input()) ** 2)", 20),
         ("n = int(input()); print(n * n if n != 4 else 0)", 19),
         ("n = int(input()); print(n * n if n % 2 else 1 / 0)", 10),
-        ("import time\nn = int(input())\nif n in (5, 6): time.sleep(99)\nprint(n * n)", 18),
+        pytest.param(SLEEPING.format(tests=(5, 6)), 18, marks=pytest.mark.slow),
         # After the third test that times out no more are run: tests 9 to 20 would pass.
-        ("import time\nn = int(input())\nif n in (5, 6, 7): time.sleep(99)\nprint(n * n)", 5),
+        pytest.param(SLEEPING.format(tests=(5, 6, 7)), 5, marks=pytest.mark.slow),
         ("syntax error", 0),
     ],
 )

@@ -466,6 +466,7 @@ def rows(name, step):
         return [json.loads(line) for line in lines][::step]
 
 
+@pytest.mark.slow
 @needs_data
 def test_programs_that_return_a_constant_are_wrong():
     for row in rows("humaneval_python.jsonl.gz", 16):
