@@ -364,6 +364,7 @@ def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster,
     asyncio.run(use())
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_when_its_generator_is_killed(ray_cluster, tmp_path):
     """Beside training, whose requests continue as well; each reader gets its own completions."""
     config = small_config(tmp_path, placement={"kind": "ray"})

@@ -80,7 +80,7 @@ def assert_same(got, expected):
         )
 
 
-@pytest.mark.parametrize("kinds", ["plain", "mixed"])
+@pytest.mark.parametrize("kinds", ["plain", pytest.param("mixed", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replays_draw_what_lanes_draw(family, kinds):
     requests = make_requests(6, 5, seed=3, tokens=(1, 70))
@@ -146,6 +146,7 @@ def test_new_weights_reach_recorded_steps(kv_cache):
     assert any(v[0] == 7 for v in spans)
 
 
+@pytest.mark.slow
 def test_interrupted_requests_and_cleared_engines():
     """Pending requests continue in lanes or in another arena; a cleared engine starts anew."""
     requests = make_requests(4, 4, seed=11, tokens=(10, 60))

@@ -17,6 +17,8 @@ from tramontane.models.weight_files import INDEX
 from tramontane.trainer import sharding
 from tramontane.trainer.trainer import Trainer
 
+pytestmark = pytest.mark.slow  # its ranks are processes of their own
+
 SIZES = {
     "vocab_size": VOCAB,  # not divisible by the number of ranks
     "hidden_size": 32,

@@ -93,6 +93,7 @@ def test_each_part_is_recorded_under_its_name_and_added(pool):
     assert set(malformed.parts) == set(right.parts)
 
 
+@pytest.mark.slow
 def test_a_failed_reward_makes_its_completion_unscorable_and_no_other(pool):
     words = ["ok", "raise", "hang", "two", "nan", "none", "exit", "memory", "str", "print", "fork"]
     verdicts = pool.score(SUM, [(response(w), 10) for w in words]).result(timeout=300)

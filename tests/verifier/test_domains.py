@@ -170,6 +170,7 @@ def test_the_maths_verifier_under_another_format():
     assert graded(problem, "Answer: 2", config).verdict == "wrong"
 
 
+@pytest.mark.slow
 def test_a_failing_verifier_makes_its_completion_unscorable_and_no_other():
     config = domains(chess={"verifier": "move", "format": {"regex": r"\w+"}})
     words = ["Ke2", "raise", "hang", "exit", "memory", "much", "nothing", "e4"]

@@ -111,6 +111,7 @@ def test_verdicts_come_in_order(pool):
     assert after.busy_seconds > before.busy_seconds
 
 
+@pytest.mark.slow
 def test_a_completion_that_hangs_is_named_and_its_process_killed(folder):
     hangs = Hangs(folder)
     with VerifierPool(config(timeout_s=3), 256, 32) as pool:
@@ -162,6 +163,7 @@ def test_a_worker_killed_while_idle_is_replaced(pool):
     assert outcomes(pool.score(SUM, [response(5), response(6)])) == ["right", "wrong"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_stops_reading_is_replaced(monkeypatch):
     """The group is larger than a socket's buffer: the pool waits for it to be read."""
     monkeypatch.setattr("tramontane.verifier.pool.TRANSFER_SECONDS", 1)
