@@ -124,6 +124,8 @@ def curate(
 ) -> CurateResult:
     """Turn raw problem sets into a set worth training on; see `curation.pipeline.curate`.
 
+    Seven parameters: those of `tramontane curate`, and a callback.
+
     Args:
         config: a `CurateConfig` or the path of one; None means the defaults.
         overrides: `key.sub=value` texts laid over it.
