@@ -66,7 +66,13 @@ def check_fences(text: str) -> None:
         assert position <= start < end <= len(text)
         assert start == 0 or text[start - 1] in "\r\n", "a fence begins within a line"
         assert re.match(r" {0,3}(```|~~~)", text[start:end])
-        assert body in text[start:end] and not re.search(r"\s", tag)
+        assert not re.search(r"\s", tag)
+        # The block without its first and last line, and without the fence's indentation.
+        written = re.split("[\r\n]", re.sub(r"\A[^\r\n]*(\r\n?|\n)", "", text[start:end]))
+        kept = re.split("[\r\n]", body)[:-1]
+        for line, without in zip(written[: len(kept)], kept, strict=True):
+            indentation = line.removesuffix(without)
+            assert line.endswith(without) and re.fullmatch(" {0,3}", indentation)
         position = end
 
 

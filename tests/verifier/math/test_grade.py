@@ -47,6 +47,8 @@ HOSTILE = [
     "\\" * 999,
     "$" * 999,
     r"\text{" * 100,
+    "=",
+    "a = ==",
 ]
 
 
@@ -61,17 +63,20 @@ def test_wrong(reference, prediction):
 
 
 @pytest.mark.parametrize("prediction", HOSTILE, ids=lambda p: p[:20].encode().hex())
-@pytest.mark.parametrize("reference", ["5", "x+1"])
+@pytest.mark.parametrize("reference", ["5", "x+1", "x = 5"])
 def test_hostile_answers_are_wrong_and_quick(reference, prediction):
     with processor.at_most(3, prediction):
         assert judge_answer(prediction, reference).outcome == "wrong"
 
 
 def test_unusable_references_are_unscorable():
-    for reference in (None, "", "  ", r"\frac{5}{", "9^{9^{9^9}}", "1" * 2000):
-        judgement = judge_answer("x+1", reference)
-        assert judgement.outcome == "unscorable", reference
-        assert judgement.reason
+    for reference in (None, "", "  ", r"\frac{5}{", "9^{9^{9^9}}", "1" * 2000, "=", "170!!"):
+        for prediction in ("x+1", "x = 5", "a = ==", "x < 3", r"\{1, 2\}"):
+            judgement = judge_answer(prediction, reference)
+            assert judgement.outcome != "right"
+            if prediction == "x+1":
+                assert judgement.outcome == "unscorable", reference
+            assert judgement.reason
     assert judge_answer("Any text", "any text").outcome == "right"
 
 

@@ -192,8 +192,10 @@ def values(gold: str, pred: str) -> tuple[str, str]:
     if len(g) > 1 or len(p) > 1 or _has_relation(gold) or _has_relation(pred):
         return gold, pred
     of_gold, of_pred = _members(gold), _members(pred)
+    if not of_gold or not of_pred:  # nothing but signs of equality
+        return gold, pred
     if len(of_gold) == 1:
-        return gold, of_pred[-1] if of_pred else pred
+        return gold, of_pred[-1]
     if not is_name(of_gold[0]):
         return gold, pred
     if len(of_pred) == 1 or _same_name(of_gold[0], of_pred[0]):

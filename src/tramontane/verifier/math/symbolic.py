@@ -41,12 +41,12 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
     try:
         if any(_same_scaled(gold_parsed, pred_parsed, *scale) for scale in scales):
             return True
+        return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred)
     except values.TooLarge as error:
         if not _is_bounded(gold_parsed):
             reason = "the reference cannot be judged: its value is too large"
             raise Unscorable(reason) from error
         raise Refused("the value is too large") from error
-    return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred)
 
 
 def _same_scaled(gold: Any, pred: Any, gold_scale: int, pred_scale: int) -> bool:
