@@ -31,10 +31,11 @@ FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `1
 MAX_ROUNDED_BITS = 100  # magnitude, up and down, of constants that may be rounded
 ROUNDED_PLACES = 15
 MAX_ARGUMENT = 10**6  # limit for functions that are costly at large arguments
+MAX_GAMMA_DIGITS = 300  # precision above which factorials between integers take mpmath seconds
 
 
 class TooLarge(Exception):
-    """A value is past MAX_MAGNITUDE, or the evaluation takes too many steps."""
+    """A value is past the bounds above, or the evaluation takes too many steps."""
 
 
 class NoValue(Exception):
@@ -52,6 +53,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceiling": mpmath.ceil,
     "conjugate": mpmath.conj,
 }
+_GAMMAS = (mpmath.binomial, mpmath.factorial, mpmath.gamma)
 _INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
 _IMAGINARY_UNIT = {"i", "I"}
 _ROUNDING = (sympy.floor, sympy.ceiling)
@@ -143,6 +145,9 @@ class _Evaluation:
     def _call(self, function: Callable[..., Any], values: list[Any]) -> Any:
         cheap = function in (mpmath.fabs, mpmath.re, mpmath.im)
         if not cheap and any(mpmath.isinf(v) or abs(v) > MAX_ARGUMENT for v in values):
+            raise TooLarge
+        between_integers = function in _GAMMAS and not all(map(mpmath.isint, values))
+        if between_integers and mpmath.mp.dps > MAX_GAMMA_DIGITS:
             raise TooLarge
         try:
             return function(*values)
