@@ -60,6 +60,9 @@ def check_boxes(text: str) -> None:
         assert last_box(f"{text} and so on") == last
 
 
+LINE = r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+\Z"
+
+
 def check_fences(text: str) -> None:
     position = 0
     for tag, body, start, end in fences(text):
@@ -67,12 +70,11 @@ def check_fences(text: str) -> None:
         assert start == 0 or text[start - 1] in "\r\n", "a fence begins within a line"
         assert re.match(r" {0,3}(```|~~~)", text[start:end])
         assert not re.search(r"\s", tag)
-        # The block without its first and last line, and without the fence's indentation.
-        written = re.split("[\r\n]", re.sub(r"\A[^\r\n]*(\r\n?|\n)", "", text[start:end]))
-        kept = re.split("[\r\n]", body)[:-1]
-        for line, without in zip(written[: len(kept)], kept, strict=True):
-            indentation = line.removesuffix(without)
-            assert line.endswith(without) and re.fullmatch(" {0,3}", indentation)
+        # The body is what lies between the first and the last line, less the fence's indentation.
+        between = re.findall(LINE, text[start:end])[1:-1]
+        for line, in_body in zip(between, re.findall(LINE, body), strict=True):
+            indentation = line.removesuffix(in_body)
+            assert line.endswith(in_body) and re.fullmatch(" {0,3}", indentation)
         position = end
 
 
