@@ -1,6 +1,7 @@
 """Whole runs of unusual shapes: several ranks, recomputed caches, other data, measurements midway,
 and what `tramontane.train` returns."""
 
+import io
 import json
 import logging
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +22,7 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model
 from tramontane.placement.handle import WorkerDied
+from tramontane.run.display import LiveDisplay
 from tramontane.run.folder import RunFolder, read_log
 from tramontane.run.prepare import prepare
 from tramontane.run.screen import QuietScreen
@@ -62,6 +65,29 @@ def test_recomputed_caches_and_a_measurement_midway(tmp_path: Path) -> None:
     seen = {row["problem"] for row in rollouts(tmp_path)}
     held = [json.loads(x) for x in (tmp_path / "evaluation_before.jsonl").read_text().splitlines()]
     assert not seen & {row["problem"] for row in held}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_measured_after_training_only(tmp_path: Path) -> None:
+    also = {"sums": {"source": "playground:", "problems": 4}}
+    config = small_config(
+        tmp_path,
+        data={"eval": "playground:"},
+        pipeline={"updates": 1, "n_batch": 16, "n_async": 32},
+        evaluation={"problems": 8, "samples": 2, "before": False, "also": also},
+    )
+    screen = io.StringIO()
+    result = train(config, LiveDisplay(Console(file=screen, width=100)), report=True)
+    lines = list(read_log(tmp_path / "evaluations.jsonl"))
+    assert [(x["when"], x["set"]) for x in lines] == [("after", "held_out"), ("after", "sums")]
+    assert result.pass_at_1.before is None and result.pass_at_1.after is not None
+    after = result.pass_at_1.after
+    assert result.summary["pass_at_1"] == {"after": after.to_dict()}
+    assert "base" not in result.summary
+    assert result.summary["rl"]["sums"] == lines[1]["pass_at_1"]
+    assert f"pass@1: – → {after.value:.3f}" in screen.getvalue()
+    assert f"pass@1, sums: – → {lines[1]['pass_at_1']['value']:.3f}" in screen.getvalue()
+    assert f"{after.value:.3f}" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -51,6 +51,8 @@ class EvaluationConfig(Section):
     problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)
     """Seed of the problems that a generated source is measured on. null: `seed`. With a number,
     runs with other seeds are measured on the same problems."""
+    before: bool = True
+    """Measure before training too. Runs that all start from one model need it only once."""
     every: int = Field(0, ge=0)
     """Updates between two measurements. 0: only before and after the run."""
     also: Annotated[dict[str, EvaluationSetConfig], _COMPARABLE] = Field(default_factory=dict)

@@ -390,8 +390,8 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
     passed = summary.get("pass_at_1") or {}
     rows = [_estimates("pass@1", passed.get("before"), passed.get("after"))]
     first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
-    for name in first.keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
-        rows.append(_estimates(f"pass@1, {name}", first[name], last.get(name)))
+    for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
+        rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
     for name, key, show in _MEASURES:
         measure = summary.get(key) or {}
         before, after = measure.get("before"), measure.get("after")

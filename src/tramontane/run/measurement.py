@@ -25,7 +25,7 @@ async def measure(
     session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
 ) -> dict[str, EvaluationResult]:
     """Evaluate the weights that the generators hold; the results by name of the set, empty if the
-    config names none.
+    config asks for none.
 
     The requests share the generators with whatever training has in flight. All tokens must come
     from weights `version`, so the caller keeps new weights away until the end. A generator that is
@@ -58,6 +58,8 @@ async def measure(
 
 def sets_of(session: Session, when: str) -> list[str]:
     """Names of the sets that a measurement uses."""
+    if when in ("base", "before") and not session.config.evaluation.before:
+        return []
     sets = session.prepared.sets
     return [name for name in sets if when in ENDS or name == HELD_OUT]
 

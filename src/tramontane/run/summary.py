@@ -71,7 +71,8 @@ def summarize_run(
 
     summary = _models(measured)
     if HELD_OUT in measured["after"]:
-        pairs = {when: measured[when][HELD_OUT] for when in ("before", "after")}
+        ends = ("before", "after")
+        pairs = {when: measured[when][HELD_OUT] for when in ends if measured[when]}
         summary["pass_at_1"] = {k: r.pass_at_1.to_dict() for k, r in pairs.items()}
         for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
@@ -106,7 +107,7 @@ def summarize_run(
 
 
 def _models(measured: Measured) -> dict[str, Any]:
-    """Figures of each model of the run: `base`, `sft` (after a cold start) and `rl`.
+    """Figures of each model of the run that was measured: `base`, `sft` (after a cold start), `rl`.
 
     Each has `pass_at_1` and `format_rate` on the held-out problems, and pass@1 on every further
     set under the set's name.
@@ -116,6 +117,8 @@ def _models(measured: Measured) -> dict[str, Any]:
         names["before"] = "base"
     models: dict[str, Any] = {}
     for when, results in measured.items():
+        if not results:
+            continue
         figures = models[names[when]] = {}
         for name, result in results.items():
             if name == HELD_OUT:
