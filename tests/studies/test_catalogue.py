@@ -1,11 +1,14 @@
 """The whole catalogue: its plan, its page, and its smoke test."""
 
+import json
 import re
+import shutil
 
 import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
+from tests.paths import ROOT
 from tests.studies.test_studies import WALKS
 from tramontane.cli import app
 from tramontane.errors import InputError
@@ -52,6 +55,56 @@ def test_the_page_says_what_has_not_been_run(tmp_path):
     # Each row of the table leads to the heading of its study.
     headings = {slugify(heading, "-") for heading in re.findall("^## (.*)$", text, re.M)}
     assert set(re.findall(r"\(#(.*?)\)", text)) <= headings
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A copy of the page that is shipped, and of its data."""
+    copied = tmp_path / "docs/reproduction.md"
+    shutil.copytree(ROOT / "docs/reproduction", copied.with_suffix(""))
+    return copied
+
+
+def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
+    results = write_report(tmp_path / "studies", page)
+    shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
+    assert results.keys() == shipped and "byol-linear" in shipped
+    assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
+    for file in (ROOT / "docs/reproduction").iterdir():
+        assert (page.with_suffix("") / file.name).read_bytes() == file.read_bytes()
+
+
+def test_results_of_other_arms_leave_the_page(page, tmp_path):
+    file = page.with_suffix("") / "byol-linear.json"
+    found = json.loads(file.read_text())
+    next(iter(found["study"]["arms"].values()))["steps"] = 1
+    file.write_text(json.dumps(found))
+    assert "byol-linear" not in write_report(tmp_path / "studies", page)
+    assert not list(page.with_suffix("").glob("byol-linear*"))
+    assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
+    recorded = json.loads((page.with_suffix("") / "byol-linear.json").read_text())
+    assert recorded["seeds"] == 3
+    study = load_study("byol-linear")
+    for arm in study.arms:
+        for seed in range(seeds):
+            folder = tmp_path / "studies/byol-linear" / arm / f"seed_{seed}"
+            folder.mkdir(parents=True)
+            measures = dict.fromkeys(study.measures, 0.25 + seed)
+            folder.joinpath("summary.json").write_text(
+                json.dumps({"measures": measures, "minutes": 1})
+            )
+            row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
+            folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    result = write_report(tmp_path / "studies", page)["byol-linear"]
+    assert result.seeds == 3
+    measured = [0.25, 1.25, 2.25] if seeds == 3 else None
+    for name, arms in result.values.items():
+        for arm, values in arms.items():
+            assert values == (measured or recorded["values"][name][arm])
 
 
 def test_a_claim_may_compare_an_arm_with_a_number():

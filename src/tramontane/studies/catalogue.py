@@ -22,6 +22,7 @@ from tramontane.studies.page import (
     judge_runs,
     plain,
     plots,
+    recorded_result,
     size_of,
     write_page,
 )
@@ -33,10 +34,10 @@ from tramontane.studies.runner import (
     run_study,
     share_of,
 )
-from tramontane.studies.study import Claim, StudySet, load_study, names_in
+from tramontane.studies.study import Claim, Study, StudySet, load_study, names_in
 from tramontane.studies.verdicts import Verdict
 
-PLOTS_SHOWN = 2  # of each study: its arms, and the first curve
+PLOTS_SHOWN = 2  # of each study
 OnFinished = Callable[[str, str, int, int], None]  # study, run, runs finished, runs in all
 
 
@@ -127,6 +128,8 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     """Write the page of all claims from what is finished, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_PLOT.svg`.
+    A study whose data are there already, of as many seeds or more, keeps them: the runs may have
+    been made elsewhere, a few studies at a time. Data of arms that have changed since are removed.
 
     Args:
         out: folder of the studies.
@@ -137,28 +140,25 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     """
     data = page.with_suffix("")
     data.mkdir(parents=True, exist_ok=True)
-    for old in [*data.glob("*.svg"), *data.glob("*.json")]:
-        old.unlink()
     entries, results = [], {}
     for name in names_in(None):
         study = load_study(name)
-        seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
-        runs = finished_runs(study, out / name, seeds)
         entry: dict[str, Any] = {"name": name, "study": study, "result": None}
-        if any(runs.values()):
-            result = results[name] = judge_runs(study, runs)
-            shown = dict(list(plots(study, runs, result).items())[:PLOTS_SHOWN])
-            for plot, figure in shown.items():
-                save(figure, data / f"{name}_{plot}.svg")
-            text = json.dumps(plain(study, result), indent=1)
-            (data / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        if result := _published(name, study, out, data):
+            results[name] = result
             entry |= {
                 "result": result,
                 "size": size_of(study, result),
                 "table": arms_table(study, result),
-                "plots": [f"{data.name}/{name}_{plot}.svg" for plot in shown],
+                "plots": [f"{data.name}/{name}_{plot}.svg" for plot in _plots_shown(study)],
             }
         entries.append(entry)
+    kept = {f"{name}.json" for name in results} | {
+        Path(plot).name for entry in entries for plot in entry.get("plots", [])
+    }
+    for old in [*data.glob("*.svg"), *data.glob("*.json")]:
+        if old.name not in kept:
+            old.unlink()
     source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(difference=_difference, smallest=_smallest, slug=_slug)
@@ -174,6 +174,29 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     )
     page.write_text(text, encoding="utf-8")
     return results
+
+
+def _published(name: str, study: Study, out: Path, data: Path) -> Result | None:
+    """The result of a study in the page's folder `data`, brought up to date with its runs."""
+    file = data / f"{name}.json"
+    recorded = recorded_result(study, file)
+    seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
+    runs = finished_runs(study, out / name, seeds)
+    if not any(runs.values()):
+        return recorded
+    result = judge_runs(study, runs)
+    if recorded and recorded.seeds > result.seeds:
+        return recorded
+    figures = plots(study, runs, result)
+    for plot in _plots_shown(study):
+        save(figures[plot], data / f"{name}_{plot}.svg")
+    file.write_text(json.dumps(plain(study, result), indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def _plots_shown(study: Study) -> list[str]:
+    """Names of the plots on the page: the arms, and the first curve."""
+    return ["arms", *study.plots][:PLOTS_SHOWN]
 
 
 def further_claims() -> list[FurtherClaim]:

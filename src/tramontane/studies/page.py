@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,42 @@ def judge_runs(study: Study, runs: Mapping[str, Sequence[FinishedRun]]) -> Resul
         name: {arm: [measure.value(run) for run in found] for arm, found in runs.items()}
         for name, measure in study.shown.items()
     }
-    verdicts = [
+    every = [run for found in runs.values() for run in found]
+    lines = [len(run.updates) for run in every]
+    return Result(
+        seeds=len(next(iter(runs.values()))),
+        lines=(min(lines), max(lines)),
+        minutes=sum(run.summary["minutes"] for run in every),
+        values=values,
+        verdicts=_verdicts(study, values),
+    )
+
+
+def recorded_result(study: Study, file: Path) -> Result | None:
+    """The result that was written to a file as `plain` gives it, by the study's claims of today.
+
+    None without the file, or if its arms had other keys or lack a measure.
+    """
+    if not file.is_file():
+        return None
+    found = json.loads(file.read_text("utf-8"))
+    today, then = json.loads(json.dumps(study.model_dump())), found["study"]
+    same = all(then.get(key) == today[key] for key in ("base", "arms", "trajectories", "runner"))
+    if not same or study.shown.keys() - found["values"].keys():
+        return None
+    return Result(
+        seeds=found["seeds"],
+        lines=tuple(found["lines"]),
+        minutes=found["minutes"],
+        values=found["values"],
+        verdicts=_verdicts(study, found["values"]),
+    )
+
+
+def _verdicts(
+    study: Study, values: dict[str, dict[str, list[float]]]
+) -> list[tuple[Claim, Verdict]]:
+    return [
         (
             claim,
             judge(
@@ -72,15 +108,6 @@ def judge_runs(study: Study, runs: Mapping[str, Sequence[FinishedRun]]) -> Resul
         )
         for claim in study.claims
     ]
-    every = [run for found in runs.values() for run in found]
-    lines = [len(run.updates) for run in every]
-    return Result(
-        seeds=len(next(iter(runs.values()))),
-        lines=(min(lines), max(lines)),
-        minutes=sum(run.summary["minutes"] for run in every),
-        values=values,
-        verdicts=verdicts,
-    )
 
 
 def write_page(plan: Plan) -> Result:
