@@ -32,6 +32,13 @@ def test_every_arm_is_a_valid_config_that_differs(name, share, tmp_path):
     assert max(trained) <= 1.5 * min(trained)
 
 
+@pytest.mark.parametrize(("name", "measured"), [("kv_cache", False), ("dro_single", True)])
+def test_the_base_is_measured_where_a_figure_compares_to_it(name, measured, tmp_path):
+    plan = Plan(load_study(name), tmp_path, seeds=1)
+    for arm, seed, folder in plan.runs():
+        assert plan.arm_config(arm, seed, folder).evaluation.before is measured
+
+
 def test_a_budget_makes_fewer_updates(tmp_path):
     study = load_study("kv_cache")
     plan = Plan(study, tmp_path, 3, share_of([study], 6.0, 3))

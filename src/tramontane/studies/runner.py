@@ -87,6 +87,8 @@ class Plan:
             made = {"trajectories": str(self.trajectories)}
             changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
         changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
+        # All runs start from the same model: they measure it only where a figure compares to it.
+        changes |= {"evaluation.before": "gain" in self.study.shown}
         return self._config(changes, f"arm {arm!r}")
 
     def trajectories_config(self) -> Config:
@@ -96,6 +98,7 @@ class Plan:
             InputError: the base cannot be read, or a key is invalid.
         """
         changes = {**self.study.trajectories, "run_dir": str(self.trajectories)}
+        changes |= {"evaluation.before": False}
         return self._config(changes, "trajectories")
 
     def _config(self, changes: dict[str, Any], where: str) -> Config:
