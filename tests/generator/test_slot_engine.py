@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.generator.slot_models import (
     EOS,
@@ -23,6 +25,7 @@ from tests.generator.slot_models import (
 from tramontane.errors import InputError
 from tramontane.generator import cache
 from tramontane.generator.engine import SlotEngine
+from tramontane.models.packing import recurring
 from tramontane.types import Growth, Request, SamplingParams
 
 
@@ -104,6 +107,37 @@ def test_bfloat16_logprobs(family):
     assert error.mean() < 0.05
     assert error.max() < 0.6
     assert error.mean() < 1.3 * yardstick.mean()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_shapes_come_again_and_filler_changes_nothing(family):
+    model = make_model(family, dtype=torch.bfloat16)
+    exact = twin(model).float()
+    seen = []
+    model.model.layers[1].mlp.register_forward_hook(
+        lambda module, inputs, output: seen.append(inputs[0][..., 0].numel())
+    )
+    engine = SlotEngine(model, slots=40, max_len=100)
+    seen.clear()
+    engine.submit(make_requests(6, 7, seed=5, lengths=(5, 40), tokens=(20, 60)))
+    errors, live = [], set()
+    while engine.pending():
+        live.add(min(40, len(engine.pending())))
+        for c in engine.step():
+            truth = chosen(reference_logprobs(exact, c.prompt_ids, c.token_ids), c.token_ids)
+            errors.append((torch.tensor(c.logprobs) - truth).abs())
+    assert torch.cat(errors).mean() < 0.05 and torch.cat(errors).max() < 0.6
+    assert {recurring(n, 8) for n in seen} == set(seen)
+    assert {n for n in live if recurring(n, 8) != n}  # steps that needed filler
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 8, 32]))
+def test_sizes_that_come_again(n, per_octave):
+    size = recurring(n, per_octave)
+    assert n <= size <= n * (1 + 1 / per_octave)
+    assert recurring(size, per_octave) == size
+    octave = range(1 << 9, 1 << 10)
+    assert len({recurring(m, per_octave) for m in octave}) <= 2 * per_octave
 
 
 def test_request_does_not_depend_on_its_neighbours():

@@ -44,7 +44,7 @@ def slot_attention(
 
     Args:
         module: the attention layer.
-        query: [B, Hq, 1, d].
+        query: [B, Hq, 1, d]; rows after those of the step are filler, whose output is 0.
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
         value: [B, Hkv, 1, dv], already written to the same cache.
         attention_mask: unused: the step decides which positions are visible.
@@ -81,6 +81,8 @@ def slot_attention(
         assert prefix_log_sum is not None
         share = torch.sigmoid(prefix_log_sum[decode.members] - log_sum)[:, :, None]
         out = torch.lerp(out, prefix_out[decode.members], share.to(out.dtype))
+    if filler := len(query) - len(out):
+        out = F.pad(out, (0, 0, 0, 0, 0, filler))
     return out[:, None], None
 
 

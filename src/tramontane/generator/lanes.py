@@ -105,9 +105,10 @@ class Layout:
         return sum(planes * heads * d for planes, heads, d in self.shapes) * self.dtype.itemsize
 
     def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
-        """The recorded keys and values of each sequence, given the sequences' `lengths`."""
+        """The recorded keys and values of each sequence, given the sequences' `lengths`; what comes
+        after them is filler."""
         stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._stacks]
-        parts = [stack.split(list(lengths), dim=2) for stack in stacks]
+        parts = [s.narrow(2, 0, sum(lengths)).split(list(lengths), dim=2) for s in stacks]
         return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from tramontane.config import TrainerConfig
 from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
-from tramontane.models.packing import Packed, pack
+from tramontane.models.packing import Packed, pack, recurring
 from tramontane.trainer import kl, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
@@ -95,24 +95,16 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
                 keep += range(end, end + len(inputs))
                 end += len(inputs)
     if device.type == "cpu":
-        # CPU kernels are built per shape. Building them took a tenth of a step when every row had a
-        # length of its own.
-        if filler := _rounded(end) - end:
+        if filler := recurring(end) - end:
             parts.append([0] * filler)
             continues.append(None)
-        keep += [0] * (_rounded(len(keep)) - len(keep))
+        keep += [0] * (recurring(len(keep)) - len(keep))
     return PackedRow(
         packed=pack(parts, device, continues),
         keep=torch.tensor(keep, device=device),
         targets=torch.tensor([t for s in sequences for t in s.token_ids], device=device),
         lengths=[len(s.token_ids) for s in sequences],
     )
-
-
-def _rounded(n: int) -> int:
-    """Round up to one of 32 to 64 lengths per octave, which adds 1 to 2 %."""
-    step = 1 << max(0, n.bit_length() - 6)
-    return -(-n // step) * step
 
 
 @dataclass(frozen=True)
