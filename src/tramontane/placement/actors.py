@@ -50,6 +50,7 @@ from tramontane.placement.ranks import (
 from tramontane.placement.transfer import collect, send
 
 CONNECT_SECONDS = 10.0
+EXIT_SECONDS = 2.0  # limit for a process to exit that Ray has asked to
 
 
 class StoredWeights(Weights):
@@ -187,10 +188,11 @@ class ActorHandle:
         ray.kill(self._actor)
         if self._place is None:
             return
-        # Ray asks the process to exit, and a stopped process cannot react.
+        # Ray asks the process to exit, and a stopped process cannot react. If it is killed while it
+        # exits, Ray prints that it crashed.
         node, process = self._place
         if node == ray.get_runtime_context().get_node_id():
-            _kill(process)
+            _kill(process, patience=0 if self._silent else EXIT_SECONDS)
         elif self._silent:
             there = NodeAffinitySchedulingStrategy(node, soft=False)
             task: Any = ray.remote(_kill)
@@ -452,8 +454,13 @@ def _in_bundle(group: PlacementGroup | None, number: int) -> dict[str, Any]:
     return {"scheduling_strategy": strategy}
 
 
-def _kill(process: int) -> None:
+def _kill(process: int, patience: float = 0.0) -> None:
+    """Kill a process that has not ended by itself within `patience` seconds."""
+    deadline = time.monotonic() + patience
     with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(process, 0)
+            time.sleep(0.01)
         os.kill(process, signal.SIGKILL)
 
 
