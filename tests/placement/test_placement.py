@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -196,6 +198,18 @@ def test_a_rank_that_is_killed_is_named_though_its_peers_fail_too(ray_cluster) -
     with pytest.raises(WorkerDied, match=rf"worker rank 1 \(process {dead}\) died"):
         late.result(PATIENCE)
     handle.close()
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(0.2, 7), (600.0, -signal.SIGKILL)])
+def test_a_process_is_killed_only_if_it_does_not_exit(seconds, code) -> None:
+    """Ray would report a worker that is killed while it exits as crashed."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    from tramontane.placement.actors import _kill
+
+    program = f"import sys, time; time.sleep({seconds}); sys.exit(7)"
+    process = subprocess.Popen([sys.executable, "-c", program])
+    _kill(process.pid, patience=2.0)
+    assert process.wait(PATIENCE) == code
 
 
 @pytest.mark.slow
