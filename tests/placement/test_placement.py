@@ -200,15 +200,17 @@ def test_a_rank_that_is_killed_is_named_though_its_peers_fail_too(ray_cluster) -
     handle.close()
 
 
-@pytest.mark.parametrize(("seconds", "code"), [(0.2, 7), (600.0, -signal.SIGKILL)])
-def test_a_process_is_killed_only_if_it_does_not_exit(seconds, code) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "patience", "code"), [(0.1, 10.0, 7), (600.0, 0.1, -signal.SIGKILL)]
+)
+def test_a_process_is_killed_only_if_it_does_not_exit(seconds, patience, code) -> None:
     """Ray would report a worker that is killed while it exits as crashed."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
     from tramontane.placement.actors import _kill
 
     program = f"import sys, time; time.sleep({seconds}); sys.exit(7)"
     process = subprocess.Popen([sys.executable, "-c", program])
-    _kill(process.pid, patience=2.0)
+    _kill(process.pid, patience)
     assert process.wait(PATIENCE) == code
 
 
