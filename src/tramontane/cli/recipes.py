@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tramontane import api
 from tramontane.cli.terminal import Overrides, app, console, escape
-from tramontane.cli.training import DryRun, Gpu, ModelShape, print_sizes
+from tramontane.cli.training import Gpu, ModelShape, print_sizes
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def recipe(
     name: Annotated[str, typer.Argument(help="medium (RL in stages) or small (SFT, then RL)")],
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
     overrides: Overrides = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the steps and the sizes of the RL, and stop.")
+    ] = False,
     gpu: Gpu = None,
     model_shape: ModelShape = None,
 ) -> None:
