@@ -128,8 +128,8 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     """Write the page of all claims from what is finished, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_PLOT.svg`.
-    A study whose data are there already, of as many seeds or more, keeps them: the runs may have
-    been made elsewhere, a few studies at a time. Data of arms that have changed since are removed.
+    A study whose data are there already, of more seeds than the runs in `out`, keeps them: its runs
+    may have been made elsewhere. Data of arms that have changed since are removed.
 
     Args:
         out: folder of the studies.
