@@ -345,6 +345,8 @@ class BatchSettings:
         n_minibatch: completions per optimizer step.
         options: the objective's section of the config, which a stage may change; None: that of
             the trainer's own config.
+        repeatable: the same batches give the same bits; False: threads of a trainer share its work
+            as they become free.
     """
 
     stage: str
@@ -352,6 +354,7 @@ class BatchSettings:
     l_max: int
     n_minibatch: int
     options: Any = None
+    repeatable: bool = True
 
 
 @dataclass

@@ -51,8 +51,9 @@ class TrainerConfig(Section):
     """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
     threads: int = Field(1, ge=1)
     """CPU threads that compute microbatches side by side, each with gradients of its own (4 bytes
-    per parameter). More than one is faster if generators leave cores free; take small
-    microbatches. Above 1, `device` must be cpu and `ranks` 1."""
+    per parameter). Those after the first use what generators leave of the cores (on Linux; else
+    they share the cores with them); take small microbatches. Above 1, `device` must be cpu and
+    `ranks` 1."""
     ranks: int = Field(1, ge=1)
     """Number of trainer processes, at most `pipeline.n_minibatch`. Above 1, FSDP2 shards weights,
     gradients and moments over them."""

@@ -65,6 +65,7 @@ class Stages:
             l_max=sizes.l_max,
             n_minibatch=sizes.minibatch,
             options=self.config.trainer.objective.options,
+            repeatable=sizes.max_staleness == 0,
         )
 
     @property

@@ -1,22 +1,28 @@
 """Microbatches computed side by side on a CPU, a thread each.
 
 Each thread has a *replica*: a model that shares the weights and has gradients of its own. So no
-thread waits for another before the end of a minibatch, unlike threads inside a matrix product, and
-a core that generators leave free is used. A microbatch's replica and the order of all sums are
-fixed, so the same batch gives the same bits.
+thread waits for another before the end of a minibatch, unlike threads inside a matrix product. All
+threads but the first compute at the lowest priority, so that they use a core while a generator
+leaves it free, and slow no generator that has work.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from tramontane.trainer import precision
+
+LOWEST_PRIORITY = 19  # a nice value: 1.5 % of a core that another thread wants
 
 T = TypeVar("T")
 
@@ -44,24 +50,38 @@ class Replicas:
         self._threads: ThreadPoolExecutor | None = None
         if count > 1:
             torch.set_num_threads(1)  # in each thread: the replicas use the cores
-            self._threads = ThreadPoolExecutor(
-                count, "replica", initializer=torch.set_num_threads, initargs=(1,)
-            )
+            self._threads = ThreadPoolExecutor(count - 1, "replica", initializer=_start_thread)
 
-    def map(self, compute: Callable[[PreTrainedModel, int], T], count: int) -> list[T]:
+    def map(
+        self, compute: Callable[[PreTrainedModel, int], T], count: int, *, repeatable: bool
+    ) -> list[T]:
         """Return `compute(replica, index)` for each index below `count`.
 
-        Replica r takes the indices r, r + replicas, …, one after the other.
+        Args:
+            compute: called once for each index, by one thread at a time for each replica.
+            count: number of calls.
+            repeatable: replica r takes the indices r, r + replicas, …, one after the other. So the
+                order of all sums is fixed, and the same batch gives the same bits. Otherwise each
+                replica takes the next index as it becomes free.
         """
+        found: dict[int, T] = {}
+        replicas = len(self.models)
+        left: SimpleQueue[int | None] = SimpleQueue()
+        for index in [*range(count), *[None] * replicas]:
+            left.put(index)
 
-        def share(replica: int) -> list[T]:
-            indices = range(replica, count, len(self.models))
-            return [compute(self.models[replica], index) for index in indices]
+        def work(replica: int) -> None:
+            fixed = range(replica, count, replicas)
+            for index in fixed if repeatable else iter(left.get, None):
+                found[index] = compute(self.models[replica], index)
 
         if self._threads is None:
-            return share(0)
-        shares = list(self._threads.map(share, range(len(self.models))))
-        return [shares[i % len(shares)][i // len(shares)] for i in range(count)]
+            work(0)
+        else:
+            others = self._threads.map(work, range(1, replicas))
+            work(0)
+            list(others)  # waits, and raises their errors
+        return [found[index] for index in range(count)]
 
     def sum_gradients(self) -> None:
         """Add the gradients of all replicas to the master's."""
@@ -71,6 +91,12 @@ class Replicas:
                 if other.grad is not None:
                     p.grad = other.grad if p.grad is None else p.grad.add_(other.grad)
                     other.grad = None
+
+
+def _start_thread() -> None:
+    torch.set_num_threads(1)
+    if sys.platform == "linux":  # elsewhere, a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _sharing_copy(model: PreTrainedModel) -> PreTrainedModel:

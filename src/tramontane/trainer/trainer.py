@@ -168,7 +168,8 @@ class Trainer:
             # Later minibatches are computed with weights that have moved.
             version = batch.version if number == 0 else None
             accumulate = partial(self._accumulate, minibatch, version)
-            for part in self._replicas.map(accumulate, len(minibatch.microbatches)):
+            count, repeatable = len(minibatch.microbatches), batch.settings.repeatable
+            for part in self._replicas.map(accumulate, count, repeatable=repeatable):
                 found.merge(part)
             self._replicas.sum_gradients()
             norm = self._optimizer_step()
