@@ -84,6 +84,15 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
 
 
+def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
+    file = page.with_suffix("") / "advantage_normalisation.json"
+    found = json.loads(file.read_text())
+    assert "advantage_normalisation" in write_report(tmp_path / "studies", page)
+    found["config"]["pipeline"]["updates"] += 1
+    file.write_text(json.dumps(found))
+    assert "advantage_normalisation" not in write_report(tmp_path / "studies", page)
+
+
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
     recorded = json.loads((page.with_suffix("") / "byol-linear.json").read_text())

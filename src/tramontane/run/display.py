@@ -194,7 +194,7 @@ class LiveDisplay:
         """Close the page and print the before/after table; `summary` is summary.json's content."""
         self.close()
         rows = _before_after(summary)
-        if self.live:
+        if self.live and rows:
             table = Table(box=box.SIMPLE_HEAD, title=Text(self._title), title_style="bold")
             table.add_column("")
             for column in ("before", "after", "change"):
@@ -386,7 +386,7 @@ def _known(m: Metrics, key: str, form: str) -> str:
 
 
 def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(measure, before, after, change); a dash for a value that was not measured."""
+    """(measure, before, after, change) of all that was measured; a dash where it was not."""
     passed = summary.get("pass_at_1") or {}
     rows = [_estimates("pass@1", passed.get("before"), passed.get("after"))]
     first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
@@ -399,7 +399,7 @@ def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]
         sign = "" if not change or change.startswith("-") else "+"
         texts = ["–" if x is None else show(x) for x in (before, after)]
         rows.append((name, texts[0], texts[1], sign + change))
-    return rows
+    return [row for row in rows if row[1:3] != ("–", "–")]
 
 
 def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:

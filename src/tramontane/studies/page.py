@@ -15,10 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
+from tramontane.config import read_settings
 from tramontane.studies.figures import COLOURS, colours, dash, new_figure, save
 from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.runner import Plan, finished_runs
-from tramontane.studies.study import Claim, Study
+from tramontane.studies.study import Claim, Study, base_config
 from tramontane.studies.verdicts import Verdict, judge, pooled_error
 
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
@@ -74,13 +75,14 @@ def judge_runs(study: Study, runs: Mapping[str, Sequence[FinishedRun]]) -> Resul
 def recorded_result(study: Study, file: Path) -> Result | None:
     """The result that was written to a file as `plain` gives it, by the study's claims of today.
 
-    None without the file, or if its arms had other keys or lack a measure.
+    None without the file, or if its arms or their config had other keys, or a measure is missing.
     """
     if not file.is_file():
         return None
     found = json.loads(file.read_text("utf-8"))
     today, then = json.loads(json.dumps(study.model_dump())), found["study"]
     same = all(then.get(key) == today[key] for key in ("base", "arms", "trajectories", "runner"))
+    same &= found["config"] == _config(study)
     if not same or study.shown.keys() - found["values"].keys():
         return None
     return Result(
@@ -120,7 +122,7 @@ def write_page(plan: Plan) -> Result:
     result = judge_runs(plan.study, runs)
     for name, figure in plots(plan.study, runs, result).items():
         save(figure, plan.out / f"{name}.svg")
-    text = json.dumps(plain(plan.study, result), indent=1)
+    text = json.dumps(plain(plan.study, result, plan.base), indent=1)
     (plan.out / "results.json").write_text(text + "\n", encoding="utf-8")
     (plan.out / "study.md").write_text(_markdown(plan.study, result), encoding="utf-8")
     return result
@@ -191,10 +193,11 @@ def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
     return np.convolve(padded, np.ones(window) / window, mode="valid")
 
 
-def plain(study: Study, result: Result) -> dict[str, Any]:
-    """The result in JSON types."""
+def plain(study: Study, result: Result, base: Path | None = None) -> dict[str, Any]:
+    """The result in JSON types, with the config that the arms changed: `base`, or the default."""
     return {
         "study": study.model_dump(),
+        "config": _config(study, base),
         "seeds": result.seeds,
         "lines": result.lines,
         "minutes": result.minutes,
@@ -203,6 +206,11 @@ def plain(study: Study, result: Result) -> dict[str, Any]:
             {"claim": claim.model_dump(), **asdict(verdict)} for claim, verdict in result.verdicts
         ],
     }
+
+
+def _config(study: Study, base: Path | None = None) -> dict[str, Any] | None:
+    """The keys of the config that the study's arms change, if they change one."""
+    return None if study.runner else read_settings(base or base_config())
 
 
 def _markdown(study: Study, result: Result) -> str:
