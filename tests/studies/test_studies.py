@@ -43,8 +43,8 @@ def test_a_budget_makes_fewer_updates(tmp_path):
     study = load_study("kv_cache")
     plan = Plan(study, tmp_path, 3, share_of([study], 6.0, 3))
     config = plan.arm_config("keep", 0, tmp_path / "x")
-    # One minute a run, half of which is its start and evaluations: 18 · 0.5 / (1.8 − 0.5).
-    assert config.pipeline.updates == 7
+    # One minute a run, half of which is its start and evaluations: 18 · 0.5 / (1.4 − 0.5).
+    assert config.pipeline.updates == 10
     assert minutes_of(study, 3, plan.share) == pytest.approx(6.0)
     assert share_of([study], 0.1, 3) == LEAST_SHARE
 
@@ -209,7 +209,6 @@ WALKS = {
     "base": {"steps": 40},
     "scaled": ["steps"],
     "minutes": 0.5,
-    "cores": 1,
     "arms": {"none": {"drift": 0}, "right": {"drift": 1}},
     "claims": [
         {

@@ -73,10 +73,11 @@ class Study(Section):
     """Measures that the function of `runner` returns, by name; the page shows them all."""
     scaled: list[str] = Field(default_factory=list)
     """With `runner`: integer keys, e.g. a number of steps, that `--budget` multiplies."""
-    minutes: float = Field(1.8, gt=0)
-    """Minutes of one run with the default budget on two cores."""
-    cores: int = Field(2, ge=1)
-    """Cores that one run uses. By default two: a generator and a trainer, a thread each."""
+    minutes: float = Field(2.0, gt=0)
+    """Minutes of one run with the default budget on two cores, which run as many as they can."""
+    cores: int = Field(1, ge=1)
+    """Cores that one run has, of those of the machine. Generator and trainer take turns on one, and
+    runs go side by side; a study of speed needs a core for each."""
     claims: list[Claim] = Field(min_length=1)
     """Claims that the runs decide."""
     also: list[str] = Field(default_factory=list)
