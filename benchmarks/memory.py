@@ -257,10 +257,15 @@ def main() -> None:
         models = {"25M": folder}
         if options.model:
             models[Path(options.model).name] = options.model
+        chosen = {
+            name: tuple(case for case in CASES if options.only in f"{name}, {case}")
+            for name in models
+        }
+        if not any(chosen.values()):
+            parser.error(f"--only: no case of {', '.join(models)} contains {options.only!r}")
         rows = []
-        for name, model in models.items():
-            cases = tuple(case for case in CASES if options.only in f"{name}, {case}")
-            rows += compare(name, model, cases)
+        for name, cases in chosen.items():
+            rows += compare(name, models[name], cases)
     worst = max(rows, key=lambda row: abs(row["ratio"] - 1))
     kept = abs(worst["ratio"] - 1) <= ALLOWED
     promise = Promise(
