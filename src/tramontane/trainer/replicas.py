@@ -49,7 +49,6 @@ class Replicas:
                 precision.collect_gradients(sharing, self.models[-1])
         self._threads: ThreadPoolExecutor | None = None
         if count > 1:
-            torch.set_num_threads(1)  # in each thread: the replicas use the cores
             self._threads = ThreadPoolExecutor(count - 1, "replica", initializer=_start_thread)
 
     def map(
@@ -78,6 +77,7 @@ class Replicas:
         if self._threads is None:
             work(0)
         else:
+            torch.set_num_threads(1)  # in this thread, as in the others: the replicas use the cores
             others = self._threads.map(work, range(1, replicas))
             work(0)
             list(others)  # waits, and raises their errors
