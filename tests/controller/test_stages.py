@@ -264,6 +264,14 @@ def test_errors_of_stages_name_their_key(forty: Path, stages: list[Any], message
         parse(Config, raw, "run.yaml")
 
 
+@pytest.mark.parametrize(("max_staleness", "repeatable"), [(0, True), (1, False)])
+def test_only_synchronous_runs_ask_for_repeatable_updates(
+    forty: Path, max_staleness: int, repeatable: bool
+) -> None:
+    run_config = config(forty, pipeline={"max_staleness": max_staleness})
+    assert Stages(run_config).batch_settings.repeatable is repeatable
+
+
 def test_a_config_without_stages_is_its_own_only_stage(forty: Path) -> None:
     plain = config(forty)
     assert plain.by_stage() == (plain,)
