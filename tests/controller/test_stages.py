@@ -388,6 +388,27 @@ def test_slices_by_recorded_and_by_running_pass_rates(tmp_path: Path) -> None:
     assert ids(problems, 3) == {"p0", "p2", "p3", "p4"}
 
 
+def test_stages_draw_other_generated_problems_and_return_where_they_left_a_source() -> None:
+    levels = [[3, 4], None, [3, 4]]
+    stages: list[dict[str, Any]] = [
+        {"name": name, "until": {"updates": 1}, "data": {"playground": {"levels": found}}}
+        for name, found in zip("abc", levels, strict=True)
+    ]
+    del stages[-1]["until"]
+    data = {"train": "playground:", "playground": {"levels": [5, 6], "languages": ["fr"]}}
+    problems, same = (
+        Curriculum(config("playground:", data=data, stages=stages).by_stage()) for _ in range(2)
+    )
+    drawn = [[problems.next(stage, 0) for _ in range(30)] for stage in range(3)]
+    found = [{p.difficulty for p in group if p} for group in drawn]
+    assert found == [{3, 4}, {5, 6}, {3, 4}]
+    assert {p.language for group in drawn for p in group if p} == {"fr"}
+    assert [same.next(0, 0) for _ in range(60)] == drawn[0] + drawn[2]
+    again = Curriculum(config("playground:", data=data, stages=stages).by_stage())
+    again.load_state(json.loads(json.dumps(problems.state())))
+    assert [again.next(stage, 0) for stage in (0, 1)] == [problems.next(s, 0) for s in (0, 1)]
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -11,6 +11,7 @@ from tramontane.config.section import Section, key_error
 from tramontane.config.trajectories import TrajectoriesConfig
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
+ProblemKind = Literal["sums", "stories", "programs"]
 LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
 
 
@@ -21,7 +22,7 @@ class PlaygroundConfig(Section):
     """Easiest and hardest level, both included, from 1 to 8."""
     languages: tuple[Language, ...] = LANGUAGES
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
-    kinds: tuple[Literal["sums", "stories", "programs"], ...] = ("sums", "stories")
+    kinds: tuple[ProblemKind, ...] = ("sums", "stories")
     """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python programs."""
 
     @model_validator(mode="after")

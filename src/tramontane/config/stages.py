@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from tramontane.config.data import Language, ProblemKind
 from tramontane.config.resume import MayChange
 from tramontane.config.section import Section, key_error, keys_in_error
 
@@ -32,6 +33,18 @@ class Until(Section):
         return self
 
 
+class StagePlayground(Section):
+    """Problems that `playground:` generates in a stage, where they differ from those of the rest of
+    the config."""
+
+    levels: tuple[int, int] | None = None
+    """Replaces `data.playground.levels` in this stage."""
+    languages: tuple[Language, ...] | None = None
+    """Replaces `data.playground.languages` in this stage."""
+    kinds: tuple[ProblemKind, ...] | None = None
+    """Replaces `data.playground.kinds` in this stage."""
+
+
 class StageData(Section):
     """Data of a stage, where they differ from `data`."""
 
@@ -45,6 +58,8 @@ class StageData(Section):
     """Replaces `data.pass_rate` in this stage."""
     pass_rates: str | None = None
     """Replaces `data.pass_rates` in this stage."""
+    playground: StagePlayground = Field(default_factory=StagePlayground)
+    """Generated problems of the stage. Evaluation draws from `data.playground` in all stages."""
 
 
 class StageConfig(Section):
@@ -103,5 +118,6 @@ REPLACES = {
     **{key: f"pipeline.{key}" for key in ("l_max", "l_cache", "n_async", "n_batch", "n_minibatch")},
     "temperature": "generator.temperature",
     "eps_high": "trainer.objective.magistral.eps_high",
-    **{f"data.{key}": f"data.{key}" for key in StageData.model_fields},
+    **{f"data.{key}": f"data.{key}" for key in StageData.model_fields if key != "playground"},
+    **{f"data.playground.{key}": f"data.playground.{key}" for key in StagePlayground.model_fields},
 }

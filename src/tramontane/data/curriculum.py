@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import Config, DataConfig
 from tramontane.data.files import read_rows
+from tramontane.data.load import generated
 from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
@@ -58,10 +59,11 @@ class Curriculum:
     def __init__(self, stages: Sequence[Config]) -> None:
         self._data = [config.data for config in stages]
         self._rules = self._data[0].curriculum  # the same in all stages
+        self._sources = [_source(data, self._data[0]) for data in self._data]
         self._streams: dict[str, ProblemStream] = {}
-        for config in stages:
-            if config.data.train not in self._streams:
-                self._streams[config.data.train] = ProblemStream(
+        for config, source in zip(stages, self._sources, strict=True):
+            if source not in self._streams:
+                self._streams[source] = ProblemStream(
                     config.data, config.seed, config.verifier.domains
                 )
         self._recorded = [_recorded(data) for data in self._data]
@@ -81,7 +83,7 @@ class Curriculum:
 
         Resting problems return before the source counts as exhausted.
         """
-        stream = self._streams[self._data[stage].train]
+        stream = self._streams[self._sources[stage]]
         if stream.problems is None:
             return stream.next()
         for _ in range(2):
@@ -98,7 +100,7 @@ class Curriculum:
 
     def note(self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int) -> None:
         """Record the verdicts of a problem's group that was graded at `version`."""
-        if self._streams[self._data[stage].train].problems is None:
+        if self._streams[self._sources[stage]].problems is None:
             return
         judged = [v for v in verdicts if v.verdict != "unscorable"]
         solved = sum(v.verdict == "right" for v in judged)
@@ -143,7 +145,7 @@ class Curriculum:
     def state(self) -> dict[str, Any]:
         """The positions of all streams, and all records, in JSON types."""
         return {
-            "streams": {train: stream.state() for train, stream in self._streams.items()},
+            "streams": {source: stream.state() for source, stream in self._streams.items()},
             "records": dict(self._records),
         }
 
@@ -153,8 +155,8 @@ class Curriculum:
         Raises:
             InputError: the errors of `ProblemStream.load_state`.
         """
-        for train, stream in self._streams.items():
-            stream.load_state(state["streams"][train])
+        for source, stream in self._streams.items():
+            stream.load_state(state["streams"][source])
         self._records = {id: Record(*values) for id, values in state["records"].items()}
         self._retired.clear()
         self._resting.clear()
@@ -193,7 +195,7 @@ class Curriculum:
 
     def _check(self, number: int, data: DataConfig, where: str) -> None:
         """Check that a stage's source has the pass rates and records that its rules need."""
-        problems = self._streams[data.train].problems
+        problems = self._streams[self._sources[number]].problems
         rules = self._rules
         if problems is None and (data.selects or rules.retire_after or rules.too_hard):
             key = where if data.selects else "data.curriculum"
@@ -219,6 +221,13 @@ class Curriculum:
                 f"{1 if data.max_pass_rate is None else data.max_pass_rate:g}; widen "
                 f"min_pass_rate and max_pass_rate"
             )
+
+
+def _source(data: DataConfig, first: DataConfig) -> str:
+    """What a stage draws from, by name: stages of the same source share a stream."""
+    if generated(data.train)[0] != "playground" or data.playground == first.playground:
+        return data.train
+    return f"{data.train} {data.playground.model_dump_json()}"
 
 
 def _is_rate(value: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tramontane.config import LANGUAGES
 from tramontane.run.folder import read_log
 
 
@@ -61,6 +62,16 @@ class FinishedRun:
         found: dict[str, Any] = self.summary["evaluation"]["after"]
         return found
 
+    def in_language(self, code: str, when: str = "after") -> float:
+        """pass@1 on the held-out problems in a language; NaN if there are none."""
+        found = self.summary["evaluation"][when]["by_language"].get(code)
+        return float(found["pass_at_1"]["value"]) if found else math.nan
+
+    def in_other_languages(self, when: str = "after") -> float:
+        """Mean over the languages but English of their pass@1 on the held-out problems."""
+        every = self.summary["evaluation"][when]["by_language"]
+        return float(np.mean([self.in_language(code, when) for code in every if code != "en"]))
+
     @cached_property
     def distinct_answers(self) -> float:
         """Different answers per problem among the samples of the evaluation after training."""
@@ -75,16 +86,28 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of a run, with its name on pages and its number format."""
+    """A figure of a run.
+
+    Args:
+        title: name on pages, with the unit.
+        value: reads it from a run.
+        format: number format on pages.
+        compares: to the evaluation before training, which the run then has to make.
+    """
 
     title: str
     value: Callable[[FinishedRun], float]
     format: str = ".3f"
+    compares: bool = False
 
 
 def _of_set(name: str) -> Callable[[FinishedRun], float]:
     """pass@1 after training on a further set of `evaluation.also`."""
     return lambda run: float(run.summary["rl"][name]["value"])
+
+
+def _of_language(code: str) -> Measure:
+    return Measure(f"pass@1, {code}", lambda run: run.in_language(code))
 
 
 def returned(name: str, title: str, format: str) -> Measure:
@@ -105,6 +128,7 @@ MEASURES: dict[str, Measure] = {
             run.after["pass_at_1"]["value"]
             - run.summary["evaluation"]["before"]["pass_at_1"]["value"]
         ),
+        compares=True,
     ),
     "pass_at_4": Measure("pass@4", lambda run: run.after["pass_at_k"]["4"]["value"]),
     "maj_at_4": Measure("maj@4", lambda run: run.after["maj_at_k"]["4"]["value"]),
@@ -143,6 +167,16 @@ MEASURES: dict[str, Measure] = {
     ),
     "peak_memory": Measure("peak memory (MiB)", lambda run: run.summary["peak_memory_mib"], ",.0f"),
     "minutes": Measure("minutes", lambda run: run.summary["training_seconds"] / 60, ".2f"),
+    **{f"pass_at_1_{code}": _of_language(code) for code in LANGUAGES},
+    "gain_others": Measure(
+        "gain of pass@1, other languages than English",
+        lambda run: run.in_other_languages() - run.in_other_languages("before"),
+        compares=True,
+    ),
+    "language_gap": Measure(
+        "pass@1 of English less that of the others",
+        lambda run: run.in_language("en") - run.in_other_languages(),
+    ),
     "maths": Measure("pass@1, maths", _of_set("maths")),
     "code": Measure("pass@1, code", _of_set("code")),
 }

@@ -1,5 +1,5 @@
-"""Arms of several steps, as functions for a study's `runner`: fine-tuning before reinforcement
-learning, curation before it, and the landscape of a run.
+"""Arms that are more or less than a run, as functions for a study's `runner`: fine-tuning before
+reinforcement learning, curation before it, the landscape of a run, and collation alone.
 
 Every step keeps its result in the arm's folder, so that a call that was killed continues.
 """
@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.playground import problems
@@ -21,6 +23,7 @@ from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
 from tramontane.studies.study import base_config
+from tramontane.trainer.collate import collate, padding_fraction
 
 PROMPT_TOKENS = 40  # of a playground problem, about
 
@@ -149,6 +152,32 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "correlation": found.correlation,
         "r_squared": found.law.r_squared,
     }
+
+
+def collated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Padding of greedy collation, and of batches of as many sequences as always fit.
+
+    Args:
+        keys: `lengths` of the sequences: `uniform`, from the shortest to `spread` times as much, or
+            `lognormal`, where the longest has `spread` times the mean; the number of `sequences`;
+            the `budget` of tokens of a microbatch.
+        seed: of the lengths.
+        folder: of the run.
+    """
+    random, mean = np.random.default_rng(seed), keys["budget"] / 40
+    if keys["lengths"] == "uniform":
+        shortest = 2 * mean / (1 + keys["spread"])
+        drawn = random.uniform(shortest, keys["spread"] * shortest, keys["sequences"])
+    else:
+        drawn = random.lognormal(0.0, 0.7, keys["sequences"])
+        drawn = np.minimum(drawn / drawn.mean(), keys["spread"]) * mean
+    lengths = [max(1, round(length)) for length in drawn]
+    size = keys["budget"] // max(lengths)
+    batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+    fixed = 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
+    microbatches = collate(lengths, keys["budget"])
+    greedy = padding_fraction([sum(lengths[i] for i in m) for m in microbatches], keys["budget"])
+    return {"saved": fixed - greedy, "fixed": fixed, "collated": greedy}
 
 
 def _on(train: Path, keys: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -88,7 +88,8 @@ class Plan:
             changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
         changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
         # All runs start from the same model: they measure it only where a figure compares to it.
-        changes |= {"evaluation.before": "gain" in self.study.shown}
+        compares = any(measure.compares for measure in self.study.shown.values())
+        changes |= {"evaluation.before": compares}
         return self._config(changes, f"arm {arm!r}")
 
     def trajectories_config(self) -> Config:
