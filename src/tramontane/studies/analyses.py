@@ -67,27 +67,9 @@ def study_curve(
     figure = _curve_figure(points, fits, until)
     figure.axes[0].set_xlabel(f"{over} of training" if over == "seconds" else over)
     figure.axes[0].set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
-    rows = [
-        f"| {label} | {f.curve.asymptote:.3f} | {f.low:.3f} to {f.high:.3f}"
-        f"{'' if f.bounded else ' (not bounded)'} | {f.curve.midpoint:,.4g} | "
-        f"{f.curve.exponent:.2f} | {f.curve.start:.3f} | {f.points} | {f.rmse:.3f} |"
-        for label, f in fits.items()
-    ]
-    text = f"""# Compute curve
-
-R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B), fitted by least squares over {over}
-{f"up to {until:g}" if until is not None else ""} (ScaleRL, arXiv 2510.13786).
-
-| runs | A | 95 % interval | C_mid | B | R_0 | points | RMSE |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-The interval of the asymptote A is that of a bootstrap over runs and blocks of residuals, drawn as a
-band. *Not bounded*: it reaches 1 or the start, so these points do not show where the curve ends.
-
-![performance over compute](curve.svg)
-"""
-    _write(Path(out), "curve", text, {k: asdict(v) for k, v in fits.items()})
+    _write(
+        Path(out), "curve", _curve_page(fits, over, until), {k: asdict(v) for k, v in fits.items()}
+    )
     save(figure, Path(out) / "curve.svg")
     return fits
 
@@ -158,37 +140,6 @@ def study_landscape(
     folder.mkdir(parents=True, exist_ok=True)
     found = landscape(run, folder, grid, sampling or {}, on_point)
     _landscape_figures(found, folder)
-    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
-    rows = [
-        f"| {update} | {first:+.4g} | {second:+.4g} |"
-        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
-    ]
-    text = f"""# Landscape of {run.name}
-
-The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
-final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
-units of the Euclidean norm of the weights.
-
-![raw reward and tokens on the plane](landscape.svg)
-
-The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
-plane's *length direction*, in which completions grow fastest.
-
-## Length law on the plane
-
-{_law_table({run.name: found.law})}
-
-Correlation of the raw reward with the log of the length over the {found.reward.size} points:
-{found.correlation:.2f}.
-
-![raw reward over length](length.svg)
-
-## Checkpoints
-
-| update | α_1 | α_2 |
-|---|---|---|
-{chr(10).join(rows)}
-"""
     content = {
         "axes": [axis.tolist() for axis in found.axes],
         "reward": found.reward.tolist(),
@@ -197,7 +148,7 @@ Correlation of the raw reward with the log of the length over the {found.reward.
         "correlation": found.correlation,
         "law": asdict(found.law),
     }
-    _write(folder, "landscape", text, content)
+    _write(folder, "landscape", _landscape_page(found, run.name), content)
     return found
 
 
@@ -233,6 +184,29 @@ def _curve_figure(
     return figure
 
 
+def _curve_page(fits: dict[str, curves.CurveFit], over: str, until: float | None) -> str:
+    rows = [
+        f"| {label} | {f.curve.asymptote:.3f} | {f.low:.3f} to {f.high:.3f}"
+        f"{'' if f.bounded else ' (not bounded)'} | {f.curve.midpoint:,.4g} | "
+        f"{f.curve.exponent:.2f} | {f.curve.start:.3f} | {f.points} | {f.rmse:.3f} |"
+        for label, f in fits.items()
+    ]
+    return f"""# Compute curve
+
+R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B), fitted by least squares over {over}
+{f"up to {until:g}" if until is not None else ""} (ScaleRL, arXiv 2510.13786).
+
+| runs | A | 95 % interval | C_mid | B | R_0 | points | RMSE |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+The interval of the asymptote A is that of a bootstrap over runs and blocks of residuals, drawn as a
+band. *Not bounded*: it reaches 1 or the start, so these points do not show where the curve ends.
+
+![performance over compute](curve.svg)
+"""
+
+
 def _landscape_figures(found: Landscape, folder: Path) -> None:
     """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
     figure, (reward, tokens) = new_figure(2, 3.6)
@@ -245,6 +219,40 @@ def _landscape_figures(found: Landscape, folder: Path) -> None:
     axes.plot(x, found.law.slope * np.log(x) + found.law.intercept, color=colours(2)[1])
     _length_axes(axes)
     save(figure, folder / "length.svg")
+
+
+def _landscape_page(found: Landscape, name: str) -> str:
+    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
+    rows = [
+        f"| {update} | {first:+.4g} | {second:+.4g} |"
+        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
+    ]
+    return f"""# Landscape of {name}
+
+The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
+final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
+units of the Euclidean norm of the weights.
+
+![raw reward and tokens on the plane](landscape.svg)
+
+The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
+plane's *length direction*, in which completions grow fastest.
+
+## Length law on the plane
+
+{_law_table({name: found.law})}
+
+Correlation of the raw reward with the log of the length over the {found.reward.size} points:
+{found.correlation:.2f}.
+
+![raw reward over length](length.svg)
+
+## Checkpoints
+
+| update | α_1 | α_2 |
+|---|---|---|
+{chr(10).join(rows)}
+"""
 
 
 def _draw(axes: Axes, number: int, series: Sequence[Series], label: str) -> None:
