@@ -79,6 +79,9 @@ def test_every_view_shows_its_content(tab: Any, address: str) -> None:
     tab.wait_for_selector(CURVE)
     assert tab.locator(".chip").count() == 2
     assert "Reward: total" in tab.locator(".chart h3").all_inner_texts()
+    # The run was measured once: a lone point has one label below it.
+    measured = tab.locator(".chart", has_text="pass@1, held-out")
+    assert measured.locator("text[text-anchor=middle]").all_text_contents() == ["0"]
     tab.goto(f"{address}#rollouts")
     tab.wait_for_selector("table.rows tbody tr")
     assert f"{UPDATES * GROUPS * SIZE} of" in tab.inner_text(".count")

@@ -230,11 +230,11 @@ def _markdown(study: Study, result: Result) -> str:
 
 
 def size_of(study: Study, result: Result) -> str:
-    """`3 seeds of 12 to 48 updates for each arm, 20 minutes together`."""
+    """`3 seeds of 12 to 48 updates for each arm; runs of 20 minutes in all`."""
     low, high = result.lines
     lines = f" of {low if low == high else f'{low} to {high}'} {study.over}s" if high else ""
     seeds = f"{result.seeds} seed{'s' if result.seeds != 1 else ''}"
-    return f"{seeds}{lines} for each arm, {result.minutes:.3g} minutes together"
+    return f"{seeds}{lines} for each arm; runs of {result.minutes:.3g} minutes in all"
 
 
 def arms_table(study: Study, result: Result) -> str:

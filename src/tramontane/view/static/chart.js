@@ -85,7 +85,8 @@ export class Chart {
     for (const [x, y] of all) {
       x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
     }
-    if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
+    const only = x0 === x1 ? x0 : null; // a lone point stands in the middle
+    if (only !== null) { x0 -= 0.5; x1 += 0.5; }
     const log = this.options.log;
     if (log) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
     else if (this.options.fromZero !== false && y0 > 0 && y0 < 0.6 * y1) y0 = 0;
@@ -95,7 +96,7 @@ export class Chart {
     const right = width - EDGE.right, bottom = HEIGHT - EDGE.bottom;
     const X = (x) => EDGE.left + ((x - x0) / (x1 - x0)) * (right - EDGE.left);
     const Y = (y) => bottom - (((log ? Math.log10(y) : y) - y0) / (y1 - y0)) * (bottom - EDGE.top);
-    return { X, Y, x0, x1, y0, y1, right, bottom, log };
+    return { X, Y, x0, x1, y0, y1, right, bottom, log, only };
   }
 
   draw() {
@@ -114,7 +115,7 @@ export class Chart {
       grid.append(svg("line", { x1: EDGE.left, x2: at.right, y1: place, y2: place }),
         svg("text", { x: EDGE.left - 6, y: place + 4, "text-anchor": "end" }, this.options.percent ? `${number(100 * y, 1)}%` : at.log ? y.toExponential(0) : number(y, 4)));
     }
-    for (const x of ticks(at.x0, at.x1, Math.max(2, width / 90))) {
+    for (const x of at.only !== null ? [at.only] : ticks(at.x0, at.x1, Math.max(2, width / 90))) {
       grid.append(svg("text", { x: at.X(x), y: HEIGHT - 6, "text-anchor": "middle" }, this.view.xFormat(x)));
     }
     const lines = this.series.map((s) => this.line(s, width));
