@@ -57,7 +57,11 @@ def test_a_budget_makes_fewer_updates(tmp_path):
     # One minute a run, half of which is its start and evaluations: 18 · 0.5 / (1.4 − 0.5).
     assert config.pipeline.updates == 10
     assert minutes_of(study, 3, plan.share) == pytest.approx(6.0)
-    assert share_of([study], 0.1, 3) == LEAST_SHARE
+    # Six runs of half a minute, and a hundredth of 0.9 minutes each.
+    for minutes in (3.0, 0.0, -1.0):
+        with pytest.raises(InputError, match=r"^budget of .* the runs take 3\.1 at least"):
+            share_of([study], minutes, 3)
+    assert share_of([study], 3.054, 3) == pytest.approx(LEAST_SHARE)
 
 
 STUDY = {

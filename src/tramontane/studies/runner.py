@@ -172,10 +172,19 @@ def minutes_of(study: Study, seeds: int, share: float = 1.0) -> float:
 
 
 def share_of(studies: Iterable[Study], minutes: float, seeds: int) -> float:
-    """The share of the default budget with which studies together take some minutes on two cores;
-    at least `LEAST_SHARE`."""
+    """The share of the default budget with which studies together take some minutes on two cores.
+
+    Raises:
+        InputError: too few minutes for the runs' starts and evaluations and `LEAST_SHARE`.
+    """
     fixed, changing = np.sum([_minutes(study, seeds) for study in studies], axis=0)
-    return max(LEAST_SHARE, float((minutes - fixed) / changing))
+    least = fixed + LEAST_SHARE * changing
+    if minutes < least:
+        raise InputError(
+            f"budget of {minutes:g} minutes: the runs take {least:.1f} at least, mostly to start "
+            f"and to be evaluated; give more minutes, or fewer seeds"
+        )
+    return float((minutes - fixed) / changing)
 
 
 def _minutes(study: Study, seeds: int) -> tuple[float, float]:
