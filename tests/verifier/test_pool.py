@@ -135,6 +135,26 @@ def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):
     assert outcomes(pool.score(problem, [(t, 5) for t in texts])) == ["right", "wrong", "wrong"]
 
 
+def test_equal_programs_are_run_once_and_graded_each(pool):
+    """The program draws its output at random: two runs of it would not agree on ten tests."""
+    cases = [{"input": "", "output": "1"}] * 10
+    draw = "import os\nprint(os.urandom(1)[0] % 2)"
+    problem = Problem("draw", "code", "Print 1.", tests={"type": "stdio", "cases": cases})
+
+    def answers(program, words):
+        return f"<think>I just print it{words}.</think>\n```python\n{program}\n```"
+
+    group = [(answers(draw, " now" * i), 20 * i) for i in range(14)]
+    group.insert(7, (answers("print(1)", ""), 20))
+    found = pool.score(problem, group).result(timeout=WAIT_SECONDS)
+    assert found.pop(7).verdict == "right"
+    assert len({(v.verdict, v.reason) for v in found}) == 1
+    # Each has the length penalty of its own tokens.
+    assert [v.parts["length"] for v in found[:12]] == [0.0] * 12
+    assert found[12].parts["length"] == pytest.approx(-0.05)
+    assert found[13].parts["length"] == pytest.approx(-0.1)
+
+
 def test_a_worker_killed_while_grading_costs_no_verdict(pool, folder):
     hangs, before = Hangs(folder), pool.stats()
     answers = [response("x+1"), response("1+x", "hang once"), response("x+2")]

@@ -101,10 +101,10 @@ class VerifierPool:
             RuntimeError: the pool is closed.
         """
         group = _Group(problem, responses, self.config, lengths or self._lengths)
-        indices = list(range(len(responses)))
         limit = correctness.time_limit(problem, self.config)
-        # Code is slow: each program may go to another worker.
-        parts = [[i] for i in indices] if correctness.is_slow(problem, self.config) else [indices]
+        parts = [list(range(len(responses)))]
+        if correctness.is_slow(problem, self.config):
+            parts = self._equal_answers(responses)
         return self._submit(group, [_Task(group, part, limit) for part in parts])
 
     def time_limit(self, problem: Problem, completions: int) -> float:
@@ -121,6 +121,14 @@ class VerifierPool:
         """
         group = _Group(None, [trial], self.config)
         return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
+
+    def _equal_answers(self, responses: list[Response]) -> list[list[int]]:
+        """Indices of the responses that answer alike: each program may go to another worker, and
+        is run once."""
+        parts: dict[str, list[int]] = {}
+        for index, (text, _) in enumerate(responses):
+            parts.setdefault(text.rpartition(self.config.tags.closing)[2], []).append(index)
+        return list(parts.values())
 
     def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
         if self._closing:

@@ -10,6 +10,8 @@ import math
 import random
 import shutil
 import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,19 @@ class Judgement(NamedTuple):
     passed: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A program on the tests of a problem."""
+
+    program: str
+    language: str
+    problem: Problem
+    config: VerifierConfig
+
+    def __hash__(self) -> int:
+        return hash((self.program, self.language, self.problem.id))
+
+
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgement:
     """Run the first fenced block of the answer part on the problem's tests; all must pass."""
     blocks = fences(answer_part)
@@ -60,9 +75,7 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
         return Judgement("unscorable", NO_COMPILER, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgement("unscorable", NO_SANDBOX, program)
-    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
-        run = _run_stdio_tests if kind == "stdio" else _run_function_tests
-        outcome, reason, passed = run(program, language, problem, config, Path(folder))
+    outcome, reason, passed = _run_tests(_Run(program, language, problem, config))
     return Judgement(outcome, reason, program, passed)
 
 
@@ -88,17 +101,24 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
     return sorted(random.Random(f"tests of {problem.id}").sample(cases, n), key=lambda c: c[0])
 
 
-def _run_function_tests(
-    program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
-) -> tuple[Outcome, str, float]:
+@lru_cache(maxsize=1)  # the pool hands equal answers of a group to one worker, in a row
+def _run_tests(run: _Run) -> tuple[Outcome, str, float]:
+    """(outcome, reason, share of the tests that are passed) of a program."""
+    stdio = (run.problem.tests or {}).get("type") == "stdio"
+    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
+        return (_run_stdio_tests if stdio else _run_function_tests)(run, Path(folder))
+
+
+def _run_function_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
     """The code of a function test counts as one test."""
-    outcome, reason = functions.run_tests(program, language, problem, config, folder)
+    outcome, reason = functions.run_tests(
+        run.program, run.language, run.problem, run.config, folder
+    )
     return outcome, reason, float(outcome == "right")
 
 
-def _run_stdio_tests(
-    program: str, language: str, problem: Problem, config: VerifierConfig, folder: Path
-) -> tuple[Outcome, str, float]:
+def _run_stdio_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
+    problem, config, language = run.problem, run.config, run.language
     tests = problem.tests or {}
     cases = draw_tests(problem, config.code_tests)
     if not cases:
@@ -106,7 +126,7 @@ def _run_stdio_tests(
     total = len(tests["cases"])
     passed = timeouts = 0
     failures: list[str] = []
-    job = stdio_job(program, language, [case["input"] for _, case in cases], config, folder)
+    job = stdio_job(run.program, language, [case["input"] for _, case in cases], config, folder)
     with sandbox.Sandbox(job, sandbox.probe()) as running:
         if language == "cpp" and (compiled := next(running.results)).failure:
             outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
