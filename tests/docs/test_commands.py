@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from transformers import AutoConfig
 from typer.main import get_command
 
 from tests.data.test_catalog import IFEVAL, write_bfcl
@@ -65,9 +64,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own_objective = ROOT / "docs/your-objective.md"
     (desk / "asymre.yaml").write_text(blocks(own_objective, "yaml")[0] + PLAYGROUND)
     (desk / "asymre.py").write_text(blocks(own_objective, "python")[0])
-    # A model whose context holds the lengths of the shipped configs; a dry run reads no weights.
-    long = AutoConfig.from_pretrained(ROOT / "src/tramontane/tiny_base")
-    long.max_position_embeddings = 1 << 17
+    # A model whose context holds the lengths of the shipped configs.
+    long = load_model("tiny")
+    long.config.max_position_embeddings = 1 << 17
     long.save_pretrained(desk / "long")
     load_tokenizer("tiny").save_pretrained(desk / "long")
     load_model("tiny").save_pretrained(desk / "my-model")
