@@ -11,6 +11,8 @@ from markdown.extensions.toc import slugify
 from tests.paths import ROOT
 from tests.studies.test_studies import WALKS
 from tramontane.cli import app
+from tramontane.config import DataConfig
+from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.studies.catalogue import (
     Planned,
@@ -129,7 +131,7 @@ def test_a_claim_may_compare_an_arm_with_a_number():
 @pytest.mark.parametrize("name", names())
 def test_all_arms_are_measured_by_the_same_problems(name, tmp_path):
     plan = Plan(load_study(name), tmp_path, seeds=1)
-    if plan.study.runner or plan.study.shown.keys() <= {"maths", "code"}:
+    if plan.study.runner or plan.study.shown.keys() <= {"maths", "code", "maths_gain", "code_gain"}:
         return  # cross_domain's figures are of sets of their own
     measured = []
     for arm, seed, folder in plan.runs():
@@ -138,6 +140,23 @@ def test_all_arms_are_measured_by_the_same_problems(name, tmp_path):
         longest = config.by_stage()[-1].pipeline.l_max
         measured.append((data.eval, data.playground, data.domain, config.evaluation, longest))
     assert all(found == measured[0] for found in measured)
+
+
+@pytest.mark.parametrize("name", names())
+def test_there_are_as_many_problems_as_an_evaluation_takes(name, tmp_path):
+    plan = Plan(load_study(name), tmp_path, seeds=1)
+    if plan.study.runner:
+        return
+    sets = []
+    for arm, seed, folder in plan.runs():
+        config = plan.arm_config(arm, seed, folder)
+        sets.append((config.data.playground, config.evaluation.problems))
+        sets += [(also.playground, also.problems) for also in config.evaluation.also.values()]
+    for n, (playground, count) in enumerate(sets):
+        if (playground, count) in sets[:n]:
+            continue
+        data = DataConfig(playground=playground)
+        assert len(load_problems("playground:", data, split="test", limit=count, seed=0)) == count
 
 
 @pytest.mark.parametrize("name", names())

@@ -106,6 +106,11 @@ def _of_set(name: str) -> Callable[[FinishedRun], float]:
     return lambda run: float(run.summary["rl"][name]["value"])
 
 
+def _gain_on_set(name: str) -> Callable[[FinishedRun], float]:
+    """pass@1 on a further set, less that before training."""
+    return lambda run: _of_set(name)(run) - float(run.summary["base"][name]["value"])
+
+
 def _of_language(code: str) -> Measure:
     return Measure(f"pass@1, {code}", lambda run: run.in_language(code))
 
@@ -179,4 +184,6 @@ MEASURES: dict[str, Measure] = {
     ),
     "maths": Measure("pass@1, maths", _of_set("maths")),
     "code": Measure("pass@1, code", _of_set("code")),
+    "maths_gain": Measure("gain of pass@1, maths", _gain_on_set("maths"), compares=True),
+    "code_gain": Measure("gain of pass@1, code", _gain_on_set("code"), compares=True),
 }
