@@ -76,6 +76,8 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgement("unscorable", NO_SANDBOX, program)
     outcome, reason, passed = _run_tests(_Run(program, language, problem, config))
+    if outcome == "unscorable":  # the machine's fault: the next completion is tried again
+        _run_tests.cache_clear()
     return Judgement(outcome, reason, program, passed)
 
 
