@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -16,13 +17,15 @@ from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.studies.catalogue import (
     Planned,
+    default_plans,
     further_claims,
     plan_catalogue,
     run_catalogue,
     write_report,
 )
-from tramontane.studies.runner import Plan
-from tramontane.studies.smoke import GROUP_SHARE, run_smoke, shrunk
+from tramontane.studies.plan import GROUP_SHARE, Plan
+from tramontane.studies.runner import finished_runs, other_runs, settings_file, write_settings
+from tramontane.studies.smoke import run_smoke, smoke_plans
 from tramontane.studies.study import load_study, names
 from tramontane.studies.verdicts import judge
 
@@ -47,7 +50,7 @@ def test_a_budget_is_shared_by_all_studies(tmp_path):
 def test_the_page_says_what_has_not_been_run(tmp_path):
     page = tmp_path / "docs/reproduction.md"
     page.parent.mkdir()
-    assert write_report(tmp_path / "studies", page) == {}
+    assert write_report(default_plans(tmp_path / "studies"), page) == {}
     text = page.read_text()
     claims = [claim for name in names() for claim in load_study(name).claims]
     assert text.count("| not run yet |") == len(claims)
@@ -68,7 +71,7 @@ def page(tmp_path):
 
 
 def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
-    results = write_report(tmp_path / "studies", page)
+    results = write_report(default_plans(tmp_path / "studies"), page)
     shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
     assert results.keys() == shipped and "byol-linear" in shipped
     assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
@@ -81,7 +84,7 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     found = json.loads(file.read_text())
     next(iter(found["study"]["arms"].values()))["steps"] = 1
     file.write_text(json.dumps(found))
-    assert "byol-linear" not in write_report(tmp_path / "studies", page)
+    assert "byol-linear" not in write_report(default_plans(tmp_path / "studies"), page)
     assert not list(page.with_suffix("").glob("byol-linear*"))
     assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
 
@@ -89,10 +92,10 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
 def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
     file = page.with_suffix("") / "advantage_normalisation.json"
     found = json.loads(file.read_text())
-    assert "advantage_normalisation" in write_report(tmp_path / "studies", page)
+    assert "advantage_normalisation" in write_report(default_plans(tmp_path / "studies"), page)
     found["config"]["pipeline"]["updates"] += 1
     file.write_text(json.dumps(found))
-    assert "advantage_normalisation" not in write_report(tmp_path / "studies", page)
+    assert "advantage_normalisation" not in write_report(default_plans(tmp_path / "studies"), page)
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
@@ -104,13 +107,15 @@ def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
         for seed in range(seeds):
             folder = tmp_path / "studies/byol-linear" / arm / f"seed_{seed}"
             folder.mkdir(parents=True)
+            plan = Plan(study, tmp_path / "studies/byol-linear", seeds)
+            write_settings(folder, plan.settings(arm, seed, folder))
             measures = dict.fromkeys(study.measures, 0.25 + seed)
             folder.joinpath("summary.json").write_text(
                 json.dumps({"measures": measures, "minutes": 1})
             )
             row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
             folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
-    result = write_report(tmp_path / "studies", page)["byol-linear"]
+    result = write_report(default_plans(tmp_path / "studies"), page)["byol-linear"]
     assert result.seeds == 3
     measured = [0.25, 1.25, 2.25] if seeds == 3 else None
     for name, arms in result.values.items():
@@ -118,13 +123,54 @@ def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
             assert values == (measured or recorded["values"][name][arm])
 
 
+def test_runs_of_other_settings_are_left_out(page, tmp_path):
+    study = load_study("byol-linear")
+    out = tmp_path / "studies/byol-linear"
+    small = Plan(study, out, 1, share=0.5)
+    for arm, seed, folder in small.runs():
+        folder.mkdir(parents=True)
+        write_settings(folder, small.settings(arm, seed, folder))
+        measures = dict.fromkeys(study.measures, 0.25)
+        folder.joinpath("summary.json").write_text(json.dumps({"measures": measures, "minutes": 1}))
+        row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
+        folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    default = Plan(study, out, 1)
+    assert other_runs(default) == [folder for _, _, folder in default.runs()]
+    assert not any(finished_runs(default).values()) and other_runs(small) == []
+    published = page.with_suffix("") / "byol-linear.json"
+    before = published.read_bytes()
+    write_report({"byol-linear": default}, page)
+    assert published.read_bytes() == before
+    # The recorded result, of the whole budget, stays when a part of it is reported too.
+    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 1
+    # Without it, the page says of which part of the budget the figures are.
+    published.unlink()
+    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 0.5
+    assert "0.5 of the study's own budget" in page.read_text()
+    assert json.loads(published.read_text())["verdicts"][0]["low"] is None  # one seed
+
+
+def test_a_run_may_be_moved_but_its_keys_not_changed(tmp_path):
+    study = load_study("agro_offline")
+    there, here = Plan(study, tmp_path / "there", 1), Plan(study, tmp_path / "here", 1)
+    for (arm, seed, old), (_, _, new) in zip(there.runs(), here.runs(), strict=True):
+        new.mkdir(parents=True)
+        (new / "summary.json").touch()
+        write_settings(new, there.settings(arm, seed, old))
+    assert other_runs(here) == []
+    folder = here.folder("on-policy", 0)
+    settings = yaml.safe_load(settings_file(folder).read_text())
+    settings["trainer"]["learning_rate"] = 1.0
+    write_settings(folder, settings)
+    assert other_runs(here) == [folder]
+
+
 def test_a_claim_may_compare_an_arm_with_a_number():
     values = {"a": [0.98, 1.0, 0.99], "b": [0.5, 0.52, 0.51]}
     found = judge(values, "a", 0.9, expect="higher", margin=0.01)
     assert found.difference == pytest.approx(0.09)
-    # The number has no error: the interval is narrower than that of a difference of two arms.
-    between = judge(values, "a", "b", expect="higher", margin=0.01)
-    assert found.high - found.low == pytest.approx((between.high - between.low) / 2**0.5)
+    # Student's interval of one mean: the number has no error.
+    assert found.high - found.difference == pytest.approx(4.302653 * 0.01 / 3**0.5, rel=1e-5)
     assert found.outcome == "holds"
 
 
@@ -165,9 +211,8 @@ def test_every_arm_can_be_shrunk_for_the_smoke_test(name, tmp_path):
     if plan.study.runner:
         return
     for arm, seed, folder in plan.runs():
-        full = plan.settings(arm, seed, folder)
-        size = full["pipeline"]["group_size"]
-        small = shrunk(full, arm)
+        size = plan.settings(arm, seed, folder)["pipeline"]["group_size"]
+        small = replace(plan, small=True).settings(arm, seed, folder)
         assert small["pipeline"]["group_size"] == max(2, size // GROUP_SHARE)
         assert small["pipeline"]["updates"] <= 3 and small["evaluation"]["problems"] == 4
 
@@ -178,7 +223,7 @@ def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
     good.write_text(yaml.safe_dump(WALKS))
     arms = {"none": {"drift": 0}, "right": {"drift": "far"}}
     bad.write_text(yaml.safe_dump(WALKS | {"arms": arms}))
-    failed = run_smoke(tmp_path / "smoke", [str(bad), str(good)])
+    failed = run_smoke(smoke_plans(tmp_path / "smoke", [str(bad), str(good)]), tmp_path / "smoke")
     assert list(failed) == [str(bad)]
     assert re.match(r"right, seed 0: see .*smoke_0.log", failed[str(bad)])
     logs = "".join(log.read_text() for log in (tmp_path / "smoke").glob("*.log"))
@@ -202,6 +247,10 @@ def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
         ([], "name one study .* or give --all"),
         (["kv_cache", "--all"], "name one study .* or give --all"),
         (["--all", "--base", "x.yaml"], "--base belongs to a single study"),
+        (["kv_cache", "--dry-run"], "--dry-run and --set belong to --all"),
+        (["kv_cache", "--set", "siblings"], "--dry-run and --set belong to --all"),
+        (["kv_cache", "--budget", "nan"], "--budget nan: give a number"),
+        (["collation", "--budget", "5"], "no key that it could change"),
     ],
 )
 def test_a_study_or_all_of_them_are_named(arguments, message):

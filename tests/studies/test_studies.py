@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import yaml
@@ -10,8 +11,9 @@ import tramontane
 from tests.runs import SMALL
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, FinishedRun
+from tramontane.studies.plan import LEAST_SHARE, Plan, minutes_of, share_of
 from tramontane.studies.procedures import collated
-from tramontane.studies.runner import LEAST_SHARE, Plan, finished_runs, minutes_of, share_of
+from tramontane.studies.runner import finished_runs, write_settings
 from tramontane.studies.study import load_study, names
 
 
@@ -157,7 +159,10 @@ def test_runs_are_compared_at_the_time_of_the_fastest(files, tmp_path):
     rates = [i / 10 for i in range(8)]
     recorded_run(tmp_path / "fast/seed_0", 1.0, rates)
     recorded_run(tmp_path / "slow/seed_0", 2.0, rates)
-    runs = finished_runs(load_study(str(files[0])), tmp_path, 1)
+    plan = Plan(load_study(str(files[0])), tmp_path, 1, base=files[1])
+    for arm, seed, folder in plan.runs():
+        write_settings(folder, plan.settings(arm, seed, folder))
+    runs = finished_runs(plan)
     at_time = {arm: MEASURES["timed_pass_rate"].value(run) for arm, [run] in runs.items()}
     # The last quarter, from 6 to 8 s: updates 7 and 8 of the one, and update 4 of the other.
     assert at_time == {"fast": pytest.approx(0.65), "slow": pytest.approx(0.3)}
@@ -301,8 +306,19 @@ def test_arms_may_be_runs_of_a_function(tmp_path):
     # Another budget has other settings, and a base makes no sense.
     with pytest.raises(InputError, match="a run of other settings"):
         tramontane.study(str(file), seeds=2, budget=2, out=tmp_path / "out")
+    # The remedy that the error names.
+    for run in folder.glob("*/seed_*/"):
+        shutil.rmtree(run)
+    assert tramontane.study(str(file), seeds=1, budget=0.8, out=tmp_path / "out").share > 1
     with pytest.raises(InputError, match="do not change a config"):
         tramontane.study(str(file), base="configs/quickstart.yaml", out=tmp_path / "out")
+
+
+def test_a_study_with_a_function_needs_no_plots(tmp_path):
+    file = tmp_path / "walks.yaml"
+    file.write_text(yaml.safe_dump({k: v for k, v in WALKS.items() if k not in ("plots", "over")}))
+    tramontane.study(str(file), seeds=1, out=tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out/walks").glob("*.svg")) == ["arms.svg"]
 
 
 @pytest.mark.parametrize(
@@ -310,6 +326,7 @@ def test_arms_may_be_runs_of_a_function(tmp_path):
     [
         ({"measures": {}}, "measures: name the measures"),
         ({"runner": None}, "measures: measures belongs to a study with a runner"),
+        ({"fixed_minutes": 0.5}, "fixed_minutes: at least as much as minutes, 0.5"),
         ({"claims": [WALKS["claims"][0] | {"measure": "ends"}]}, "did you mean 'end'"),
     ],
 )

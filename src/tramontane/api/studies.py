@@ -39,7 +39,8 @@ def study(
             folder, or a run that failed.
     """
     from tramontane.studies.page import write_page
-    from tramontane.studies.runner import Plan, run_study, share_of
+    from tramontane.studies.plan import Plan, share_of
+    from tramontane.studies.runner import run_study
     from tramontane.studies.study import load_study
 
     found = load_study(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 from rich.table import Table
@@ -12,6 +12,11 @@ from typer.core import TyperGroup
 from tramontane import api
 from tramontane.cli.terminal import app, console, escape, progress_bar
 from tramontane.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tramontane.studies.catalogue import Planned
 
 Runs = Annotated[
     list[Path],
@@ -73,18 +78,31 @@ def run(
         )
     if every and base is not None:
         raise InputError("--base belongs to a single study; the catalogue runs on its own base")
+    if not every and (dry_run or chosen):
+        raise InputError("--dry-run and --set belong to --all")
     if name is not None:
         _run_one(name, seeds=seeds, budget=budget, base=base, out=out)
         return
-    failed = _run_all(out, seeds, budget, chosen, dry_run) if every else {}
+    from tramontane.studies.catalogue import default_plans, plan_catalogue, write_report
+    from tramontane.studies.runner import other_runs
+    from tramontane.studies.smoke import run_smoke, smoke_plans
+    from tramontane.studies.study import StudySet
+
+    if chosen is not None and chosen not in get_args(StudySet):
+        raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
+    plans, failed = default_plans(out), {}
+    if every or budget is not None:
+        planned = plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
+        plans |= {item.name: item.plan for item in planned}
+        if every:
+            failed = _run_all(planned, seeds, dry_run)
     if smoke:
-        from tramontane.studies.smoke import run_smoke
-
-        failed |= run_smoke(out)
+        plans = smoke_plans(out)
+        failed |= run_smoke(plans, out)
     if report and not dry_run:
-        from tramontane.studies.catalogue import write_report
-
-        results = write_report(out, page)
+        results = write_report(plans, page)
+        for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
+            console.print(f"left out: {folder} has other settings than the study")
         console.print(f"{page}: {len(results)} studies with results", highlight=False)
     if failed:
         raise InputError("\n".join(f"study {name}: {error}" for name, error in failed.items()))
@@ -105,16 +123,10 @@ def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, 
     console.print(f"the page, its plots and every run: {folder}", highlight=False)
 
 
-def _run_all(
-    out: Path, seeds: int, budget: float | None, chosen: str | None, dry_run: bool
-) -> dict[str, str]:
+def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str, str]:
     """Print the plan of the catalogue, and run it; returns the errors of studies that failed."""
-    from tramontane.studies.catalogue import plan_catalogue, run_catalogue
-    from tramontane.studies.study import StudySet
+    from tramontane.studies.catalogue import run_catalogue
 
-    if chosen is not None and chosen not in get_args(StudySet):
-        raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
-    planned = plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
     table = Table("study", "set", "arms × seeds", "finished", "minutes, estimated")
     for item in planned:
         size, done = f"{len(item.plan.study.arms)} × {seeds}", f"{item.finished}/{item.runs}"
@@ -135,7 +147,7 @@ def _run_all(
 @study.command(name="list")
 def list_studies() -> None:
     """List the shipped studies, with the minutes of three seeds on two cores."""
-    from tramontane.studies.runner import minutes_of
+    from tramontane.studies.plan import minutes_of
     from tramontane.studies.study import load_study, names
 
     for known in names():

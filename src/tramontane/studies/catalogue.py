@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -20,20 +20,15 @@ from tramontane.studies.page import (
     Result,
     arms_table,
     judge_runs,
-    plain,
+    plot_arms,
     plots,
     recorded_result,
     size_of,
+    write_data,
     write_page,
 )
-from tramontane.studies.runner import (
-    Plan,
-    finished,
-    finished_runs,
-    minutes_of,
-    run_study,
-    share_of,
-)
+from tramontane.studies.plan import Plan, minutes_of, share_of
+from tramontane.studies.runner import finished, finished_runs, run_study
 from tramontane.studies.study import Claim, Study, StudySet, load_study, names_in
 from tramontane.studies.verdicts import Verdict
 
@@ -124,15 +119,26 @@ def run_catalogue(
     return failed
 
 
-def write_report(out: Path, page: Path) -> dict[str, Result]:
+def default_plans(out: Path) -> dict[str, Plan]:
+    """The plan of each shipped study with its own budget, for as many seeds as have a folder."""
+    plans = {}
+    for name in names_in(None):
+        study = load_study(name)
+        seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
+        plans[name] = Plan(study, out / name, seeds)
+    return plans
+
+
+def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     """Write the page of all claims from what is finished, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_PLOT.svg`.
-    A study whose data are there already, of more seeds than the runs in `out`, keeps them: its runs
-    may have been made elsewhere. Data of arms that have changed since are removed.
+    Runs of other settings than the plan's are left out. A study whose data are there already, of a
+    larger share of the budget or of more seeds than the runs, keeps them: its runs may have been
+    made elsewhere. Data of arms that have changed since are removed.
 
     Args:
-        out: folder of the studies.
+        plans: the plan of each study by its name, in the order of the page.
         page: the page.
 
     Returns:
@@ -141,10 +147,10 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     data = page.with_suffix("")
     data.mkdir(parents=True, exist_ok=True)
     entries, results = [], {}
-    for name in names_in(None):
-        study = load_study(name)
+    for name, plan in plans.items():
+        study = plan.study
         entry: dict[str, Any] = {"name": name, "study": study, "result": None}
-        if result := _published(name, study, out, data):
+        if result := _published(name, plan, data):
             results[name] = result
             entry |= {
                 "result": result,
@@ -161,7 +167,9 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
             old.unlink()
     source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(difference=_difference, smallest=_smallest, slug=_slug)
+    environment.globals.update(
+        difference=_difference, expected=_expected, smallest=_smallest, slug=_slug
+    )
     counts: dict[str, int] = {}
     for result in results.values():
         for _, verdict in result.verdicts:
@@ -176,22 +184,23 @@ def write_report(out: Path, page: Path) -> dict[str, Result]:
     return results
 
 
-def _published(name: str, study: Study, out: Path, data: Path) -> Result | None:
+def _published(name: str, plan: Plan, data: Path) -> Result | None:
     """The result of a study in the page's folder `data`, brought up to date with its runs."""
     file = data / f"{name}.json"
-    recorded = recorded_result(study, file)
-    seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
-    runs = finished_runs(study, out / name, seeds)
-    if not any(runs.values()):
-        return recorded
-    result = judge_runs(study, runs)
-    if recorded and recorded.seeds > result.seeds:
-        return recorded
-    figures = plots(study, runs, result)
-    for plot in _plots_shown(study):
-        save(figures[plot], data / f"{name}_{plot}.svg")
-    file.write_text(json.dumps(plain(study, result), indent=1) + "\n", encoding="utf-8")
-    return result
+    recorded = recorded_result(plan.study, file)
+    runs = finished_runs(plan)
+    made = judge_runs(plan, runs) if any(runs.values()) else None
+    if made and (recorded is None or (made.share, made.seeds) >= (recorded.share, recorded.seeds)):
+        figures = plots(plan.study, runs, made)
+        for plot in _plots_shown(plan.study):
+            save(figures[plot], data / f"{name}_{plot}.svg")
+    elif recorded:
+        # Its curves stay as they are; figures and verdicts are computed as they are today.
+        made = recorded
+        save(plot_arms(plan.study, made), data / f"{name}_arms.svg")
+    if made:
+        write_data(file, plan, made)
+    return made
 
 
 def _plots_shown(study: Study) -> list[str]:
@@ -210,15 +219,28 @@ def _slug(title: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
 
 
+def _form(entry: dict[str, Any], claim: Claim) -> str:
+    form: str = entry["study"].shown[claim.measure].format
+    return form.replace(",", "")
+
+
 def _difference(entry: dict[str, Any], claim: Claim, verdict: Verdict) -> str:
     """The difference with its interval, in the measure's format."""
-    form = entry["study"].shown[claim.measure].format.replace(",", "")
-    if abs(verdict.low) == float("inf"):
+    form = _form(entry, claim)
+    if math.isnan(verdict.difference):
+        return "–"
+    if math.isinf(verdict.low):
         return f"{verdict.difference:+{form}}"
     return f"{verdict.difference:+{form}} [{verdict.low:+{form}}, {verdict.high:+{form}}]"
 
 
+def _expected(claim: Claim) -> str:
+    """`equal within 0.05`, or `higher; margin 0.03`."""
+    if claim.expect == "equal":
+        return f"equal within {claim.margin:g}"
+    return f"{claim.expect}; margin {claim.margin:g}"
+
+
 def _smallest(entry: dict[str, Any], claim: Claim, verdict: Verdict) -> str:
     """The smallest effect that the runs would have shown."""
-    form = entry["study"].shown[claim.measure].format.replace(",", "")
-    return "–" if verdict.detectable == float("inf") else f"{verdict.detectable:{form}}"
+    return "–" if math.isinf(verdict.detectable) else f"{verdict.detectable:{_form(entry, claim)}}"

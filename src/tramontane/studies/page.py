@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from scipy import stats
 from tramontane.config import read_settings
 from tramontane.studies.figures import COLOURS, colours, dash, new_figure, save
 from tramontane.studies.measures import FinishedRun, Measure
-from tramontane.studies.runner import Plan, finished_runs
+from tramontane.studies.plan import Plan
+from tramontane.studies.runner import finished_runs
 from tramontane.studies.study import Claim, Study, base_config
-from tramontane.studies.verdicts import Verdict, judge, pooled_error
+from tramontane.studies.verdicts import Verdict, finite, judge, mean_and_interval
 
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
 
@@ -31,6 +33,7 @@ class Result:
 
     Args:
         seeds: number of seeds that all arms have finished.
+        share: share of the study's default budget that the runs had.
         lines: smallest and largest number of lines of the runs' `metrics.jsonl`, e.g. updates; 0
             without this file.
         minutes: time that the runs took, together.
@@ -39,18 +42,19 @@ class Result:
     """
 
     seeds: int
+    share: float
     lines: tuple[int, int]
     minutes: float
     values: dict[str, dict[str, list[float]]]
     verdicts: list[tuple[Claim, Verdict]]
 
 
-def judge_runs(study: Study, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
+def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
     """Judge a study's claims.
 
     Args:
-        study: the claims.
-        runs: the finished runs of each arm, the same number of each.
+        plan: of the study.
+        runs: its finished runs by arm, the same number of each (`finished_runs`).
 
     Raises:
         ValueError: no runs.
@@ -59,16 +63,17 @@ def judge_runs(study: Study, runs: Mapping[str, Sequence[FinishedRun]]) -> Resul
         raise ValueError("no seed was finished by all arms")
     values = {
         name: {arm: [measure.value(run) for run in found] for arm, found in runs.items()}
-        for name, measure in study.shown.items()
+        for name, measure in plan.study.shown.items()
     }
     every = [run for found in runs.values() for run in found]
     lines = [len(run.updates) for run in every]
     return Result(
         seeds=len(next(iter(runs.values()))),
+        share=plan.share,
         lines=(min(lines), max(lines)),
         minutes=sum(run.summary["minutes"] for run in every),
         values=values,
-        verdicts=_verdicts(study, values),
+        verdicts=_verdicts(plan.study, values),
     )
 
 
@@ -85,12 +90,17 @@ def recorded_result(study: Study, file: Path) -> Result | None:
     same &= found["config"] == _config(study)
     if not same or study.shown.keys() - found["values"].keys():
         return None
+    values = {
+        name: {arm: [np.nan if v is None else v for v in runs] for arm, runs in arms.items()}
+        for name, arms in found["values"].items()
+    }
     return Result(
         seeds=found["seeds"],
+        share=found.get("share", 1.0),
         lines=tuple(found["lines"]),
         minutes=found["minutes"],
-        values=found["values"],
-        verdicts=_verdicts(study, found["values"]),
+        values=values,
+        verdicts=_verdicts(study, values),
     )
 
 
@@ -118,12 +128,11 @@ def write_page(plan: Plan) -> Result:
     Raises:
         ValueError: no seed has been finished by all arms.
     """
-    runs = finished_runs(plan.study, plan.out, plan.seeds)
-    result = judge_runs(plan.study, runs)
+    runs = finished_runs(plan)
+    result = judge_runs(plan, runs)
     for name, figure in plots(plan.study, runs, result).items():
         save(figure, plan.out / f"{name}.svg")
-    text = json.dumps(plain(plan.study, result, plan.base), indent=1)
-    (plan.out / "results.json").write_text(text + "\n", encoding="utf-8")
+    write_data(plan.out / "results.json", plan, result)
     (plan.out / "study.md").write_text(_markdown(plan.study, result), encoding="utf-8")
     return result
 
@@ -136,15 +145,6 @@ def plots(
     return {"arms": plot_arms(study, result), **curves}
 
 
-def mean_and_interval(values: dict[str, list[float]], arm: str) -> tuple[float, float]:
-    """(mean, half of the 95 % interval) over an arm's seeds, by the spread pooled over the arms."""
-    deviation, degrees = pooled_error(values)
-    mean = float(np.mean(values[arm]))
-    if not degrees:
-        return mean, np.nan
-    return mean, float(stats.t.ppf(0.975, degrees)) * deviation / np.sqrt(len(values[arm]))
-
-
 def plot_arms(study: Study, result: Result) -> Figure:
     """The measures that the claims compare: each seed as a dot, means with intervals, by arm."""
     names = list(dict.fromkeys(claim.measure for claim in study.claims))[:MEASURES_SHOWN]
@@ -152,11 +152,11 @@ def plot_arms(study: Study, result: Result) -> Figure:
     places = np.arange(len(study.arms))[::-1]
     for axes, name in zip(every, names, strict=True):
         values = result.values[name]
-        found = [mean_and_interval(values, arm) for arm in study.arms]
+        found = [mean_and_interval(values[arm]) for arm in study.arms]
         means, halves = np.array(found).T
         for place, arm in zip(places, study.arms, strict=True):
             axes.plot(values[arm], [place] * len(values[arm]), "o", color=COLOURS[5], markersize=3)
-        spread = np.nan_to_num(halves)
+        spread = np.where(np.isfinite(halves), halves, 0.0)
         axes.errorbar(
             means, places, xerr=spread, fmt="D", color=COLOURS[0], capsize=3, markersize=4
         )
@@ -173,6 +173,8 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
     figure, (axes,) = new_figure()
     for n, (colour, (arm, found)) in enumerate(zip(colours(len(runs)), runs.items(), strict=True)):
         length = min(len(run.updates) for run in found)
+        if not length:
+            continue
         table = np.stack([_smooth(run.curve(key)[:length]) for run in found])
         x = np.mean([run.curve(over)[:length] for run in found], axis=0)
         mean = table.mean(0)
@@ -193,19 +195,26 @@ def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
     return np.convolve(padded, np.ones(window) / window, mode="valid")
 
 
-def plain(study: Study, result: Result, base: Path | None = None) -> dict[str, Any]:
-    """The result in JSON types, with the config that the arms changed: `base`, or the default."""
-    return {
-        "study": study.model_dump(),
-        "config": _config(study, base),
-        "seeds": result.seeds,
-        "lines": result.lines,
-        "minutes": result.minutes,
-        "values": result.values,
+def write_data(file: Path, plan: Plan, result: Result) -> None:
+    """Write a result as JSON, with the study and the config that its arms changed."""
+    data = {
+        "study": plan.study.model_dump(),
+        "config": _config(plan.study, plan.base),
+        **asdict(result),
         "verdicts": [
             {"claim": claim.model_dump(), **asdict(verdict)} for claim, verdict in result.verdicts
         ],
     }
+    file.write_text(json.dumps(_plain(data), indent=1) + "\n", encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """A value in JSON types; None for infinity and NaN, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: _plain(found) for key, found in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(found) for found in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _config(study: Study, base: Path | None = None) -> dict[str, Any] | None:
@@ -230,32 +239,46 @@ def _markdown(study: Study, result: Result) -> str:
 
 
 def size_of(study: Study, result: Result) -> str:
-    """`3 seeds of 12 to 48 updates for each arm; runs of 20 minutes in all`."""
+    """`3 seeds of 12 to 48 updates for each arm; runs of 20 minutes in all`, and the share of the
+    budget if it is not the study's own."""
     low, high = result.lines
     lines = f" of {low if low == high else f'{low} to {high}'} {study.over}s" if high else ""
     seeds = f"{result.seeds} seed{'s' if result.seeds != 1 else ''}"
-    return f"{seeds}{lines} for each arm; runs of {result.minutes:.3g} minutes in all"
+    minutes = f"{result.minutes:.0f}" if result.minutes >= 10 else f"{result.minutes:.1f}"
+    budget = "" if result.share == 1 else f", {result.share:.2g} of the study's own budget"
+    return f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}"
 
 
 def arms_table(study: Study, result: Result) -> str:
     """The arms with their keys, and a Markdown table of their figures: a row for each measure."""
-    lines = [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
+    lines = [f"- all arms: {_keys(study.base)}"] if study.base else []
+    lines += [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
     if study.trajectories:
         lines.append(f"- the run that `trajectories` stands for: {_keys(study.trajectories)}")
+    lines = [_wrapped(line) for line in lines]
     lines += ["", f"| | {' | '.join(study.arms)} |", "|---|" + "---|" * len(study.arms)]
     for name, measure in study.shown.items():
-        found = [_figure(result.values[name], arm, measure.format) for arm in study.arms]
+        found = [_figure(result.values[name][arm], measure.format) for arm in study.arms]
         lines.append(f"| {measure.title} | {' | '.join(found)} |")
     return "\n".join(lines)
+
+
+def _wrapped(item: str) -> str:
+    """An item of a list on lines of at most 100 characters."""
+    return fill(item, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _keys(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}: {value}`" for key, value in changes.items()) or "nothing changed"
 
 
-def _figure(values: dict[str, list[float]], arm: str, form: str) -> str:
-    mean, half = mean_and_interval(values, arm)
-    return f"{mean:{form}}" if np.isnan(half) else f"{mean:{form}} ± {half:{form}}"
+def _figure(runs: Sequence[float], form: str) -> str:
+    mean, half = mean_and_interval(runs)
+    if np.isnan(mean):
+        return "–"
+    shown = f"{mean:{form}}" if np.isinf(half) else f"{mean:{form}} ± {half:{form}}"
+    known = len(finite(runs))
+    return shown if known == len(runs) else f"{shown} ({known} of {len(runs)} runs)"
 
 
 def sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
@@ -263,7 +286,9 @@ def sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
     form = measure.format.replace(",", "")
     number = f"{verdict.difference:+{form}}"
     pair = f"{claim.arm} − {claim.against}"
-    if not np.isfinite(verdict.low):
+    if np.isnan(verdict.difference):
+        return f"{pair}: no figure."
+    if np.isinf(verdict.low):
         return f"{pair}: {number}, without an interval."
     return (
         f"{pair}: {number} [{verdict.low:+{form}}, {verdict.high:+{form}}]; "

@@ -19,6 +19,7 @@ import numpy as np
 from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.playground import problems
+from tramontane.errors import InputError
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
@@ -185,16 +186,23 @@ def _on(train: Path, keys: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def _train(folder: Path, changes: dict[str, Any]) -> Path:
-    """Train on the studies' base with changed keys, or continue a run; returns its weights."""
+    """Train on the studies' base with changed keys, or continue a run; returns its weights.
+
+    Raises:
+        InputError: the folder has a run of other settings.
+    """
     run = RunFolder(folder)
+    # `_figures` measures the result; the run's own measurement is a formality.
+    changes = changes | {"run_dir": str(folder), "evaluation.problems": 8}
+    texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    config = parse_settings(Config, read_settings(base_config()), texts, str(folder))
+    begun = (folder / "config.yaml").is_file()
+    if begun and run.config([f"run_dir={folder}"]) != config:
+        raise InputError(f"{folder}: a run of other settings; name another folder, or remove it")
     if not run.finished:
-        if (folder / "config.yaml").is_file():
+        if begun:
             api.train(resume=folder, report=False)
         else:
-            # `_figures` measures the result; the run's own measurement is a formality.
-            changes = changes | {"run_dir": str(folder), "evaluation.problems": 8}
-            texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-            config = parse_settings(Config, read_settings(base_config()), texts, str(folder))
             api.train(config, report=False)
     return run.checkpoints / f"step_{run.newest_version}" / "weights"
 

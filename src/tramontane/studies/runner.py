@@ -6,126 +6,22 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
-from tramontane.config import Config, parse_settings, read_settings
+from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.placement.orphans import die_with_parent
-from tramontane.studies.arm import load_function
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.study import Study, base_config
+from tramontane.studies.plan import Plan
 
-FIXED_MINUTES = 0.5  # of a training run: its start and its evaluations
-LEAST_SHARE = 0.01  # of the default budget
 LOG_LINES = 12  # shown of a run that failed
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The runs of a study.
-
-    Args:
-        study: question, arms and claims.
-        out: folder of the runs and the page.
-        seeds: number of runs of each arm.
-        share: share of the default budget that each run has: of its updates, or of the keys that
-            the study names in `scaled`.
-        base: file of the config that the arms change; None: that of `base_config`. Not for a study
-            with a `runner`.
-    """
-
-    study: Study
-    out: Path
-    seeds: int
-    share: float = 1.0
-    base: Path | None = None
-
-    def runs(self) -> Iterator[tuple[str, int, Path]]:
-        """(arm, seed, folder) of each run; seed by seed, so that an early end leaves whole sets."""
-        for seed in range(self.seeds):
-            for arm in self.study.arms:
-                yield arm, seed, self.out / arm / f"seed_{seed}"
-
-    @property
-    def trajectories(self) -> Path | None:
-        """Folder of the run whose rollouts the arms learn from; None if the study has none."""
-        return self.out / "trajectories" if self.study.trajectories else None
-
-    def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
-        """Everything that determines one run, in JSON types; see `studies.arm`.
-
-        Raises:
-            InputError: the base cannot be read, an arm's keys are invalid, or there is no such
-                function.
-        """
-        if self.study.runner is None:
-            return self.arm_config(arm, seed, folder).model_dump(mode="json")
-        if self.base is not None:
-            raise InputError(f"{self.base}: the arms of this study do not change a config")
-        load_function(self.study.runner)
-        keys = {**self.study.base, **self.study.arms[arm]}
-        keys |= {k: max(1, round(keys[k] * self.share)) for k in self.study.scaled if k in keys}
-        measures = list(self.study.measures)
-        return {"runner": self.study.runner, "keys": keys, "seed": seed, "measures": measures}
-
-    def arm_config(self, arm: str, seed: int, folder: Path) -> Config:
-        """The config of one run of a study without a `runner`.
-
-        Raises:
-            InputError: the base cannot be read, or an arm's keys are invalid.
-        """
-        changes = {**self.study.base, **self.study.arms[arm]}
-        if self.trajectories and (sources := changes.get("data.trajectories.sources")):
-            made = {"trajectories": str(self.trajectories)}
-            changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
-        changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
-        # All runs start from the same model: they measure it only where a figure compares to it.
-        compares = any(measure.compares for measure in self.study.shown.values())
-        changes |= {"evaluation.before": compares}
-        return self._config(changes, f"arm {arm!r}")
-
-    def trajectories_config(self) -> Config:
-        """The config of the run whose rollouts the arms learn from.
-
-        Raises:
-            InputError: the base cannot be read, or a key is invalid.
-        """
-        changes = {**self.study.trajectories, "run_dir": str(self.trajectories)}
-        changes |= {"evaluation.before": False}
-        return self._config(changes, "trajectories")
-
-    def _config(self, changes: dict[str, Any], where: str) -> Config:
-        """The base with changes, and with its share of the updates."""
-        texts = [f"{key}={_flow(value)}" for key, value in changes.items()]
-        base = self.base or base_config()
-        raw, origin = read_settings(base), f"{base}, {where}"
-        config = parse_settings(Config, raw, texts, origin)
-        # Stages keep their part of the updates.
-        ends = [(stage.until and stage.until.updates) or 0 for stage in config.stages]
-        ends = [max(1, round(end * self.share)) if end else 0 for end in ends]
-        least = sum(ends) + 1
-        updates = max(least, round(config.pipeline.updates * self.share))
-        texts += [f"pipeline.updates={updates}"]
-        if any(ends):
-            stages = [s.model_dump(exclude_unset=True) for s in config.stages]
-            for stage, end in zip(stages, ends, strict=True):
-                stage |= {"until": {"updates": end}} if end else {}
-            texts += [f"stages={_flow(stages)}"]
-        return parse_settings(Config, raw, texts, origin)
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML on one line, as overrides take it."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
-    return text.removesuffix("...\n").strip()
 
 
 def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None) -> None:
@@ -145,9 +41,12 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
     runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
     first = []
     if plan.trajectories:
-        first = [(plan.trajectories, plan.trajectories_config().model_dump(mode="json"))]
+        first = [(plan.trajectories, plan.trajectories_settings())]
     for folder, settings in first + runs:
-        _check_same(folder, settings)
+        if folder.is_dir() and not _is_same(folder, settings):
+            raise InputError(
+                f"{folder}: a run of other settings; name another folder (--out), or remove it"
+            )
     todo = [(folder, settings) for folder, settings in runs if not finished(folder)]
     cores = plan.study.cores
     for folder, settings in first:
@@ -165,52 +64,24 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
             raise
 
 
-def minutes_of(study: Study, seeds: int, share: float = 1.0) -> float:
-    """Estimated minutes of a whole study on two cores, with a share of the default budget."""
-    fixed, changing = _minutes(study, seeds)
-    return fixed + changing * share
-
-
-def share_of(studies: Iterable[Study], minutes: float, seeds: int) -> float:
-    """The share of the default budget with which studies together take some minutes on two cores.
-
-    Raises:
-        InputError: too few minutes for the runs' starts and evaluations and `LEAST_SHARE`.
-    """
-    fixed, changing = np.sum([_minutes(study, seeds) for study in studies], axis=0)
-    least = fixed + LEAST_SHARE * changing
-    if minutes < least:
-        raise InputError(
-            f"budget of {minutes:g} minutes: the runs take {least:.1f} at least, mostly to start "
-            f"and to be evaluated; give more minutes, or fewer seeds"
-        )
-    return float((minutes - fixed) / changing)
-
-
-def _minutes(study: Study, seeds: int) -> tuple[float, float]:
-    """(minutes at any budget, further minutes at the default budget) of a study on two cores."""
-    runs = (len(study.arms) * seeds + bool(study.trajectories)) * min(study.cores, 2) / 2
-    fixed = 0 if study.runner else min(FIXED_MINUTES, study.minutes / 2)
-    return runs * fixed, runs * (study.minutes - fixed)
-
-
 def finished(folder: Path) -> bool:
     """True if the run in the folder came to its end."""
     return (folder / "summary.json").is_file()
 
 
-def finished_runs(study: Study, out: Path, seeds: int) -> dict[str, list[FinishedRun]]:
+def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
     """The finished runs of each arm, in order of their seeds; only seeds that all arms have.
 
-    Args:
-        study: the arms.
-        out: folder of the study's runs.
-        seeds: number of seeds that are looked for.
+    Runs of other settings than the plan's are left out (`other_runs`).
     """
+    study = plan.study
     arms: dict[str, list[FinishedRun]] = {arm: [] for arm in study.arms}
-    for seed in range(seeds):
-        folders = {arm: out / arm / f"seed_{seed}" for arm in arms}
-        if all(finished(folder) for folder in folders.values()):
+    others = set(other_runs(plan))
+    if plan.trajectories in others:
+        return arms
+    for seed in range(plan.seeds):
+        folders = {arm: plan.folder(arm, seed) for arm in arms}
+        if all(finished(folder) and folder not in others for folder in folders.values()):
             for arm, folder in folders.items():
                 arms[arm].append(FinishedRun(folder))
     if study.runner:
@@ -220,12 +91,28 @@ def finished_runs(study: Study, out: Path, seeds: int) -> dict[str, list[Finishe
     return {arm: [replace(run, common_seconds=common) for run in arms[arm]] for arm in arms}
 
 
-def _check_same(folder: Path, settings: dict[str, Any]) -> None:
-    file = settings_file(folder)
-    if file.is_file() and yaml.safe_load(file.read_text()) != settings:
-        raise InputError(
-            f"{folder}: a run of other settings; name another folder (--out), or remove it"
-        )
+def other_runs(plan: Plan) -> list[Path]:
+    """Folders of finished runs whose settings are not the plan's: of another base or budget, or of
+    an arm that has changed since."""
+    made = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
+    if plan.trajectories:
+        made.append((plan.trajectories, plan.trajectories_settings()))
+    return [folder for folder, now in made if finished(folder) and not _is_same(folder, now)]
+
+
+def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
+    """True if a run has these settings, wherever it lies."""
+    then = read_settings(settings_file(folder))
+    if "runner" in settings or "runner" in then:
+        return then == settings
+    configs = [parse(Config, found, str(folder)) for found in (then, settings)]
+    # Their places may differ: the study's folder was moved, or is named in another way.
+    dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
+    for found in dumps:
+        trajectories = found["data"]["trajectories"]
+        if trajectories:
+            trajectories["sources"] = [Path(source).name for source in trajectories["sources"]]
+    return dumps[0] == dumps[1]
 
 
 def settings_file(folder: Path) -> Path:
@@ -233,11 +120,18 @@ def settings_file(folder: Path) -> Path:
     return folder.with_name(folder.name + ".yaml")
 
 
+def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
+    """Write a run's settings next to its folder, as a whole or not at all; returns the file."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = settings_file(folder)
+    partial = file.with_suffix(".partial")
+    partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    return partial.replace(file)
+
+
 def _run(folder: Path, settings: dict[str, Any], cores: int) -> None:
     """One run, in a process of its own: a fault of one arm leaves the others alone."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file, log = settings_file(folder), folder.with_name(folder.name + ".log")
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    file, log = write_settings(folder, settings), folder.with_name(folder.name + ".log")
     with open(log, "ab") as output:
         code = subprocess.run(
             [sys.executable, "-m", "tramontane.studies.arm", str(file)],

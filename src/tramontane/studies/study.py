@@ -75,6 +75,8 @@ class Study(Section):
     """With `runner`: integer keys, e.g. a number of steps, that `--budget` multiplies."""
     minutes: float = Field(2.0, gt=0)
     """Minutes of one run with the default budget on two cores, which run as many as they can."""
+    fixed_minutes: float = Field(0.0, ge=0)
+    """With `runner` and `scaled`: the part of `minutes` that stays as it is with another budget."""
     cores: int = Field(1, ge=1)
     """Cores that one run has, of those of the machine. Generator and trainer take turns on one, and
     runs go side by side; a study of speed needs a core for each."""
@@ -85,7 +87,8 @@ class Study(Section):
     `studies.measures`."""
     plots: list[str] = Field(default_factory=lambda: ["reward", "entropy", "completion_tokens"])
     """Metrics that the page plots over `over`, as in the `metrics.jsonl` of a run's folder. The
-    function of `runner` may write such a file too: a line of JSON for each step."""
+    function of `runner` may write such a file too, a line of JSON for each step; with `runner` the
+    default is none."""
     over: str = "update"
     """Metric on the horizontal axis of the plots."""
     large: str = ""
@@ -102,9 +105,13 @@ class Study(Section):
                 )
         if self.runner and self.trajectories:
             raise key_error("trajectories belong to a study without a runner", "trajectories")
-        for key in ("measures", "scaled"):
+        for key in ("measures", "scaled", "fixed_minutes"):
             if getattr(self, key) and not self.runner:
                 raise key_error(f"{key} belongs to a study with a runner", key)
+        if self.fixed_minutes >= self.minutes:
+            raise key_error(f"at least as much as minutes, {self.minutes:g}", "fixed_minutes")
+        if self.runner and "plots" not in self.model_fields_set:
+            self.plots = []
         for i, claim in enumerate(self.claims):
             for key in ("arm", "against"):
                 name = getattr(claim, key)

@@ -13,6 +13,7 @@ from scipy import stats
 from tramontane.studies.study import Expectation
 
 Outcome = Literal["holds", "does not hold", "undecided at this budget"]
+UNDECIDED: Outcome = "undecided at this budget"
 POWER = 0.8  # of the smallest effect that a budget could have seen
 
 
@@ -22,10 +23,12 @@ class Verdict:
 
     Args:
         outcome: computed from the interval alone.
-        difference: mean over seeds of `arm` less that of `against`, or less the number.
-        low, high: 95 % interval of the difference; infinite with a single seed.
-        detectable: smallest true difference that these runs would have shown in 80 % of studies.
-        seeds: number of runs of each arm.
+        difference: mean over seeds of `arm` less that of `against`, or less the number; NaN if no
+            run of one of them has a figure.
+        low, high: 95 % interval of the difference; infinite if an arm has fewer than two figures.
+        detectable: smallest true difference that would have shown in 80 % of studies with the
+            spread of these: as a difference from 0, or for `equal` as one beyond the margin.
+        seeds: number of figures of the arm with fewer of them.
     """
 
     outcome: Outcome
@@ -36,17 +39,23 @@ class Verdict:
     seeds: int
 
 
-def pooled_error(values: Mapping[str, Sequence[float]]) -> tuple[float, int]:
-    """(standard deviation over seeds, degrees of freedom), pooled over all arms of a study.
+def finite(runs: Sequence[float]) -> np.ndarray:
+    """The figures that are numbers: a run may have none, e.g. no pass rate at a time that it did
+    not reach."""
+    found = np.asarray(runs, dtype=np.float64)
+    return found[np.isfinite(found)]
 
-    Three seeds alone say little about their own spread; the arms of a study share it. NaN and 0
-    with a single seed.
+
+def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
+    """(mean, half of Student's 95 % interval) over an arm's seeds.
+
+    The mean is NaN without figures, the interval infinite with fewer than two.
     """
-    degrees = sum(len(runs) - 1 for runs in values.values())
-    if not degrees:
-        return math.nan, 0
-    squares = sum(float(np.var(runs, ddof=0)) * len(runs) for runs in values.values())
-    return math.sqrt(squares / degrees), degrees
+    found = finite(runs)
+    if not len(found):
+        return math.nan, math.inf
+    error, degrees = _squared_error(found)
+    return float(found.mean()), _quantile(0.975, degrees) * math.sqrt(error)
 
 
 def judge(
@@ -57,11 +66,11 @@ def judge(
     expect: Expectation,
     margin: float,
 ) -> Verdict:
-    """The verdict on one claim.
+    """The verdict on one claim, by Welch's interval: the arms' spreads may differ.
 
     `higher` and `lower` hold if the interval lies beyond 0 on that side, and do not hold if it lies
     below the margin. `equal` holds if the interval lies within the margin on both sides, and does
-    not hold if it excludes 0 and the difference is above the margin.
+    not hold if it lies beyond the margin.
 
     Args:
         values: a measure of each run, by arm.
@@ -70,35 +79,46 @@ def judge(
         expect: the claim.
         margin: the smallest difference of interest.
     """
-    first = values[arm]
-    second = values[against] if isinstance(against, str) else [against]
-    difference = float(np.mean(first) - np.mean(second))
-    deviation, degrees = pooled_error(values)
-    if not degrees:
-        return Verdict(
-            "undecided at this budget", difference, -math.inf, math.inf, math.inf, len(first)
-        )
-    compared = 1 / len(second) if isinstance(against, str) else 0
-    error = deviation * math.sqrt(1 / len(first) + compared)
-    quantile = float(stats.t.ppf(0.975, degrees))
-    low, high = difference - quantile * error, difference + quantile * error
-    detectable = (quantile + float(stats.t.ppf(POWER, degrees))) * error
-    outcome = _outcome(difference, low, high, expect, margin)
-    return Verdict(outcome, difference, low, high, detectable, len(first))
+    first = finite(values[arm])
+    compared = [first] if not isinstance(against, str) else [first, finite(values[against])]
+    seeds = min(map(len, compared))
+    if not seeds:
+        return Verdict(UNDECIDED, math.nan, -math.inf, math.inf, math.inf, 0)
+    known = 0.0 if isinstance(against, str) else against
+    difference = float(first.mean()) - sum(float(arm.mean()) for arm in compared[1:]) - known
+    squares, freedoms = zip(*map(_squared_error, compared), strict=True)
+    error = math.sqrt(sum(squares))
+    # Welch and Satterthwaite: the degrees of freedom of a sum of two estimated variances.
+    shares = sum(s * s / d for s, d in zip(squares, freedoms, strict=True) if d)
+    degrees = error**4 / shares if shares else min(freedoms)
+    half = _quantile(0.975, degrees) * error
+    low, high = difference - half, difference + half
+    detectable = half + _quantile(POWER, degrees) * error
+    outcome = _outcome(low, high, expect, margin)
+    return Verdict(
+        outcome, difference, low, high, detectable + (margin if expect == "equal" else 0), seeds
+    )
 
 
-def _outcome(
-    difference: float, low: float, high: float, expect: Expectation, margin: float
-) -> Outcome:
+def _squared_error(runs: np.ndarray) -> tuple[float, int]:
+    """(squared standard error of the mean, degrees of freedom); infinite of a single figure."""
+    if len(runs) < 2:
+        return math.inf, 0
+    return float(runs.var(ddof=1)) / len(runs), len(runs) - 1
+
+
+def _quantile(share: float, degrees: float) -> float:
+    """Student's quantile; 1 without degrees of freedom, where the standard error is infinite."""
+    return float(stats.t.ppf(share, degrees)) if degrees else 1.0
+
+
+def _outcome(low: float, high: float, expect: Expectation, margin: float) -> Outcome:
     if expect == "lower":
-        return _outcome(-difference, -high, -low, "higher", margin)
+        return _outcome(-high, -low, "higher", margin)
     if expect == "higher":
         if low > 0:
             return "holds"
-        return "does not hold" if high < margin else "undecided at this budget"
+        return "does not hold" if high < margin else UNDECIDED
     if -margin < low and high < margin:
         return "holds"
-    excludes_zero = low > 0 or high < 0
-    if excludes_zero and abs(difference) > margin:
-        return "does not hold"
-    return "undecided at this budget"
+    return "does not hold" if low > margin or high < -margin else UNDECIDED
