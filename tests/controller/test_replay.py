@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from tests.controller.driven import DrivenLedger, config, verdict
 from tests.trainer import rollouts
-from tramontane.config import Config, TimeoutsConfig
+from tramontane.config import Config, TimeoutsConfig, TrainerConfig
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.replay import Replay, ReplayRules
 from tramontane.data.curriculum import Curriculum
 from tramontane.placement import Limit
 from tramontane.placement.thread import ThreadHandle
+from tramontane.trainer.microbatch import cut_batch
 from tramontane.types import (
     ELSEWHERE,
     Batch,
@@ -25,6 +26,7 @@ from tramontane.types import (
     Completion,
     Group,
     Problem,
+    TrainBatch,
     TrainSequence,
     floats,
     ints,
@@ -61,7 +63,7 @@ def test_each_epoch_has_every_completion_once(
     replay = Replay(groups(sizes), ReplayRules(seed=3, shuffle=shuffle))
     taken: list[int] = []
     for version, size in enumerate(batches):
-        found = replay.take(version, size)
+        found = replay.take(version, size, size)
         assert sum(len(g.completions) for g in found) == size
         assert all(len(g.completions) == len(g.verdicts) and not g.sampled for g in found)
         taken += tokens(found)
@@ -72,15 +74,28 @@ def test_each_epoch_has_every_completion_once(
         assert taken == [i % total for i in range(len(taken))]
 
 
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(6, 9), st.integers(1, 4))
+def test_groups_of_any_size_fill_the_minibatches(
+    sizes: list[int], minibatch: int, count: int
+) -> None:
+    """As many optimizer steps as there are minibatches, each of its full size."""
+    found = Replay(groups(sizes)).take(0, count * minibatch, minibatch)
+    settings = BatchSettings("", 1.0, minibatch, 100)
+    sequences = [[TrainSequence.of(c) for c in group.completions] for group in found]
+    batch = TrainBatch(0, sequences, settings)
+    cut = cut_batch(batch, TrainerConfig())
+    assert [len(part.completions) for part in cut] == [minibatch] * count
+
+
 @given(st.integers(0, 6), st.integers(0, 2))
 def test_a_resumed_source_repeats_the_batches_that_were_not_trained_on(
     trained: int, ahead: int
 ) -> None:
     replay = Replay(groups([2, 3, 1]), ReplayRules(seed=1))
-    batches = [tokens(replay.take(version, 4)) for version in range(trained + ahead)]
+    batches = [tokens(replay.take(version, 4, 4)) for version in range(trained + ahead)]
     resumed = Replay(groups([2, 3, 1]), ReplayRules(seed=1))
     resumed.load_state(replay.state(trained))
-    again = [tokens(resumed.take(version, 4)) for version in range(trained, trained + ahead)]
+    again = [tokens(resumed.take(version, 4, 4)) for version in range(trained, trained + ahead)]
     assert again == batches[trained:]
 
 
@@ -98,7 +113,7 @@ def test_computed_log_probs_are_computed_again_after_so_many_updates() -> None:
     seen = []
     replay = Replay(found, ReplayRules(refresh_every=2))
     for version in range(3):
-        batch = Batch(version, replay.take(version, 3), settings)
+        batch = Batch(version, replay.take(version, 3, 3), settings)
         asyncio.run(replay.refresh(batch, handle, limit))
         computed, kept = found[0].completions[0].logprobs, found[1].completions[0].logprobs
         assert list(kept) == [-1.0, -2.0]
@@ -108,7 +123,7 @@ def test_computed_log_probs_are_computed_again_after_so_many_updates() -> None:
     assert seen[0][1] and seen[2][1] and not seen[1][1]
     assert seen[0][0] == seen[1][0] != seen[2][0]
     ignored = Replay(groups([1]), ReplayRules(behavior=False))
-    asyncio.run(ignored.refresh(Batch(0, ignored.take(0, 1), settings), handle, limit))
+    asyncio.run(ignored.refresh(Batch(0, ignored.take(0, 1, 1), settings), handle, limit))
     handle.close()
 
 

@@ -26,6 +26,7 @@ ROWS: list[dict[str, Any]] = [
     {"prompt": "2 + 1 = ?", "response": "<think>3</think> \\boxed{3}", "reward": 0.5},
     {"prompt": "2 + 2 = ?", "response": "<think>5</think> \\boxed{5}", "reward": 0.25},
 ]
+BY_IMPORTANCE = {"name": "spo", "spo": {"initial_value": "importance"}}
 OFFLINE = {"group_size": 1, "n_batch": 2, "n_async": 2, "diversity": "none"}
 
 
@@ -97,10 +98,14 @@ def test_recorded_tokens_and_log_probs_are_kept(tmp_path: Path) -> None:
         ({"prompt": "x", "response": "y", "reward": "maybe"}, r"no reward: .*found 'maybe'"),
         ({"prompt": "x", "response": "y", "reward": float("nan")}, "no reward"),
         ({"prompt": "x", "reward": 1}, "no text in field 'response'"),
-        ({"response": "y", "reward": 1}, "no text in field 'problem'"),
+        ({"response": "y", "reward": 1}, "no text in field 'problem'.*data.trajectories.fields"),
         (ROWS[0] | {"token_ids": [1, 2.5]}, "token_ids must be whole numbers from 0 to"),
         (ROWS[0] | {"token_ids": [10**6]}, "token_ids must be whole numbers from 0 to"),
         (ROWS[0] | {"token_ids": [1], "logprobs": [0, 0]}, "as many numbers as token_ids"),
+        (ROWS[0] | {"token_ids": [1], "logprobs": [0.5]}, "token_ids, of at most 0"),
+        (ROWS[0] | {"token_ids": [1], "logprobs": [-math.inf]}, "token_ids, of at most 0"),
+        ({"prompt": "x", "response": "y", "reward": 10**400}, "no reward"),
+        ({"prompt": "x", "response": "y\ud800", "reward": 1}, "half of a surrogate pair"),
         (ROWS[0] | {"logprobs": [0, 0]}, "logprobs without the token_ids"),
         ("text", "a str; every line must hold one JSON object"),
     ],
@@ -108,6 +113,14 @@ def test_recorded_tokens_and_log_probs_are_kept(tmp_path: Path) -> None:
 def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(InputError, match=rf"rows\.jsonl:2: .*{message}"):
         load(offline(tmp_path, write(tmp_path, ROWS[0], row)))
+
+
+def test_weights_by_the_sampling_policy_need_its_log_probs(tmp_path: Path) -> None:
+    config = offline(tmp_path, write(tmp_path, *ROWS))
+    by_importance = {"trainer": {"objective": BY_IMPORTANCE}, "verifier": {"reward": {}}}
+    config = Config.model_validate(config.model_dump() | by_importance)
+    with pytest.raises(InputError, match=r"have no logprobs of the policy .* initial_value"):
+        load(config)
 
 
 def test_rewards_are_filtered_and_standardized(tmp_path: Path) -> None:
@@ -149,6 +162,13 @@ def test_regraded_rewards_are_those_of_the_verifiers(tmp_path: Path) -> None:
         (
             {"data": {"trajectories": {"sources": ["x"], "min_reward": 2, "max_reward": 1}}},
             r"data\.trajectories\.min_reward: min_reward 2 is above max_reward 1: swap them",
+        ),
+        (
+            {
+                "data": {"trajectories": {"sources": ["x"], "behavior": "refreshed"}},
+                "trainer": {"objective": BY_IMPORTANCE},
+            },
+            r"data\.trajectories\.behavior: .*initial_value: importance.*; write recorded",
         ),
     ],
 )

@@ -181,6 +181,22 @@ def test_languages_are_compared_with_english(tmp_path):
     assert math.isnan(MEASURES["pass_at_1_de"].value(run))
 
 
+def test_right_solutions_differ_by_their_texts(tmp_path):
+    def sample(group, verdict, text):
+        return json.dumps({"group": group, "verdict": verdict, "text": text}) + "\n"
+
+    samples = [
+        *(sample(0, "right", text) for text in ("a", "b", "a ", "c")),  # 2 of 3 after the first
+        *(sample(1, "right", text) for text in ("a", "a")),
+        *(sample(2, "right", "a"), sample(2, "wrong", "b")),  # one alone
+    ]
+    tmp_path.joinpath("evaluation_after.jsonl").write_text("".join(samples))
+    value = MEASURES["distinct_solutions"].value
+    assert value(FinishedRun(tmp_path)) == pytest.approx((2 / 3 + 0) / 2)
+    tmp_path.joinpath("evaluation_after.jsonl").write_text(samples[-1])
+    assert math.isnan(value(FinishedRun(tmp_path)))
+
+
 def test_collation_is_compared_with_batches_of_as_many_as_always_fit(tmp_path):
     def run(lengths, spread):
         keys = {"lengths": lengths, "sequences": 4096, "budget": 4096, "spread": spread}

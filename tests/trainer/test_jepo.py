@@ -233,7 +233,7 @@ def test_only_sampled_tokens_have_an_importance_weight():
     t = trainer(policy, {"name": "jepo", "jepo": EXACT})
     got = descent(t, [members])
     exact = step((1, 1), (0.3, 0.6), 2)  # only to compare the answers' rows in sign
-    assert t.metrics["ratio"] == pytest.approx(1.5)  # 2 and 1
+    assert t.metrics["ratio"] == pytest.approx(2)  # of the sampled token alone
     assert t.metrics["given_tokens"] == 0.5
     expected = (math.log(0.3) + math.log(0.6)) / 4
     assert t.metrics["answer_logprob"] == pytest.approx(2 * expected)

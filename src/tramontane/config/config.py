@@ -143,6 +143,14 @@ class Config(Section):
                 "trainer.objective.name",
                 "pipeline.group_size",
             )
+        trajectories = self.data.trajectories
+        if objective.options.of_sampler and trajectories and trajectories.behavior == "refreshed":
+            raise key_error(
+                f"objective {objective.name!r} weighs completions by the policy that sampled them "
+                f"(initial_value: importance), which `refreshed` replaces; write recorded",
+                "data.trajectories.behavior",
+                f"trainer.objective.{objective.name}.initial_value",
+            )
         return self
 
     @model_validator(mode="after")

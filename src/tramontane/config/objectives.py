@@ -48,6 +48,11 @@ class ObjectiveOptions(Section):
         return True
 
     @property
+    def of_sampler(self) -> bool:
+        """True if log μ must be that of the policy that sampled, and of no later one."""
+        return False
+
+    @property
     def needs(self) -> frozenset[str]:
         """Inputs beyond log-probs, advantages and weights that the objective uses under these
         options; see docs/objectives.md for their names."""
@@ -285,6 +290,10 @@ class SPOOptions(ObjectiveOptions):
     @property
     def uses_behavior(self) -> bool:
         return self.initial_value == "importance"
+
+    @property
+    def of_sampler(self) -> bool:
+        return self.uses_behavior
 
     @property
     def needs(self) -> frozenset[str]:

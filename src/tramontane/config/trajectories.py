@@ -27,8 +27,8 @@ class TrajectoriesConfig(Section):
     the weights that are trained. A trajectory without recorded ones is always refreshed. For an
     objective that does not use μ, none are computed."""
     refresh_every: int | None = Field(10, ge=1)
-    """Updates after which refreshed log-probs are computed again. The default is SPO's period of
-    the behaviour policy, in batches. null: computed once, when a trajectory is first used."""
+    """Updates after which refreshed log-probs are computed again. null: computed once, when a
+    trajectory is first used."""
     min_version: int | None = Field(None, ge=0)
     """Oldest weights version of a run's rollouts, by a completion's newest token. null: no
     bound."""

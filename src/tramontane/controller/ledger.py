@@ -303,7 +303,7 @@ class Ledger:
         self.ready = [i for i in self.ready if i not in self.batched]
         settings = self.stages.batch_settings
         rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
-        replayed = self.replay.take(self.next_version, rest)
+        replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
         batch = Batch(self.next_version, [*(g.group() for g in groups), *replayed], settings)
         self.next_version += 1
         return batch

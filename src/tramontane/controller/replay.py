@@ -57,15 +57,20 @@ class Replay:
         # Version whose weights computed a completion's log-probs, by group and index.
         self._refreshed: dict[tuple[int, int], int] = {}
 
-    def take(self, version: int, completions: int) -> list[Group]:
+    def take(self, version: int, completions: int, minibatch: int) -> list[Group]:
         """The next groups, with exactly `completions` completions together, for the batch that is
-        trained at `version`. The last group of a batch may be split."""
+        trained at `version`.
+
+        Groups are split where one of the batch's minibatches of `minibatch` completions ends, so
+        that groups of any size fill them: these completions are the batch's last.
+        """
         self._starts[version] = self._position
         taken, end = [], self._position + completions
         while self._position < end:
             epoch, offset = divmod(self._position, self._total)
             group, start = self._at(epoch, offset)
-            stop = min(len(group.completions), start + end - self._position)
+            room = (end - self._position - 1) % minibatch + 1
+            stop = min(len(group.completions), start + room)
             part = slice(start, stop)
             taken.append(
                 replace(group, completions=group.completions[part], verdicts=group.verdicts[part])

@@ -121,7 +121,7 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
     if (folder / "end").is_file():
         return
     chunk = _finished(folder)
-    rules = RowRules(config.fields, config.domain, config.domains, gradable=False)
+    rules = RowRules(config.fields, config.domain, config.domains, False, "fields")
     rows = read_problems(config.inputs, rules, config.split, chunk * config.chunk_rows)
     while batch := list(islice(rows, config.chunk_rows)):
         _write_rows(folder, chunk, batch)

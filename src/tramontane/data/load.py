@@ -40,16 +40,18 @@ class RowRules:
     """Rules for reading rows as problems.
 
     Args:
-        fields: names of a row's columns by field of a Problem, where they differ (`data.fields`).
+        fields: names of a row's columns by field of a Problem, where they differ.
         domain: domain of every row; None: each row's own (`data.domain`).
         domains: the known domains, with the columns that they need (`verifier.domains`).
         gradable: refuse rows without the columns that their domain needs.
+        key: the key of the config that holds `fields`, for messages.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
     domain: str | None = None
     domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
     gradable: bool = True
+    key: str = "data.fields"
 
     @cached_property
     def columns(self) -> dict[str, tuple[str, ...]]:
@@ -264,7 +266,7 @@ def parse_problem(
     statement, messages = _statement(values["problem"], where)
     if not isinstance(statement, str) or not statement.strip():
         name = fields.get("problem", "problem")
-        raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row)}")
+        raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row, rules)}")
     domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
     if rules.domain is not None and values["domain"] is not None:
         rest["domain"] = values["domain"]
@@ -300,9 +302,9 @@ def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
     return (field_name, *ALIASES.get(field_name, ()))
 
 
-def _row_columns(row: dict[str, Any]) -> str:
+def _row_columns(row: dict[str, Any], rules: RowRules) -> str:
     """The columns of a row, for the message about a missing one."""
-    return f"the row has {', '.join(sorted(row))}; name the right one in data.fields"
+    return f"the row has {', '.join(sorted(row))}; name the right one in {rules.key}"
 
 
 def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
@@ -345,7 +347,7 @@ def _domain(value: Any, where: str, rules: RowRules) -> str | None:
 
 def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> str:
     """The fault of a row without a column that its domain needs."""
-    says = _row_columns(row)
+    says = _row_columns(row, rules)
     name = rules.fields.get(column, column)
     if column == "tests":
         return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"

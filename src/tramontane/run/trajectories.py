@@ -36,6 +36,7 @@ ALIASES = {
     "logprobs": ("logprobs",),
 }
 THUMBS = {"up": 1.0, "down": 0.0, "👍": 1.0, "👎": 0.0}
+LARGEST = 1e30  # reward; whatever is computed from it is finite in float32
 CHECKED = 8  # rows of each run whose tokens are decoded, to recognise another tokenizer
 
 RUN_COLUMNS = [
@@ -112,6 +113,13 @@ class Trajectories:
             raise InputError(
                 f"data.trajectories: none of {len(self.items):,} trajectories has a reward within "
                 f"min_reward and max_reward"
+            )
+        options = self.config.trainer.objective.options
+        if options.of_sampler and any(math.isnan(item.completion.logprobs[0]) for item in kept):
+            raise InputError(
+                f"data.trajectories: some have no logprobs of the policy that sampled them, which "
+                f"objective {self.config.trainer.objective.name!r} weighs them by; add them to the "
+                f"rows, or set its initial_value to group"
             )
         if settings.standardize:
             kept = _standardized(kept)
@@ -278,7 +286,8 @@ def _file_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[
     names = {name: columns for name, columns in fields.items() if name not in ALIASES}
     if "prompt" in names:
         names["problem"] = names.pop("prompt")
-    rules = RowRules(names, config.data.domain, config.verifier.domains, gradable=False)
+    domain, domains = config.data.domain, config.verifier.domains
+    rules = RowRules(names, domain, domains, gradable=False, key="data.trajectories.fields")
     prefix = Path(source).name
     for where, row in read_rows(source):
         line = where.rstrip("]").replace("[", ":").rpartition(":")[2]
@@ -306,8 +315,12 @@ def _of_file(
     size = len(encoder.tokenizer)
     if not _numbers(tokens, int) or not tokens or not all(0 <= t < size for t in tokens):
         raise InputError(f"{where}: token_ids must be whole numbers from 0 to {size - 1:,}")
-    if logprobs is not None and not (_numbers(logprobs, float) and len(logprobs) == len(tokens)):
-        raise InputError(f"{where}: logprobs must be as many numbers as token_ids")
+    if logprobs is not None and not (
+        _numbers(logprobs, float)
+        and len(logprobs) == len(tokens)
+        and all(-math.inf < found <= 0 for found in logprobs)
+    ):
+        raise InputError(f"{where}: logprobs must be as many numbers as token_ids, of at most 0")
     completion = Completion(
         group=0,
         index=0,
@@ -330,6 +343,8 @@ def _response(found: Any, where: str) -> str:
         raise InputError(
             f"{where}: no text in field 'response'; name the column in data.trajectories.fields"
         )
+    if any("\ud800" <= char <= "\udfff" for char in found):
+        raise InputError(f"{where}: field 'response' has half of a surrogate pair; mend the text")
     return found
 
 
@@ -337,7 +352,7 @@ def _reward(found: Any, where: str) -> float:
     """A reward as a number; thumbs up is 1, and thumbs down 0."""
     if isinstance(found, str):
         found = THUMBS.get(found.strip().lower(), found)
-    if isinstance(found, bool | int | float) and math.isfinite(found):
+    if isinstance(found, bool | int | float) and abs(found) <= LARGEST:
         return float(found)
     raise InputError(
         f"{where}: no reward: give a number, true or false, or up or down, in field 'reward', or "

@@ -83,6 +83,18 @@ class FinishedRun:
                 found.add("right" if row["verdict"] == "right" else row["answer"].strip())
         return float(np.mean([len(found) for found in answers.values()]))
 
+    @cached_property
+    def distinct_solutions(self) -> float:
+        """Share of a problem's right samples, after the first, whose text is that of no other: mean
+        over the problems with at least two, NaN without any. Unlike the number of different
+        answers, it does not fall by itself as wrong answers become fewer."""
+        texts: dict[int, list[str]] = defaultdict(list)
+        for row in read_log(self.folder / "evaluation_after.jsonl"):
+            if row["verdict"] == "right":
+                texts[row["group"]].append(row["text"].strip())
+        shares = [(len(set(found)) - 1) / (len(found) - 1) for found in texts.values() if found[1:]]
+        return float(np.mean(shares)) if shares else math.nan
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -140,6 +152,7 @@ MEASURES: dict[str, Measure] = {
     "distinct_answers": Measure(
         "distinct answers a problem", lambda run: run.distinct_answers, ".2f"
     ),
+    "distinct_solutions": Measure("distinct right solutions", lambda run: run.distinct_solutions),
     "format_rate": Measure("format rate", lambda run: run.after["format_rate"]),
     "language_rate": Measure("language rate", lambda run: run.after["language_rate"]),
     "thinking_tokens": Measure(

@@ -173,8 +173,8 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
     figure, (axes,) = new_figure()
     for n, (colour, (arm, found)) in enumerate(zip(colours(len(runs)), runs.items(), strict=True)):
         length = min(len(run.updates) for run in found)
-        if not length:
-            continue
+        if not length or not any(np.isfinite(run.curve(key)).any() for run in found):
+            continue  # this arm has no such metric, e.g. no sampled rewards on trajectories alone
         table = np.stack([_smooth(run.curve(key)[:length]) for run in found])
         x = np.mean([run.curve(over)[:length] for run in found], axis=0)
         mean = table.mean(0)
@@ -185,7 +185,8 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(over.replace("_", " "))
     axes.set_title(key.replace("_", " "), loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8)
     return figure
 
 

@@ -19,12 +19,16 @@ def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metric
 
 @torch.no_grad()
 def ratio_metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
-    """Means over tokens of π_θ/μ, the entropy, KL(μ ‖ π_θ) by its k3 estimate, and `more`."""
+    """Means over sampled tokens of π_θ/μ, the entropy, KL(μ ‖ π_θ) by its k3 estimate, and `more`;
+    the tokens of a given answer were not sampled."""
     log_ratio = tokens.logprobs - tokens.behavior
+    sampled = torch.ones_like(log_ratio) if tokens.target is None else ~tokens.target
     values = {
         "ratio": log_ratio.exp(),
         "entropy": tokens.entropy,
         "kl_behavior": estimate(-log_ratio, "k3"),
     }
-    count = torch.tensor(float(len(log_ratio)), device=log_ratio.device)
-    return {name: (value.float().sum(), count) for name, value in (values | more).items()}
+    count = sampled.float().sum()
+    return {
+        name: ((value.float() * sampled).sum(), count) for name, value in (values | more).items()
+    }
