@@ -80,7 +80,7 @@ def test_groups_of_any_size_fill_the_minibatches(
 ) -> None:
     """As many optimizer steps as there are minibatches, each of its full size."""
     found = Replay(groups(sizes)).take(0, count * minibatch, minibatch)
-    settings = BatchSettings("", 1.0, minibatch, 100)
+    settings = BatchSettings("", 1.0, 100, minibatch)
     sequences = [[TrainSequence.of(c) for c in group.completions] for group in found]
     batch = TrainBatch(0, sequences, settings)
     cut = cut_batch(batch, TrainerConfig())
