@@ -285,3 +285,10 @@ def test_a_prompt_may_be_a_chat(write):
     assert (problem.problem, problem.messages, problem.prompt) == ("1 + 1?", chat, chat)
     [plain] = load(write({"prompt": "1 + 1?", "answer": "2"}))
     assert (plain.messages, plain.prompt) == (None, "1 + 1?")
+
+
+def test_a_set_whose_rows_are_all_left_out(write):
+    row = {"problem": "Prove it.", "answer": "proof", "problem_is_valid": "Yes"}
+    file = write(row | {"solution_is_valid": "Yes"}, row | {"problem": "And this."})
+    with pytest.raises(InputError, match=r"numina@.*: all 2 rows were left out.*docs/data.md"):
+        load(f"numina@{file}")

@@ -110,6 +110,12 @@ def load_problems(
         check_fields(found.entry.fields, f"data.sets.{found.name}.fields")
         rules = RowRules(found.entry.fields, found.entry.domain, domains)
         problems = _row_problems(problem_rows(found), rules, found.name, found.name)
+        if not problems:
+            count = sum(1 for _ in read_rows(found.source, found.entry.split))
+            raise InputError(
+                f"data {source!r}: all {count:,} rows were left out, as rows that cannot be graded "
+                f"(docs/data.md says which rows {found.name} keeps); give another file"
+            )
     else:
         hub_split = config.split if split == "train" else config.eval_split
         is_file = source.endswith(ENDINGS)
