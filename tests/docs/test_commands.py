@@ -155,7 +155,9 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         if "model=Qwen" in str(args):
             args.append("model=long")
     return args + {
-        "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16"],
+        "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16"]
+        # A reader's commands are not all given in one folder.
+        + ["--out", f"measured_{len(list(desk.glob('measured_*.jsonl')))}.jsonl"],
         "compare": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", "compared"],
         "generate": ["--max-tokens", "8"],
         "plan": ["--n-batch", "256"],

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import tramontane
 from tramontane.data.catalog import CATALOG
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import settings_for
-from tramontane.evaluation.comparison import labels, markdown
+from tramontane.evaluation.comparison import compare as compare_plan
+from tramontane.evaluation.comparison import labels, markdown, suites
 from tramontane.evaluation.suites import SUITES, source_of
 from tramontane.models.loading import load_model, load_tokenizer
 
@@ -43,10 +45,28 @@ def test_labels():
     run = "runs/a/checkpoints/step_8/weights"
     found = labels(["tiny", run, "base=org/model"])
     assert found == {"tiny": "tiny", "a-step_8": run, "base": "org/model"}
-    with pytest.raises(InputError, match=r"b/x: another model is called 'x'; write LABEL=b/x"):
+    with pytest.raises(
+        InputError, match=r"b/x: another model, a/x, is called 'x'; write LABEL=b/x"
+    ):
         labels(["a/x", "b/x"])
     with pytest.raises(InputError, match="a label has letters"):
         labels(["a b=x"])
+
+
+def test_suites_have_different_names():
+    sources = ["aime24@a.jsonl", "playground:", "org/A.v1", "org/A.v2", "x/test.jsonl.gz"]
+    names = ["aime24", "playground", "A.v1", "A.v2", "test"]
+    assert list(suites(sources)) == names
+    assert suites(["x/test.jsonl", "y=y/test.jsonl"]) == {
+        "test": "x/test.jsonl",
+        "y": "y/test.jsonl",
+    }
+    with pytest.raises(
+        InputError,
+        match=r"y/test.jsonl: another source of problems, x/test.jsonl, is called 'test'; "
+        r"write NAME=y/test.jsonl",
+    ):
+        suites(["x/test.jsonl", "y/test.jsonl"])
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +139,78 @@ def test_two_models_on_two_suites_and_an_interrupted_comparison_continues(noisy,
         assert (cut / file).read_bytes() == (whole / file).read_bytes()
 
 
-def test_a_folder_of_other_settings_is_refused_before_any_work(noisy, gsm8k, tmp_path):
-    compare(noisy, gsm8k, tmp_path / "out", problems=1, samples=1)
-    before = (tmp_path / "out/playground/tiny.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"tiny\.json: .* other settings \(sampling\)"):
-        compare(noisy, gsm8k, tmp_path / "out", problems=1, samples=1, temperature=0.5)
-    assert (tmp_path / "out/playground/tiny.jsonl").read_bytes() == before
+def sums(file, *numbers, words=""):
+    rows = [{"problem": f"What is {n} + 1?{words}", "answer": f"{n + 1}"} for n in numbers]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+SHORT = {"samples": 1, "max_tokens": 8, "device": "cpu"}
+
+
+def test_another_basis_is_refused_before_any_work(tmp_path):
+    out, source = tmp_path / "out", sums(tmp_path / "sums.jsonl", 1, 2)
+    tramontane.compare(["tiny"], [source], out, **SHORT)
+    before = (out / "sums/tiny.jsonl").read_bytes()
+
+    def refused(match, **changed):
+        with pytest.raises(InputError, match=match):
+            tramontane.compare(["tiny"], [source], out, **SHORT | changed)
+        assert (out / "sums/tiny.jsonl").read_bytes() == before
+
+    refused(r"tiny\.json: .*made with other settings \(sampling\.temperature\)", temperature=0.5)
+    tramontane.compare(["tiny"], [source], out, **SHORT, slots=1)  # decides the speed alone
+    assert (out / "sums/tiny.jsonl").read_bytes() == before
+    sums(tmp_path / "sums.jsonl", 1, 3)
+    refused(r"made with other problems; write to another place, or remove both")
+    sums(tmp_path / "sums.jsonl", 1, 2)
+    record = (out / "sums/tiny.json").read_text()
+    (out / "sums/tiny.json").write_text(record[:50])
+    refused(r"tiny\.json: not the record of an evaluation, or damaged")
+
+
+def test_a_bad_source_is_found_before_any_work(tmp_path):
+    good = sums(tmp_path / "sums.jsonl", 1)
+    with pytest.raises(InputError, match="no such file"):
+        tramontane.compare(["tiny"], [good, "typo.jsonl"], tmp_path / "out", **SHORT)
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="sums.jsonl is a file; name a folder"):
+        tramontane.compare(["tiny"], [good], tmp_path / "sums.jsonl/out", **SHORT)
+
+
+def test_models_of_runs_with_other_seeds_are_not_compared_on_other_problems(tmp_path):
+    plan = {
+        "playground": {
+            name: settings_for("tiny", "playground", None, [], {"seed": seed, "problems": 2})
+            for name, seed in (("a", 0), ("b", 1))
+        }
+    }
+    with pytest.raises(InputError, match="playground: a and b would be measured on other problems"):
+        compare_plan(plan, tmp_path / "out")
+
+
+def test_prompts_that_are_too_long_for_one_model_are_left_out_for_all(tmp_path):
+    small = tmp_path / "small"
+    model = load_model("tiny")
+    model.config.max_position_embeddings = 80
+    model.save_pretrained(small)
+    load_tokenizer("tiny").save_pretrained(small)
+    source = tmp_path / "sums.jsonl"
+    text = "".join(
+        Path(sums(tmp_path / "part.jsonl", n, words=words)).read_text()
+        for n, words in ((1, ""), (2, " Think carefully about it." * 20), (3, ""))
+    )
+    source.write_text(text)
+    found = tramontane.compare(
+        ["tiny", str(small)],
+        [str(source)],
+        tmp_path / "out",
+        overrides={"data.overlong_prompts": "drop"},
+        **SHORT,
+    )["sums"]
+    assert [m.result.n_problems for m in found.values()] == [2, 2]
+    assert [m.left_out for m in found.values()] == [1, 1]
+    assert found["small"].difference.n_problems == 2
+    assert len((tmp_path / "out/sums/tiny.jsonl").read_text().splitlines()) == 3  # all are kept
+    for page in ("comparison.md", "comparison.html"):
+        assert "1 problems are left out: their" in (tmp_path / "out" / page).read_text()

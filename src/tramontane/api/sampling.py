@@ -39,13 +39,15 @@ def evaluate(
         data: a source as in `data.eval`, or rows; None: the config's `data.eval`.
         config: a `Config` or the path of one.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
-        write_to: JSONL file for every completion.
+        write_to: JSONL file for every completion. What an earlier process with the same settings,
+            problems and weights wrote there is kept and continued.
         on_progress: called with (completions graded, completions in all).
         sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
             `seed`, `device`, `dtype`; see `evaluation.checkpoint.Sampling`.
 
     Raises:
-        InputError: no such model or data, a prompt that does not fit, or an invalid setting.
+        InputError: no such model or data, a prompt that does not fit, an invalid setting, or a file
+            with completions of another evaluation.
     """
     from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, settings_for
     from tramontane.run.task import override_texts, rows_of
@@ -59,7 +61,9 @@ def evaluate(
         settings = settings_for(
             model, None if source is None else str(source), config, texts, sampling
         )
-        return evaluate_checkpoint(settings, write_to=write_to, on_progress=on_progress)
+        return evaluate_checkpoint(
+            settings, write_to=write_to, resume=True, on_progress=on_progress
+        )
 
 
 def compare(
@@ -77,7 +81,7 @@ def compare(
     Args:
         models: models by label, or texts as of the command (`MODEL` or `LABEL=MODEL`); the first is
             what the others are compared to.
-        on: suites (`aime24`), or sources as in `data.eval`.
+        on: suites (`aime24`), or sources as in `data.eval`; `NAME=SOURCE` names one.
         out: folder for completions, figures and pages; what it already holds is kept.
         config: a `Config` or the path of one.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
@@ -85,8 +89,8 @@ def compare(
         sampling: in place of the suites' protocols; as in `evaluate`.
 
     Raises:
-        InputError: no such model or data, an invalid setting, or a folder with completions of other
-            settings.
+        InputError: no such model or data, an invalid setting, two suites with one name, or a folder
+            with completions of other settings, problems or weights.
     """
     from tramontane.evaluation import comparison
     from tramontane.evaluation.checkpoint import settings_for
@@ -95,11 +99,11 @@ def compare(
     texts = override_texts(overrides)
     named = models if isinstance(models, Mapping) else comparison.labels(models)
     plan = {
-        comparison.suite_name(source): {
+        suite: {
             label: settings_for(model, source, config, texts, sampling)
             for label, model in named.items()
         }
-        for source in on
+        for suite, source in comparison.suites(on).items()
     }
     progress = on_progress or (lambda suite, model, done, total: None)
     return comparison.compare(plan, Path(out), on_progress=progress)

@@ -49,7 +49,12 @@ def evaluate(
     dtype: NumberType = None,
     workers: Annotated[int | None, typer.Option(min=1, help="verifier.workers")] = None,
     config: SamplingConfig = None,
-    out: Annotated[Path, typer.Option(help="JSONL of every completion.")] = Path("eval.jsonl"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="JSONL of every completion; one that was begun by this command is continued."
+        ),
+    ] = Path("eval.jsonl"),
     stop: Stops = None,
 ) -> None:
     """Measure pass@1, pass@k and maj@k with 95 % intervals, under the prompts of training."""
@@ -91,7 +96,10 @@ def compare(
         typer.Argument(help="MODEL or LABEL=MODEL; the others are compared to the first."),
     ],
     on: Annotated[
-        list[str], typer.Option(help="A suite (aime24), or a source of problems; may be repeated.")
+        list[str],
+        typer.Option(
+            help="A suite (aime24), a source of problems, or NAME=SOURCE; may be repeated."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of completions, figures and pages.")] = Path(
         "comparison"

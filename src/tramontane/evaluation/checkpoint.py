@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -19,10 +19,12 @@ from tramontane.config import Config, PromptConfig, parse_settings, read_setting
 from tramontane.data.files import SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
+from tramontane.evaluation.basis import Basis
 from tramontane.evaluation.completions import CompletionsFile
-from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evaluate
+from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evaluate, summarize
 from tramontane.evaluation.placed import Work, evaluate_placed, is_placed
 from tramontane.evaluation.suites import source_of, suite_of
+from tramontane.outputs import check_file
 from tramontane.types import Completion, Problem, Prompt, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -177,34 +179,104 @@ def evaluate_checkpoint(
     Args:
         settings: see `settings_for`.
         write_to: JSONL file for every completion.
-        resume: continue the file that an earlier process with these settings began.
+        resume: continue the file that an earlier process with this basis began, and record the
+            basis next to it; False: replace the file.
         split: problems to evaluate with, or to train on; no generated problem is in both.
         on_progress: called with (completions graded, completions in all).
 
     Raises:
-        InputError: no such model or data, or a prompt that does not fit.
+        InputError: no such model or data, a prompt that does not fit, or completions of another
+            basis in the file; before any work is done.
+    """
+    if write_to is not None:
+        check_file(write_to)
+    work = prepare(settings, problems_of(settings, split))
+    if write_to is None:
+        return _measure(settings.config, work, None, on_progress)
+    if resume:
+        return continue_evaluation(settings, work, Path(write_to), on_progress)
+    with CompletionsFile(write_to) as completions:
+        return _measure(settings.config, work, completions, on_progress)
+
+
+def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
+    """The problems of `data.eval`.
+
+    Raises:
+        InputError: as `load_problems`.
+    """
+    config, sampling = settings.config, settings.sampling
+    source = config.data.eval or config.data.train
+    limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(SCHEMES) else None)
+    return load_problems(
+        source,
+        config.data,
+        split=split,
+        limit=limit,
+        seed=sampling.seed,
+        domains=config.verifier.domains,
+    )
+
+
+def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
+    """Check that a checkpoint can be measured on problems; its weights are not read.
+
+    Raises:
+        InputError: no such model or device, or a prompt that does not fit.
     """
     from tramontane.data.lengths import PromptFilter, PromptLimit
     from tramontane.models import loading
 
     config, sampling = settings.config, settings.sampling
-    _check_output(write_to)
     if config.placement.kind == "thread":  # on a cluster, generators run on other machines
         loading.check_device(config.generator.device, "generator.device")
     encoder = _encoder(config)
     context = loading.context_length(loading.load_config(config.model))
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
-    problems = prompts.keep(_problems(config, sampling, split))
+    kept = prompts.keep(problems)
     plan = SamplingPlan(sampling.samples, sampling.params, sampling.seed, encoder)
-    work = Work(problems, plan, encoder, prompts.longest, sampling.slots)
+    return Work(kept, plan, encoder, prompts.longest, sampling.slots)
+
+
+def continue_evaluation(
+    settings: Settings,
+    work: Work,
+    file: Path,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Measure a checkpoint, or what is left of it: whole problems in the file are kept.
+
+    Args:
+        settings: see `settings_for`.
+        work: made of them by `prepare`.
+        file: JSONL of completions; the basis and the figures are next to it.
+        on_progress: called with (completions graded, completions in all).
+
+    Raises:
+        InputError: the file has completions of another basis.
+    """
+    basis, samples = Basis.of(settings, work.problems), work.plan.samples
+    basis.check(file)
+    basis.write(file, {})
+    with CompletionsFile(file, resume=True, samples=samples) as completions:
+        completions.check(work.problems, samples)
+        if len(completions.rows) == len(work.problems) * samples:
+            result = summarize(completions.rows)
+        else:
+            result = _measure(settings.config, work, completions, on_progress)
+    basis.write(file, {"result": result.to_dict()})
+    return result
+
+
+def _measure(
+    config: Config,
+    work: Work,
+    completions: CompletionsFile | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> EvaluationResult:
     run = evaluate_placed if is_placed(config) else _evaluate_here
-    with (
-        CompletionsFile(write_to, resume=resume, samples=sampling.samples)
-        if write_to
-        else nullcontext() as record
-    ):
-        return run(config, work, record, on_progress)
+    return run(config, work, completions, on_progress)
 
 
 def _evaluate_here(
@@ -272,25 +344,3 @@ def _encoder(config: Config) -> PromptEncoder:
 
     tokenizer = loading.load_tokenizer(config.model)
     return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
-
-
-def _problems(config: Config, sampling: Sampling, split: Split) -> list[Problem]:
-    source = config.data.eval or config.data.train
-    limit = sampling.problems or (ENDLESS_PROBLEMS if source.startswith(SCHEMES) else None)
-    return load_problems(
-        source,
-        config.data,
-        split=split,
-        limit=limit,
-        seed=sampling.seed,
-        domains=config.verifier.domains,
-    )
-
-
-def _check_output(path: str | Path | None) -> None:
-    if path is None:
-        return
-    if not Path(path).parent.is_dir():
-        raise InputError(f"{path}: there is no folder {Path(path).parent}; make it first")
-    if Path(path).is_dir():
-        raise InputError(f"{path}: a folder; name a file")

@@ -8,10 +8,9 @@ The folder holds, for each suite and model, `SUITE/MODEL.jsonl` (completions) an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -20,11 +19,21 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
+from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import Settings, evaluate_checkpoint
-from tramontane.evaluation.completions import CompletionsFile
-from tramontane.evaluation.evaluate import EvaluationResult
+from tramontane.evaluation.basis import Basis
+from tramontane.evaluation.checkpoint import (
+    Settings,
+    continue_evaluation,
+    prepare,
+    problems_of,
+)
+from tramontane.evaluation.completions import CompletionsFile, Row
+from tramontane.evaluation.evaluate import EvaluationResult, summarize
 from tramontane.evaluation.paired import Difference, counts_of, paired_difference
+from tramontane.evaluation.placed import Work
+from tramontane.outputs import check_folder, write_whole
+from tramontane.types import Problem
 
 Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
 
@@ -36,17 +45,36 @@ class Measured:
     Args:
         result: the figures.
         difference: from the first model on the same problems; None for the first itself.
+        left_out: problems of the suite that are not in the figures, since their prompts are too
+            long for one of the models (`data.overlong_prompts: drop`).
     """
 
     result: EvaluationResult
     difference: Difference | None
+    left_out: int
 
 
 Comparison = dict[str, dict[str, Measured]]  # by suite, then by model
+Plan = Mapping[str, Mapping[str, Settings]]  # likewise
+
+
+@dataclass(frozen=True)
+class PreparedSuite:
+    """One suite, whose problems are loaded and checked.
+
+    Args:
+        works: by model, the problems whose prompts fit.
+        common: ids of the problems whose prompts fit for every model.
+        left_out: number of the others.
+    """
+
+    works: dict[str, Work]
+    common: frozenset[str]
+    left_out: int
 
 
 def compare(
-    plan: Mapping[str, Mapping[str, Settings]],
+    plan: Plan,
     out: Path,
     *,
     on_progress: Progress = lambda suite, model, done, total: None,
@@ -54,7 +82,7 @@ def compare(
     """Measure every model on every suite, and write the folder.
 
     What an earlier process finished is kept: whole evaluations, and whole problems of the one that
-    it was at.
+    it was at. All input is loaded and checked before the first completion.
 
     Args:
         plan: the settings by suite, then by model; the first model is what others are compared to.
@@ -62,24 +90,75 @@ def compare(
         on_progress: called as completions are graded.
 
     Raises:
-        InputError: the errors of an evaluation, or the folder holds completions of other settings.
+        InputError: as `prepare_suites`, or the folder holds completions of another basis.
     """
-    for suite, settings in plan.items():
-        for model, asked in settings.items():
-            _check_same(out / suite / f"{model}.json", asked)
-    found: Comparison = {}
-    for suite, settings in plan.items():
-        found[suite] = {}
-        first: dict[str, tuple[int, int]] | None = None
-        for model, asked in settings.items():
+    check_folder(out)
+    prepared = prepare_suites(plan)
+    bases = {
+        out / suite / f"{model}.jsonl": Basis.of(plan[suite][model], work.problems)
+        for suite, found in prepared.items()
+        for model, work in found.works.items()
+    }
+    for file, basis in bases.items():
+        basis.check(file)
+    compared: Comparison = {}
+    for suite, found in prepared.items():
+        rows = {}
+        for model, work in found.works.items():
             file = out / suite / f"{model}.jsonl"
-            result = _measure(asked, file, partial(on_progress, suite, model))
-            with CompletionsFile(file, resume=True) as record:
-                counts = counts_of(record.rows)
-            difference = None if first is None else paired_difference(first, counts)
-            found[suite][model] = Measured(result, difference)
-            first = first or counts
-    _write_pages(found, plan, out)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            continue_evaluation(plan[suite][model], work, file, partial(on_progress, suite, model))
+            with CompletionsFile(file, resume=True) as completions:
+                rows[model] = [r for r in completions.rows if r["problem_id"] in found.common]
+        compared[suite] = _measured(rows, found.left_out)
+        for model, measured in compared[suite].items():
+            file = out / suite / f"{model}.jsonl"
+            bases[file].write(file, _figures(measured))
+    _write_pages(compared, plan, out)
+    return compared
+
+
+def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
+    """Load and check all input of a comparison; no weights are read.
+
+    Raises:
+        InputError: no such model, source or device, a prompt that does not fit, or models that
+            would not be measured on the same problems.
+    """
+    found = {}
+    for suite, models in plan.items():
+        loaded = _load(suite, models)
+        works = {model: prepare(models[model], problems) for model, problems in loaded.items()}
+        kept = [frozenset(problem.id for problem in work.problems) for work in works.values()]
+        common = frozenset.intersection(*kept)
+        if not common:
+            raise InputError(
+                f"{suite}: every problem is too long for one of the models ({', '.join(works)}); "
+                f"allow fewer tokens a completion"
+            )
+        everything = len(next(iter(loaded.values())))
+        found[suite] = PreparedSuite(works, common, everything - len(common))
+    return found
+
+
+def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]]:
+    """A suite's problems by model; a source that several models read alike is loaded once."""
+    by_settings: dict[str, list[Problem]] = {}
+    found = {}
+    for model, settings in models.items():
+        read_by = settings.config.model_dump_json(include={"data", "verifier"})
+        key = f"{read_by} {settings.sampling.problems} {settings.sampling.seed}"
+        if key not in by_settings:
+            by_settings[key] = problems_of(settings)
+        found[model] = by_settings[key]
+    first, *others = found
+    texts = [(problem.id, problem.problem) for problem in found[first]]
+    for model in others:
+        if [(problem.id, problem.problem) for problem in found[model]] != texts:
+            raise InputError(
+                f"{suite}: {first} and {model} would be measured on other problems, by the configs "
+                f"of their runs; give all models one config, or one seed and number of problems"
+            )
     return found
 
 
@@ -90,16 +169,35 @@ def labels(models: Sequence[str]) -> dict[str, str]:
     Raises:
         InputError: two models with one label.
     """
+    return _by_label(models, _label, "LABEL", "model")
+
+
+def suites(sources: Sequence[str]) -> dict[str, str]:
+    """Suites, or sources of problems, by name. `NAME=SOURCE` names it; by default it is the suite's
+    name, or the end of the path.
+
+    Raises:
+        InputError: two with one name.
+    """
+    return _by_label(sources, _suite_name, "NAME", "source of problems")
+
+
+def _by_label(
+    texts: Sequence[str], default: Callable[[str], str], key: str, kind: str
+) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in models:
-        label, equals, model = text.partition("=")
+    for text in texts:
+        label, equals, value = text.partition("=")
         if not equals:
-            model, label = text, _label(text)
+            value, label = text, default(text)
         if not re.fullmatch(r"[\w.+-]+", label):
-            raise InputError(f"{text}: a label has letters, digits and . + - _ only")
+            raise InputError(f"{text}: a {key.lower()} has letters, digits and . + - _ only")
         if label in found:
-            raise InputError(f"{text}: another model is called {label!r}; write LABEL={model}")
-        found[label] = model
+            raise InputError(
+                f"{text}: another {kind}, {found[label]}, is called {label!r}; write {key}={value} "
+                f"with another {key.lower()}"
+            )
+        found[label] = value
     return found
 
 
@@ -109,40 +207,29 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.+-]", "-", "-".join(kept))
 
 
-def suite_name(source: str) -> str:
-    """The name of a suite or source in the folder: without its file, or the file's own name."""
-    name = source.partition("@")[0].rstrip(":")
-    return re.sub(r"[^\w.+-]", "-", Path(name).name.partition(".")[0])
+def _suite_name(source: str) -> str:
+    """The name of a suite or source: without its file, or the file's own name."""
+    name = Path(source.partition("@")[0].rstrip(":")).name
+    ending = next((e for e in sorted(ENDINGS, key=len, reverse=True) if name.endswith(e)), "")
+    return re.sub(r"[^\w.+-]", "-", name.removesuffix(ending))
 
 
-def _measure(
-    settings: Settings, file: Path, on_progress: Callable[[int, int], None]
-) -> EvaluationResult:
-    """The figures of one model on one suite, from the folder if they are there."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    record = file.with_suffix(".json")
-    if not record.is_file():
-        record.write_text(json.dumps({"settings": _described(settings)}, indent=1))
-    return evaluate_checkpoint(settings, write_to=file, resume=True, on_progress=on_progress)
+def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
+    """The figures of one suite by model, from the rows of their common problems."""
+    first, found = counts_of(next(iter(rows.values()))), {}
+    for place, (model, of_model) in enumerate(rows.items()):
+        difference = paired_difference(first, counts_of(of_model)) if place else None
+        found[model] = Measured(summarize(of_model), difference, left_out)
+    return found
 
 
-def _described(settings: Settings) -> dict[str, Any]:
-    """The settings that completions depend on, in JSON types."""
-    config = settings.config.model_dump(mode="json")
-    parts = {name: config[name] for name in ("model", "data", "verifier", "generator")}
-    return {"sampling": asdict(settings.sampling)} | parts
-
-
-def _check_same(record: Path, settings: Settings) -> None:
-    if not record.is_file():
-        return
-    before, now = json.loads(record.read_text())["settings"], _described(settings)
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise InputError(
-                f"{record}: these completions were made with other settings ({name}); name another "
-                f"folder, or remove {record.with_suffix('')}.*"
-            )
+def _figures(measured: Measured) -> dict[str, Any]:
+    difference = measured.difference
+    return {
+        "result": measured.result.to_dict(),
+        "difference": difference and difference.to_dict(),
+        "left_out": measured.left_out,
+    }
 
 
 def markdown(found: Comparison) -> str:
@@ -176,6 +263,7 @@ def _tables(found: Comparison) -> list[dict[str, Any]]:
                 "rows": rows,
                 "k": max(any_result.pass_at_k),
                 "n_problems": any_result.n_problems,
+                "left_out": next(iter(models.values())).left_out,
                 "samples": any_result.samples,
                 "first": next(iter(models)),
             }
@@ -183,26 +271,15 @@ def _tables(found: Comparison) -> list[dict[str, Any]]:
     return tables
 
 
-def _write_pages(found: Comparison, plan: Mapping[str, Mapping[str, Settings]], out: Path) -> None:
-    (out / "comparison.md").write_text(markdown(found), encoding="utf-8")
-    (out / "comparison.html").write_text(_page("comparison.html", found), encoding="utf-8")
-    for suite, models in found.items():
-        for model, measured in models.items():
-            difference = measured.difference
-            record = {
-                "settings": _described(plan[suite][model]),
-                "result": measured.result.to_dict(),
-                "difference": difference and difference.to_dict(),
-            }
-            (out / suite / f"{model}.json").write_text(json.dumps(record, indent=1))
+def _write_pages(found: Comparison, plan: Plan, out: Path) -> None:
+    write_whole(out / "comparison.md", markdown(found))
+    write_whole(out / "comparison.html", _page("comparison.html", found))
     for model in {model: None for models in found.values() for model in models}:
         card = model_card(model, {suite: models[model] for suite, models in found.items()}, plan)
-        (out / f"{model}.card.yaml").write_text(card, encoding="utf-8")
+        write_whole(out / f"{model}.card.yaml", card)
 
 
-def model_card(
-    model: str, found: Mapping[str, Measured], plan: Mapping[str, Mapping[str, Settings]]
-) -> str:
+def model_card(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
     """A model's results as the `model-index` of a model card's front matter, in YAML."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tramontane.errors import InputError
+from tramontane.types import Problem
+
 Row = dict[str, Any]
 
 
@@ -31,10 +34,25 @@ class CompletionsFile:
             lines = self.path.read_bytes().splitlines(keepends=True)
             whole = len(lines) - (bool(lines) and not lines[-1].endswith(b"\n"))
             whole -= whole % samples
-            self.rows = [json.loads(line) for line in lines[:whole]]
+            self.rows = [self._parse(number, line) for number, line in enumerate(lines[:whole], 1)]
             kept = sum(map(len, lines[:whole]))
         self._file = open(path, "a", 1, "utf-8", errors="backslashreplace")  # noqa: SIM115
         self._file.truncate(kept)
+
+    def check(self, problems: Sequence[Problem], samples: int) -> None:
+        """Check that the kept rows are of these problems, `samples` of each, in order.
+
+        Raises:
+            InputError: a row is of another problem.
+        """
+        for place, row in enumerate(self.rows):
+            due = problems[place // samples] if place < len(problems) * samples else None
+            if due is None or (row["problem_id"], row["problem"]) != (due.id, due.problem):
+                raise InputError(
+                    f"{self.path}:{place + 1}: a completion of problem {row['problem_id']!r}, but "
+                    f"due is {f'one of {due.id!r}' if due else 'no further one'}; write to another "
+                    f"place, or remove the file"
+                )
 
     def __enter__(self) -> CompletionsFile:
         return self
@@ -51,3 +69,13 @@ class CompletionsFile:
         """Append rows; they are on disk when this returns, so a killed process loses none."""
         self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._file.flush()
+
+    def _parse(self, number: int, line: bytes) -> Row:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(
+                f"{self.path}:{number}: not JSON ({error}); restore the file from a copy, or keep "
+                f"the lines before this one alone"
+            ) from None
+        return dict(row)

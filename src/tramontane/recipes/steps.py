@@ -187,11 +187,11 @@ def measuring_plan(
     """
     sampling: Any = measured.sampling
     return {
-        comparison.suite_name(source): {
+        suite: {
             label: settings_for(model, source, config, [], sampling)
             for label, model in models.items()
         }
-        for source in measured.suites
+        for suite, source in comparison.suites(measured.suites).items()
     }
 
 
