@@ -141,6 +141,10 @@ def test_runs_that_cannot_be_harvested(write, tmp_path):
         harvest(write(name="b"), out)
     with pytest.raises(InputError, match=r"no trace is left to learn from \(wrong: 1\)"):
         harvest(write([group(1, [("no", 5, WRONG)])], name="c"), out)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="folder: a folder; name a file"):
+        harvest(write([group(1, [(thought("a"), 5, RIGHT)])], name="d"), tmp_path / "folder")
+    assert not (tmp_path / "folder.partial").exists()
     assert not out.exists()
 
 

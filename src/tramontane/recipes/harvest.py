@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tramontane.errors import InputError
+from tramontane.outputs import check_file
 from tramontane.recipes.config import HarvestConfig
 from tramontane.run.columns import read_rows
 from tramontane.run.folder import RunFolder
@@ -91,13 +92,12 @@ def harvest(
         tags: thinking tags of the model that is to learn; None: those of the run.
 
     Raises:
-        InputError: no finished run, no rollouts, or no trace left.
+        InputError: no finished run, no rollouts, no trace left, or no file can be written there.
     """
     config, out = config or HarvestConfig(), Path(out)
     folder = finished_run(run)
     run_tags = ThinkingTags.of(folder.config().verifier.thinking_tags)
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: there is no folder {out.parent}; make it first")
+    check_file(out)
     found = Harvest()
     traces, judged = _read(folder.path, found)
     rates = {problem: len(traces[problem]) / count for problem, count in judged.items()}
