@@ -22,7 +22,7 @@ from tramontane.recipes.config import (
 )
 from tramontane.recipes.mixture import answer_settings, mix
 from tramontane.recipes.recipe import KINDS, run, steps_of
-from tramontane.recipes.steps import training_config
+from tramontane.recipes.steps import begin, training_config
 from tramontane.run.screen import QuietScreen
 
 SIZES = {
@@ -192,6 +192,49 @@ def test_recipes_that_cannot_start(tmp_path):
     with pytest.raises(InputError, match="not a run folder"):
         run(small(tmp_path / "small", tmp_path))
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("part", "changed", "match"),
+    [
+        ("compare", {"suites": ["typo.jsonl"]}, "typo.jsonl"),
+        ("compare", {"suites": ["x/a.jsonl", "y/a.jsonl"]}, "write NAME=y/a.jsonl"),
+        ("compare", {"suites": ["aime24@missing.parquet"]}, "missing.parquet"),
+        ("compare", {"max_tokens": 100_000}, "leave no room for a prompt"),
+        ("rl", {"set": {**SIZES, "stages": STAGES, "data.train": "typo.jsonl"}}, "typo.jsonl"),
+    ],
+)
+def test_a_recipe_reads_its_input_before_the_work(part, changed, match, tmp_path):
+    recipe = medium(tmp_path / "out")
+    section = getattr(recipe, part).model_copy(update=changed)
+    with pytest.raises(InputError, match=match):
+        run(recipe.model_copy(update={part: section}))
+    with pytest.raises(InputError, match="no checkpoint"):
+        run(recipe.model_copy(update={"model": str(tmp_path / "none")}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_steps_to_come_may_change(tmp_path):
+    recipe = medium(tmp_path)
+    steps = steps_of(recipe).steps()
+    begin(recipe, tmp_path, steps)
+    (tmp_path / "1_rl").mkdir()
+    (tmp_path / "1_rl/done.json").write_text("{}")
+    (tmp_path / "2_compare").mkdir()  # begun: its completions say what they were made with
+    compare = recipe.compare.model_copy(update={"samples": 1})
+    changed = recipe.model_copy(update={"compare": compare})
+    begin(changed, tmp_path, steps_of(changed).steps())
+    assert read_settings(tmp_path / "recipe.yaml")["compare"]["samples"] == 1
+
+    rl = RunSettings(set=recipe.rl.set | {"seed": 5})
+    other = changed.model_copy(update={"rl": rl})
+    with pytest.raises(InputError, match=r"a recipe of other settings \(rl\), by which steps"):
+        begin(other, tmp_path, steps_of(other).steps())
+    (tmp_path / "2_compare/done.json").write_text("{}")
+    with pytest.raises(InputError, match=r"a recipe of other settings \(compare\)"):
+        begin(recipe, tmp_path, steps_of(recipe).steps())
+    with pytest.raises(InputError, match="recipe.yaml is a file; name a folder"):
+        begin(recipe, tmp_path / "recipe.yaml/out", steps)
 
 
 @pytest.mark.parametrize("name", ["recipe_medium_tiny", "recipe_small_tiny"])

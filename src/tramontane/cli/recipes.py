@@ -97,10 +97,12 @@ def _print_steps(
 ) -> None:
     """Check a recipe, and print its steps and the sizes of its training."""
     from tramontane.recipes.recipe import steps_of
+    from tramontane.recipes.steps import check
 
-    steps = steps_of(settings)
+    recipe = steps_of(settings)
+    steps = recipe.steps()
     if model_shape is None:
-        steps.check()
-    for number, step in enumerate(steps.steps(), 1):
+        check(settings, Path(settings.out), steps)
+    for number, step in enumerate(steps, 1):
         console.print(f"{number}  {step.name}: {escape(step.title)}", highlight=False)
-    print_sizes(api.dry_run(steps.rl_config, gpu=gpu, model_shape=model_shape))
+    print_sizes(api.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from tramontane.errors import InputError
@@ -13,12 +14,14 @@ from tramontane.recipes.steps import (
     Facts,
     Screens,
     Step,
+    check_measuring,
     compare_models,
     mean_pass_at_1,
     measuring_plan,
     train_or_resume,
     training_config,
 )
+from tramontane.run.prepare import prepare
 
 
 class Medium:
@@ -48,18 +51,21 @@ class Medium:
 
     def steps(self) -> list[Step]:
         """The steps, in order."""
+        check_rl = partial(prepare, self.rl_config)
+        start = {"start": self.recipe.model}
+        check_compare = partial(check_measuring, start, self.recipe.compare, self.rl_config)
+        title = "reinforcement learning in stages"
         return [
-            Step("1_rl", "reinforcement learning in stages", self._train),
-            Step("2_compare", "compare start and result", self._compare),
+            Step("1_rl", title, self._train, check_rl, ("model", "rl")),
+            Step(
+                "2_compare",
+                "compare start and result",
+                self._compare,
+                check_compare,
+                ("compare",),
+                measures=True,
+            ),
         ]
-
-    def check(self) -> None:
-        """Check what can be checked before any work is done.
-
-        Raises:
-            InputError: an invalid source or protocol of the comparison.
-        """
-        measuring_plan({"model": self.recipe.model}, self.recipe.compare, self.rl_config)
 
     def _train(self, folder: Path) -> Facts:
         return train_or_resume(self.rl_config, self.screens)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from tramontane.evaluation.comparison import Comparison
-from tramontane.recipes.steps import Facts, write_whole
+from tramontane.outputs import write_whole
+from tramontane.recipes.steps import Facts
 
 REPORT = "report"  # .md and .html
 

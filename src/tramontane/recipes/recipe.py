@@ -39,10 +39,9 @@ def run(
         InputError: before any work is done, a fault that can be seen by then; else as the steps.
         Stopped: training was interrupted.
     """
-    steps = steps_of(recipe, screens)
-    steps.check()
-    begin(recipe, Path(recipe.out))
-    return run_steps(Path(recipe.out), steps.steps(), announce)
+    out, steps = Path(recipe.out), steps_of(recipe, screens).steps()
+    begin(recipe, out, steps)
+    return run_steps(out, steps, announce)
 
 
 def steps_of(recipe: MediumRecipe | SmallRecipe, screens: Screens = QuietScreen) -> Medium | Small:

@@ -10,6 +10,8 @@ from pathlib import Path
 from tramontane.config import Config, PromptConfig, SFTConfig, parse
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
+from tramontane.evaluation.checkpoint import problems_of
 from tramontane.models import loading
 from tramontane.recipes import mixture
 from tramontane.recipes.config import SmallRecipe
@@ -20,6 +22,7 @@ from tramontane.recipes.steps import (
     Facts,
     Screens,
     Step,
+    check_measuring,
     compare_models,
     mean_pass_at_1,
     measuring_plan,
@@ -27,6 +30,7 @@ from tramontane.recipes.steps import (
     train_or_resume,
     training_config,
 )
+from tramontane.run.prepare import prepare
 from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
@@ -54,35 +58,61 @@ class Small:
     def steps(self) -> list[Step]:
         """The steps, in order."""
         recipe = self.recipe
-        steps = [Step("1_harvest", f"harvest traces of {recipe.teacher}", self._harvest)]
-        if recipe.answers:
-            steps.append(Step("2_answers", "the teacher answers further prompts", self._answers))
-        steps += [
-            Step("3_mixture", "mix the examples", self._mix),
-            Step("4_sft", "fine-tune on the mixture", self._fine_tune),
-            Step("5_select", "choose the best checkpoint", self._select),
-            Step("6_rl", "reinforcement learning from that checkpoint", self._train),
+        steps = [
+            Step(
+                "1_harvest",
+                f"harvest traces of {recipe.teacher}",
+                self._harvest,
+                lambda: self._teacher_weights,
+                ("model", "teacher", "harvest", "rl"),
+            )
         ]
+        if recipe.answers:
+            title = "the teacher answers further prompts"
+            uses: tuple[str, ...] = ("teacher", "answers")
+            steps.append(Step("2_answers", title, self._answers, self._check_answers, uses))
+        uses = ("harvest", "answers", "general")
+        steps.append(Step("3_mixture", "mix the examples", self._mix, self._check_mixture, uses))
+        title, uses = "fine-tune on the mixture", ("model", "sft", "rl")
+        steps.append(Step("4_sft", title, self._fine_tune, self._check_sft, uses))
+        title, uses = "choose the best checkpoint", ("select",)
+        steps.append(Step("5_select", title, self._select, self._check_select, uses, measures=True))
+        title = "reinforcement learning from that checkpoint"
+        steps.append(Step("6_rl", title, self._train, self._check_rl, ("rl",)))
         if recipe.rl_only:
-            title = "reinforcement learning without fine-tuning"
-            steps.append(Step("7_rl_only", title, self._train_only))
-        steps.append(Step("8_compare", "compare all models", self._compare))
+            title, uses = "reinforcement learning without fine-tuning", ("model", "rl")
+            steps.append(Step("7_rl_only", title, self._train_only, self._check_rl, uses))
+        title, uses = "compare all models", ("compare", "rl_only")
+        steps.append(
+            Step("8_compare", title, self._compare, self._check_compare, uses, measures=True)
+        )
         return steps
 
-    def check(self) -> None:
-        """Check what can be checked before any work is done: sources, protocols, lengths, keys.
+    # Checks use the models that are there before the recipe begins: start and teacher.
 
-        Raises:
-            InputError: the first fault; a teacher whose run is not finished.
-        """
-        _ = self._teacher_weights
-        self._sft_config(self.out / "4_sft" / "model")
-        if self.recipe.answers:
-            mixture.answer_settings(self.recipe.answers, self._teacher_weights)
+    def _check_answers(self) -> None:
+        assert self.recipe.answers is not None
+        settings = mixture.answer_settings(self.recipe.answers, self._teacher_weights)
+        prepare_evaluation(settings, problems_of(settings, "train"))
+
+    def _check_mixture(self) -> None:
         if self.recipe.general:
             mixture.general_pairs(self.recipe.general, 1, 0)
-        for measured in (self.recipe.select, self.recipe.compare):
-            measuring_plan({"model": self.recipe.model}, measured, self.rl_config)
+
+    def _check_sft(self) -> None:
+        config = self._sft_config(self.out / "4_sft" / "model")
+        loading.check_device(config.device, "sft.set.device")
+        _ = self._encoder
+
+    def _check_select(self) -> None:
+        check_measuring({"start": self.recipe.model}, self.recipe.select, self.rl_config)
+
+    def _check_rl(self) -> None:
+        prepare(self.rl_config)
+
+    def _check_compare(self) -> None:
+        models = {"start": self.recipe.model, "teacher": self._teacher_weights}
+        check_measuring(models, self.recipe.compare, self.rl_config)
 
     @property
     def _teacher_weights(self) -> str:

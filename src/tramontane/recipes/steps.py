@@ -6,7 +6,7 @@ import gc
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation import comparison
 from tramontane.evaluation.checkpoint import Settings, settings_for
 from tramontane.evaluation.comparison import Comparison
+from tramontane.outputs import check_folder, write_whole
 from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import Screen
@@ -51,33 +52,59 @@ class Step:
         name: name of its folder.
         title: what it does, for display.
         work: does the step, or what is left of it, in its folder; returns facts for the report.
+        check: loads and checks what the step reads and is there before the recipe begins.
+        uses: sections of the recipe that must stay once the step has begun.
+        measures: the step only measures models: its sections may change until it is done, since
+            each file of completions says what it was made with.
     """
 
     name: str
     title: str
     work: Callable[[Path], Facts]
+    check: Callable[[], object]
+    uses: tuple[str, ...]
+    measures: bool = False
+
+    def fixes(self, out: Path) -> bool:
+        """True if the sections that the step uses cannot change any more."""
+        folder = out / self.name
+        return (folder / DONE).is_file() if self.measures else folder.is_dir()
 
 
-def begin(recipe: Section, out: Path) -> None:
-    """Make the recipe's folder, or check that it is one of the same recipe.
+def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
+    """Check a recipe before any work is done: the settings against those of its folder, and the
+    input of the steps that are not done yet.
 
     Raises:
-        InputError: the folder has a recipe with other settings.
+        InputError: the first fault; the folder has a recipe with other settings.
     """
-    settings, file = recipe.model_dump(mode="json"), out / RECIPE
+    check_folder(out)
+    file = out / RECIPE
     if file.is_file():
         before = yaml.safe_load(file.read_text(encoding="utf-8"))
-        changed = [key for key, value in settings.items() if before.get(key) != value]
-        if changed:
+        free = {key for step in steps for key in step.uses}
+        free -= {key for step in steps if step.fixes(out) for key in step.uses}
+        settings = recipe.model_dump(mode="json")
+        if changed := [k for k in settings if before.get(k) != settings[k] and k not in free]:
             raise InputError(
-                f"{out}: a recipe of other settings ({', '.join(changed)}); name another folder "
-                f"(out=FOLDER), or remove it"
+                f"{out}: a recipe of other settings ({', '.join(changed)}), by which steps have "
+                f"begun; give those of {file}, or name another folder (out=FOLDER)"
             )
-        return
+    unfinished = [step for step in steps if not (out / step.name / DONE).is_file()]
+    for check_step in dict.fromkeys(step.check for step in unfinished):  # steps may share one
+        check_step()
+
+
+def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
+    """`check` a recipe, and write its settings to its folder.
+
+    Raises:
+        InputError: as `check`.
+    """
+    check(recipe, out, steps)
     out.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), "utf-8")
-    partial.replace(file)
+    settings = recipe.model_dump(mode="json")
+    write_whole(out / RECIPE, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
 
 def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Facts]:
@@ -102,13 +129,6 @@ def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Fac
                 torch.cuda.empty_cache()  # the next step's workers may be other processes
         facts[step.name] = json.loads(done.read_text(encoding="utf-8"))
     return facts
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that is complete or absent."""
-    partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(file)
 
 
 def flat(keys: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -183,7 +203,7 @@ def measuring_plan(
     """The settings by suite, then by model, under the prompts of a training config.
 
     Raises:
-        InputError: an invalid source or protocol.
+        InputError: an invalid protocol, or two suites with one name.
     """
     sampling: Any = measured.sampling
     return {
@@ -193,6 +213,15 @@ def measuring_plan(
         }
         for suite, source in comparison.suites(measured.suites).items()
     }
+
+
+def check_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
+    """Load and check what a measurement needs, with models that are there already.
+
+    Raises:
+        InputError: no such model or source, or an invalid protocol.
+    """
+    comparison.prepare_suites(measuring_plan(models, measured, config))
 
 
 def compare_models(
