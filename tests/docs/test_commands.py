@@ -136,6 +136,8 @@ def shortened(words: list[str], desk: Path) -> list[str]:
     """The arguments of a `tramontane` command, with what makes it small or dry."""
     args = [re.sub("path/or/name|FOLDER", "long", word) for word in words[1:]]
     command = args[0]
+    # A reader's evaluations are not all made in one folder.
+    own = f"measured_{len(list(desk.glob('measured_*.jsonl')))}.jsonl"
     if command == "train" and "--dry-run" not in args:
         args.append("--dry-run")
     if command == "train" and not {"--resume", "--model-shape"} & set(args):
@@ -155,9 +157,7 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         if "model=Qwen" in str(args):
             args.append("model=long")
     return args + {
-        "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16"]
-        # A reader's commands are not all given in one folder.
-        + ["--out", f"measured_{len(list(desk.glob('measured_*.jsonl')))}.jsonl"],
+        "eval": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", own],
         "compare": ["--problems", "2", "--samples", "1", "--max-tokens", "16", "--out", "compared"],
         "generate": ["--max-tokens", "8"],
         "plan": ["--n-batch", "256"],

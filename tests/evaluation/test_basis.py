@@ -45,11 +45,11 @@ def test_a_killed_evaluation_continues_and_another_is_refused(model, tmp_path):
     ):
         with pytest.raises(InputError, match=f"eval.json: .* made with other {changed}"):
             tramontane.evaluate(model, rows, write_to=file, **OPTIONS | options)
+    other = shutil.copytree(model, tmp_path / "other")
+    trained = load_model(str(other))
+    trained.get_output_embeddings().weight.data[0, 0] += 1
+    trained.save_pretrained(other)
     with pytest.raises(InputError, match="made with other weights"):
-        other = shutil.copytree(model, tmp_path / "other")
-        changed = load_model(str(other))
-        changed.get_output_embeddings().weight.data[0, 0] += 1
-        changed.save_pretrained(other)
         tramontane.evaluate(other, ROWS, write_to=file, **OPTIONS)
     assert file.read_bytes() == whole
 

@@ -162,7 +162,7 @@ def test_another_basis_is_refused_before_any_work(tmp_path):
     tramontane.compare(["tiny"], [source], out, **SHORT, slots=1)  # decides the speed alone
     assert (out / "sums/tiny.jsonl").read_bytes() == before
     sums(tmp_path / "sums.jsonl", 1, 3)
-    refused(r"made with other problems; write to another place, or remove both")
+    refused(r"made with other problems; name another place \(--out\), or remove both")
     sums(tmp_path / "sums.jsonl", 1, 2)
     record = (out / "sums/tiny.json").read_text()
     (out / "sums/tiny.json").write_text(record[:50])

@@ -197,7 +197,7 @@ def test_recipes_that_cannot_start(tmp_path):
 @pytest.mark.parametrize(
     ("part", "changed", "match"),
     [
-        ("compare", {"suites": ["typo.jsonl"]}, "typo.jsonl"),
+        ("compare", {"suites": ["typo.jsonl"]}, r"compare \(step 2_compare\): .*typo.jsonl"),
         ("compare", {"suites": ["x/a.jsonl", "y/a.jsonl"]}, "write NAME=y/a.jsonl"),
         ("compare", {"suites": ["aime24@missing.parquet"]}, "missing.parquet"),
         ("compare", {"max_tokens": 100_000}, "leave no room for a prompt"),

@@ -34,11 +34,15 @@ class Basis:
     """What the completions of an evaluation depend on.
 
     Args:
+        model: its path or name, and
+        source: that of the problems, for the reader: a checkpoint and a file may be moved.
         settings: sampling, prompts, generator and verifier, in JSON types.
         problems: hash of the problems, in order.
         weights: hash of the files of a checkpoint folder; of a Hugging Face name, its commit.
     """
 
+    model: str
+    source: str
     settings: dict[str, dict[str, Any]]
     problems: str
     weights: str
@@ -54,7 +58,14 @@ class Basis:
             part: {key: value for key, value in values.items() if key not in FREE.get(part, ())}
             for part, values in parts.items()
         }
-        return cls(kept, problems_hash(problems), weights_hash(settings.config.model))
+        model, source = settings.config.model, settings.config.data.eval
+        return cls(
+            model=model,
+            source=source or settings.config.data.train,
+            settings=kept,
+            problems=problems_hash(problems),
+            weights=weights_hash(model),
+        )
 
     def check(self, file: Path) -> None:
         """Check that a file of completions, if there is one, has this basis.
@@ -68,7 +79,7 @@ class Basis:
             if begun:
                 raise InputError(
                     f"{file}: there is no {record.name} that says what these rows were made "
-                    f"with; name another file, or remove this one"
+                    f"with; name another file (--out), or remove this one"
                 )
             return
         before = _read(record)
@@ -77,7 +88,7 @@ class Basis:
         if changed := self._changes(before):
             raise InputError(
                 f"{record}: the completions in {file.name} were made with other "
-                f"{', other '.join(changed)}; write to another place, or remove both files"
+                f"{', other '.join(changed)}; name another place (--out), or remove both files"
             )
 
     def write(self, file: Path, figures: Mapping[str, Any]) -> None:
@@ -143,7 +154,9 @@ def _file_hash(file: Path, size: int, mtime_ns: int) -> str:
 
 
 def _read(record: Path) -> dict[str, Any]:
-    fault = f"{record}: not the record of an evaluation, or damaged; write to another place, or "
+    fault = (
+        f"{record}: not the record of an evaluation, or damaged; name another place (--out), or "
+    )
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
     except ValueError:

@@ -50,8 +50,8 @@ class CompletionsFile:
             if due is None or (row["problem_id"], row["problem"]) != (due.id, due.problem):
                 raise InputError(
                     f"{self.path}:{place + 1}: a completion of problem {row['problem_id']!r}, but "
-                    f"due is {f'one of {due.id!r}' if due else 'no further one'}; write to another "
-                    f"place, or remove the file"
+                    f"due is {f'one of {due.id!r}' if due else 'no further one'}; name another "
+                    f"place (--out), or remove the file"
                 )
 
     def __enter__(self) -> CompletionsFile:

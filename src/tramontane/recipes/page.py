@@ -64,7 +64,9 @@ def table(columns: Sequence[Column], found: Comparison) -> list[tuple[str, list[
     rows = []
     for suite, models in found.items():
         results = [models[column.label].result for column in columns]
-        rows.append((f"{suite} pass@1", [_percent(r.pass_at_1) for r in results]))
+        left_out = models[columns[0].label].left_out
+        note = f" ({left_out} overlong problems left out)" if left_out else ""
+        rows.append((f"{suite} pass@1{note}", [_percent(r.pass_at_1) for r in results]))
         k = max(results[0].maj_at_k, default=1)
         if k > 1:
             rows.append((f"{suite} maj@{k}", [_percent(r.maj_at_k[k]) for r in results]))

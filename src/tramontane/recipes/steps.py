@@ -90,9 +90,15 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
                 f"{out}: a recipe of other settings ({', '.join(changed)}), by which steps have "
                 f"begun; give those of {file}, or name another folder (out=FOLDER)"
             )
-    unfinished = [step for step in steps if not (out / step.name / DONE).is_file()]
-    for check_step in dict.fromkeys(step.check for step in unfinished):  # steps may share one
-        check_step()
+    checked = set()  # steps may share a check
+    for step in steps:
+        if step.check in checked or (out / step.name / DONE).is_file():
+            continue
+        checked.add(step.check)
+        try:
+            step.check()
+        except InputError as error:
+            raise InputError(f"{', '.join(step.uses)} (step {step.name}): {error}") from None
 
 
 def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
