@@ -28,6 +28,7 @@ from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
 from tramontane.curation.rows import Row
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
+from tramontane.outputs import write_whole
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX
@@ -133,9 +134,7 @@ class Code(ModelStage):
                 key: read_inputs(programs[key].task, [by_place[i] for i in sorted(by_place)])
                 for key, by_place in answers.items()
             }
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(found), encoding="utf-8")
-            partial.replace(file)
+            write_whole(file, json.dumps(found))
         read = json.loads(file.read_text(encoding="utf-8"))
         return {key: Proposal(*proposal) for key, proposal in read.items()}
 

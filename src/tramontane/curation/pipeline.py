@@ -37,6 +37,7 @@ from tramontane.curation.rows import Row, Stage
 from tramontane.curation.translate import Translate
 from tramontane.data.load import RowRules
 from tramontane.errors import InputError
+from tramontane.outputs import write_whole
 
 STAGES: dict[str, type[Stage]] = {
     stage.name: stage
@@ -109,9 +110,9 @@ def _open(config: CurateConfig) -> Path:
     if out.is_file() or (out.is_dir() and any(p.name != "inputs.json" for p in out.iterdir())):
         raise InputError(f"{out}: not an empty folder, and not a curation; name another")
     out.mkdir(parents=True, exist_ok=True)
-    _write(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
+    write_whole(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
     text = yaml.safe_dump(wanted | {"out": str(out)}, sort_keys=False, allow_unicode=True)
-    _write(out / "config.yaml", text)
+    write_whole(out / "config.yaml", text)
     return out
 
 
@@ -127,7 +128,7 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
         _write_rows(folder, chunk, batch)
         chunk += 1
         progress(STAGE, chunk)
-    _write(folder / "end", "")
+    write_whole(folder / "end", "")
 
 
 def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: Progress) -> None:
@@ -164,8 +165,8 @@ def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
     decisions_file.replace(out / "decisions.jsonl")
     summary = tally.summary()
     for name, text in write_report(tally, config).items():
-        _write(out / name, text)
-    _write(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
+        write_whole(out / name, text)
+    write_whole(out / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False) + "\n")
 
 
 def _final_rows(folders: list[Path]) -> Iterator[Row]:
@@ -217,10 +218,4 @@ def _rows(folder: Path, chunk: int) -> Iterator[Row]:
 
 
 def _write_rows(folder: Path, chunk: int, rows: Iterable[Row]) -> None:
-    _write(_part(folder, chunk), "".join(row.dump() for row in rows))
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(_part(folder, chunk), "".join(row.dump() for row in rows))

@@ -19,6 +19,7 @@ from typing import Any
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
+from tramontane.outputs import write_whole
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
 RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
@@ -73,9 +74,8 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
     if missing := [name for name in settings["measures"] if name not in measures]:
         raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
     minutes = (time.monotonic() - started) / 60
-    partial = folder / "summary.json.partial"
-    partial.write_text(json.dumps({"measures": _plain(measures), "minutes": minutes}, indent=1))
-    partial.replace(folder / "summary.json")
+    summary = {"measures": _plain(measures), "minutes": minutes}
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1))
 
 
 def _plain(measures: dict[str, float]) -> dict[str, float | None]:

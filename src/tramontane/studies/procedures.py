@@ -20,6 +20,7 @@ from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.playground import problems
 from tramontane.errors import InputError
+from tramontane.outputs import write_whole
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
@@ -88,10 +89,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             {"id": p.id, "problem": p.problem, "answer": p.answer, "language": p.language}
             for p in islice(found, keys["pool"])
         ]
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        partial = pool.with_suffix(".partial")
-        partial.write_text(lines, "utf-8")
-        partial.rename(pool)
+        write_whole(pool, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     train, model = pool, "tiny"
     for number in range(1, keys["passes"] + 1):
         stage = "difficulty" if number == 1 else "regrade"

@@ -16,6 +16,7 @@ import yaml
 
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
+from tramontane.outputs import write_whole
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import Plan
@@ -124,9 +125,8 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     """Write a run's settings next to its folder, as a whole or not at all; returns the file."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = settings_file(folder)
-    partial = file.with_suffix(".partial")
-    partial.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    return partial.replace(file)
+    write_whole(file, yaml.safe_dump(settings, sort_keys=False))
+    return file
 
 
 def _run(folder: Path, settings: dict[str, Any], cores: int) -> None:

@@ -25,6 +25,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
+from tramontane.outputs import write_whole
 from tramontane.types import Completion, Request, SamplingParams, floats, ints
 
 
@@ -82,7 +83,7 @@ class Checkpoint:
                     (c.group, c.index, in_paper_tags(c.text, tags), len(c.token_ids)) for c in done
                 ]
                 end = journal.add(*rows)
-                _write(saved, {"end": end, "flight": unfinished})
+                write_whole(saved, json.dumps({"end": end, "flight": unfinished}))
                 for place, index, text, tokens in rows:
                     yield from collector.add(place, index, Answer(text, tokens))
 
@@ -154,9 +155,3 @@ def _resumed(request: Request, tokens: list[int]) -> Request:
     return replace(
         request, token_ids=ints(tokens), logprobs=floats([0.0] * n), versions=ints([0] * n)
     )
-
-
-def _write(path: Path, state: dict[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(state))
-    partial.replace(path)
