@@ -105,7 +105,8 @@ MATHS = {
     "polaris": ([{"problem": "1+1?", "answer": "2", "difficulty": "3/8"}], [("1+1?", "2")]),
     "deepscaler": ([{"problem": "1+1?", "answer": "2", "solution": "…"}], [("1+1?", "2")]),
     "big_math": (
-        [{"problem": "1+1?", "answer": "2", "source": "omnimath", "llama8b_solve_rate": 0.25}],
+        [{"problem": "1+1?", "answer": "2", "source": "omnimath",
+          "domain": ["Mathematics -> Algebra -> Other"], "llama8b_solve_rate": 0.25}],
         [("1+1?", "2")],
     ),
     "dapo": (
@@ -170,9 +171,9 @@ PROGRAMS = {
         "def double(n): return 2 * n",
     ),
     "deepcoder_lcb": (
-        [{"problem": "Double.", "tests": json.dumps(
-            [{"input": "2", "output": "4", "testtype": "functional",
-              "metadata": {"func_name": "double"}}])}],
+        [{"problem": "Double.", "starter_code": "class Solution:\n    def double(self, n):\n",
+          "tests": json.dumps([{"input": "2", "output": "4", "testtype": "functional"}]),
+          "metadata": {"func_name": "double"}}],
         "class Solution:\n    def double(self, n): return 2 * n",
     ),
     "livecodebench_v5": ([STDIN], "print(2 * int(input()))"),
@@ -323,6 +324,32 @@ def test_the_pass_rates_of_a_set_select_its_problems(tmp_path):
     rows, _ = MATHS["big_math"]
     [problem] = read(tmp_path, "big_math", rows)
     assert problem.metadata["pass_rate"] == 0.25
+    assert problem.metadata["topic"] == ["Mathematics -> Algebra -> Other"]
+
+
+def test_deepcoders_functions_and_programs(tmp_path):
+    rows, _ = PROGRAMS["deepcoder_lcb"]
+    program = {
+        "problem": "Halve.",
+        "starter_code": "",
+        "tests": [{"input": "4\n", "output": "2\n", "testtype": "stdin"}],
+        "metadata": {"func_name": None},
+    }
+    function, stdio = read(tmp_path, "deepcoder_lcb", [*rows, program])
+    assert function.problem.endswith("```python\nclass Solution:\n    def double(self, n):\n```")
+    assert function.tests["entry_point"] == "double"
+    assert stdio.problem.endswith("writes standard output.")
+    assert stdio.tests == {"type": "stdio", "cases": [{"input": "4\n", "output": "2\n"}]}
+
+
+def test_a_repeated_statement_is_left_out_of_training_files_alone(tmp_path, caplog):
+    other = {**IFEVAL, "key": 7, "instruction_id_list": ["startend:quotation"], "kwargs": [{}]}
+    problems = read(tmp_path, "ifeval", [IFEVAL, other, IFEVAL])
+    assert [p.id for p in problems] == ["ifeval-1040", "ifeval-7", "ifeval-1040-3"]
+    assert not caplog.records
+    rows = [verl("1+1?", answer, i) for i, answer in enumerate(["2", "2", "10"])]
+    assert [p.answer for p in read(tmp_path, "dapo", rows)] == ["2", "10"]
+    assert "dapo: 1 rows repeat the statement and the reference of another" in caplog.text
 
 
 def test_encoded_tests_that_would_run_code_are_refused(tmp_path):
@@ -333,13 +360,18 @@ def test_encoded_tests_that_would_run_code_are_refused(tmp_path):
     packed = base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()
     with pytest.raises(InputError, match=r"rows.jsonl:1: .*livecodebench.*builtins.len"):
         read(tmp_path, "livecodebench_v5", [{**STDIN, "private_test_cases": packed}])
-    with pytest.raises(InputError, match=r"rows.jsonl:1: .*cannot be decoded"):
-        read(tmp_path, "livecodebench_v5", [{**STDIN, "private_test_cases": packed[:-20]}])
+    frame = base64.b64encode(zlib.compress(b"\x8e" + b"\xff" * 8)).decode()  # of 2⁶⁴ bytes
+    for damaged in ({"private_test_cases": packed[:-20]}, {"private_test_cases": frame},
+                    {"public_test_cases": "[" * 100_000}):  # fmt: skip
+        with pytest.raises(InputError, match=r"rows.jsonl:1: not a row of the layout"):
+            read(tmp_path, "livecodebench_v5", [{**STDIN, **damaged}])
 
 
 def test_a_row_of_another_layout_is_named(tmp_path):
     with pytest.raises(InputError, match=r"rows.jsonl:2: .*'gpqa'.*'Correct Answer'.*has Question"):
         read(tmp_path, "gpqa", [GPQA, {"Question": "?"}])
+    with pytest.raises(InputError, match="no assertions in column 'test_list'"):
+        read(tmp_path, "mbpp", [{**MBPP, "test_list": []}])
 
 
 def test_a_config_adds_a_set_of_its_own(tmp_path):

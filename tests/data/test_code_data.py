@@ -54,6 +54,30 @@ def test_calls_of_a_function_become_assertions(given):
         assert judged.outcome == outcome, judged.reason
 
 
+APPS = {"fn_name": "f", "inputs": [[1]]}
+LIVECODEBENCH = {"metadata": {"func_name": "f"}, "input": "1"}
+
+
+@pytest.mark.parametrize(
+    ("given", "right", "wrong"),
+    [
+        ([{**LIVECODEBENCH, "output": "[3]"}], ["[3]", "(3,)"], ["3", "'[3]'"]),
+        ([{**LIVECODEBENCH, "output": '"5"'}], ["'5'"], ["5"]),
+        ({**APPS, "outputs": [[3]]}, ["[3]", "3"], ["4"]),
+        ({**APPS, "outputs": ["5"]}, ["'5'", "5"], ["6"]),
+        ({**APPS, "outputs": [float("inf")]}, ["float('inf')"], ["0"]),
+        ({**APPS, "inputs": ["abc"], "outputs": ["5"]}, ["5"], ["0"]),
+    ],
+)
+def test_results_of_calls(given, right, wrong):
+    problem = Problem("p", "code", "f", tests=parse_tests(json.loads(json.dumps(given)), "here"))
+    for results, outcome in ((right, "right"), (wrong, "wrong")):
+        for result in results:
+            program = f"```python\ndef f(x): return {result}\n```"
+            judged = judge(program, problem, VerifierConfig(code_timeout_s=30))
+            assert judged.outcome == outcome, (result, judged.reason)
+
+
 @pytest.mark.parametrize(
     "given", [{"inputs": [1], "outputs": ["1"]}, {"fn_name": "a b", "inputs": [[]], "outputs": [1]},
               [{"input": "1"}], [1], {"inputs": "1", "outputs": "1"}],

@@ -66,6 +66,7 @@ LayoutName = Literal[
     "dolci",
     "gpqa",
     "livecodebench",
+    "deepcoder_lcb",
     "olympiadbench",
     "humaneval",
     "mbpp",

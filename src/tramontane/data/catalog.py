@@ -6,13 +6,16 @@ config adds sets of its own in `data.sets`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tramontane.config import NamedSetConfig
 from tramontane.data.files import read_rows
 from tramontane.data.function_calls import bfcl, bfcl_rows
-from tramontane.data.layouts import LAYOUTS, converted
+from tramontane.data.layouts import LAYOUTS, converted, verl
+
+logger = logging.getLogger("tramontane")
 
 
 def _known(
@@ -41,7 +44,7 @@ CATALOG: dict[str, NamedSetConfig] = {
     "intellect3_code": _known("PrimeIntellect/INTELLECT-3-RL#code", layout="intellect3"),
     "deepcoder": _known("agentica-org/DeepCoder-Preview-Dataset#primeintellect"),
     "deepcoder_taco": _known("agentica-org/DeepCoder-Preview-Dataset#taco"),
-    "deepcoder_lcb": _known("agentica-org/DeepCoder-Preview-Dataset#lcbv5"),
+    "deepcoder_lcb": _known("agentica-org/DeepCoder-Preview-Dataset#lcbv5", layout="deepcoder_lcb"),
     # For evaluation.
     "aime24": _known("HuggingFaceH4/aime_2024"),
     "aime25": _known("MathArena/aime_2025"),
@@ -97,21 +100,29 @@ def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource
 def problem_rows(found: NamedSource) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of a named source in the fields of docs/data.md, each with its location.
 
-    Rows that the layout leaves out are skipped, as are rows whose statement came before: DAPO's
-    file holds each problem about a hundred times.
+    Rows that the layout leaves out are skipped. Repeated rows of verl's training files are skipped
+    too, and counted in a warning: DAPO's file holds each problem about a hundred times.
 
     Raises:
         InputError: no such file or dataset, a damaged file, or a row of another layout.
     """
     layout = LAYOUTS[found.entry.layout] if found.entry.layout else None
     seen: set[int] = set()
+    repeated = 0
     rows = bfcl_rows(found.source) if layout is bfcl else read_rows(found.source, found.entry.split)
     for where, row in rows:
         problem = converted(layout, row, where) if layout else row
         if problem is None:
             continue
-        statement = hash(str(problem.get(found.entry.fields.get("problem", "problem"))))
-        if layout and statement in seen:
-            continue
-        seen.add(statement)
+        if layout is verl:
+            key = hash(str([problem.get(name) for name in ("problem", "answer", "tests")]))
+            if key in seen:
+                repeated += 1
+                continue
+            seen.add(key)
         yield where, problem
+    if repeated:
+        logger.warning(
+            "%s: %d rows repeat the statement and the reference of another: left out",
+            found.name, repeated,
+        )  # fmt: skip

@@ -31,6 +31,7 @@ class Solution(NamedTuple):
 
 # LeetCode's programs hold the function in a class `Solution`. JSON has no tuples.
 _CALLS = """\
+from math import inf, nan
 try:
     _function = Solution().{name}
 except NameError:
@@ -89,11 +90,15 @@ def _known_form(value: Any) -> Any:
         for names in (("inputs", "outputs"), ("input", "output")):
             columns = [value.get(name) for name in names]
             if all(isinstance(column, list) for column in columns):
-                return _from_pairs(list(zip(*columns, strict=False)), value.get("fn_name"))
+                pairs = list(zip(*columns, strict=False))
+                return _from_pairs(pairs, value.get("fn_name"), is_exact=False)
     if isinstance(value, list) and all(isinstance(x, dict) and "input" in x for x in value):
         functions = {x.get("fn_name") or _function_of(x.get("metadata")) for x in value}
         if len(functions) == 1:
-            return _from_pairs([(x["input"], x.get("output")) for x in value], *functions)
+            pairs = [(x["input"], x.get("output")) for x in value]
+            # PrimeIntellect has APPS's lists of arguments, LiveCodeBench text.
+            is_exact = all(isinstance(text, str) for text, _ in pairs)
+            return _from_pairs(pairs, *functions, is_exact=is_exact)
     return value
 
 
@@ -101,11 +106,13 @@ def _function_of(metadata: Any) -> Any:
     return metadata.get("func_name") if isinstance(metadata, dict) else None
 
 
-def _from_pairs(pairs: list[tuple[Any, Any]], function: Any) -> dict[str, Any] | None:
+def _from_pairs(
+    pairs: list[tuple[Any, Any]], function: Any, *, is_exact: bool
+) -> dict[str, Any] | None:
     if not pairs:
         return None
     if function:
-        return _calls(pairs, function)
+        return _calls(pairs, function, is_exact=is_exact)
     cases = [{"input": _joined(text), "output": _joined(output)} for text, output in pairs]
     return {"type": "stdio", "cases": cases}
 
@@ -116,29 +123,42 @@ def _joined(text: Any) -> Any:
     return "\n".join(text) + "\n" if is_lines else text
 
 
-def _calls(pairs: list[tuple[Any, Any]], name: Any) -> dict[str, Any] | None:
-    """Function tests with one assertion per call.
-
-    Arguments are a list, or text with one JSON value per line. The expected value may be wrapped in
-    a list.
-    """
+def _calls(pairs: list[tuple[Any, Any]], name: Any, *, is_exact: bool) -> dict[str, Any]:
+    """Function tests with one assertion per call; `is_exact`: results are JSON text as it is."""
     if not isinstance(name, str) or not name.isidentifier():
         return {"type": f"calls of {name!r}"}
     asserts = []
-    for args, expected in pairs:
-        try:
-            if isinstance(args, str):
-                args = [json.loads(line) for line in args.splitlines() if line.strip()]
-            if isinstance(expected, str):
-                expected = json.loads(expected)
-        except (ValueError, RecursionError):  # not JSON: the argument is the text itself
-            args = [args] if isinstance(args, str) else args
-        wrapped = isinstance(expected, list) and len(expected) == 1
-        accepted = [expected, expected[0]] if wrapped else [expected]
-        arguments = ", ".join(map(repr, args if isinstance(args, list) else [args]))
+    for given, expected in pairs:
+        arguments = ", ".join(map(repr, _arguments(given)))
+        accepted = _accepted(expected, is_exact=is_exact)
         asserts.append(f"assert _plain(_function({arguments})) in {accepted!r}\n")
     code = _CALLS.format(name=name) + "".join(asserts)
     return {"type": "python_assert", "code": code, "entry_point": name}
+
+
+def _arguments(given: Any) -> list[Any]:
+    """The arguments of a call: a list, or text with one JSON value per line, or one text."""
+    if not isinstance(given, str):
+        return given if isinstance(given, list) else [given]
+    try:
+        return [json.loads(line) for line in given.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        return [given]
+
+
+def _accepted(expected: Any, *, is_exact: bool) -> list[Any]:
+    """The results that pass. APPS and TACO may wrap a result in a list, and write a text without
+    the quotes of JSON."""
+    value = expected
+    if isinstance(expected, str):
+        try:
+            value = json.loads(expected)
+        except (ValueError, RecursionError):
+            return [expected]
+    if is_exact:
+        return [value]
+    accepted = [value] if value == expected else [expected, value]
+    return [*accepted, value[0]] if isinstance(value, list) and len(value) == 1 else accepted
 
 
 # ----------------------------------------------------------------------------------- solutions

@@ -65,8 +65,10 @@ def numina(row: Row) -> Row | None:
 
 
 def big_math(row: Row) -> Row:
-    """Big-Math: the solve rate of Llama 3.1 8B is the problem's pass rate, from 0 to 1."""
-    return {**row, "pass_rate": row.get("llama8b_solve_rate")}
+    """Big-Math: the solve rate of Llama 3.1 8B is the problem's pass rate, from 0 to 1. Its `domain`
+    is a list of topics, here `topic`, since a problem's domain names its verifier."""
+    rest = {k: v for k, v in row.items() if k != "domain"}
+    return {**rest, "topic": row.get("domain"), "pass_rate": row.get("llama8b_solve_rate")}
 
 
 def intellect3(row: Row) -> Row:
@@ -122,24 +124,28 @@ def gpqa(row: Row) -> Row:
 def livecodebench(row: Row) -> Row:
     """LiveCodeBench: public and private tests together; a program reads standard input, or, with
     starter code, completes a function."""
-    metadata = _json_or_text(row.get("metadata"))
-    name = metadata.get("func_name") if isinstance(metadata, dict) else None
     cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
-    starter = str(row.get("starter_code") or "").strip()
-    task = (
-        f"Complete this Python code, and give the whole of it in one block:\n\n"
-        f"```python\n{starter}\n```"
-        if starter
-        else "Write a Python program that reads standard input and writes standard output."
-    )
     return {
         "id": row.get("question_id"),
-        "problem": f"{str(_need(row, 'question_content')).strip()}\n\n{task}",
-        "tests": [{**case, "fn_name": name} for case in cases],
+        "problem": _with_starter(_need(row, "question_content"), row),
+        "tests": _with_function(cases, row),
         "domain": "code",
         "level": row.get("difficulty"),
         "platform": row.get("platform"),
         "contest_date": row.get("contest_date"),
+    }
+
+
+def deepcoder_lcb(row: Row) -> Row:
+    """DeepCoder's part of LiveCodeBench: the function's name and the starter code belong to the
+    row, not to its tests."""
+    rest = {k: v for k, v in row.items() if k not in ("starter_code", "metadata")}
+    cases = _cases(_need(row, "tests"))
+    return {
+        **rest,
+        "problem": _with_starter(_need(row, "problem"), row),
+        "tests": _with_function(cases, row),
+        "domain": "code",
     }
 
 
@@ -183,6 +189,8 @@ def mbpp(row: Row) -> Row:
     """MBPP, whole (`text`) or sanitized (`prompt`): the first assertion is part of the statement,
     since it alone names the function."""
     asserts = list(_need(row, "test_list"))
+    if not asserts:
+        raise ValueError("no assertions in column 'test_list'")
     imports = row.get("test_imports") or _as_list(row.get("test_setup_code") or [])
     text = str(row.get("prompt") or _need(row, "text")).strip()
     return {
@@ -221,7 +229,7 @@ LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
     for layout in (
         verl, numina, big_math, intellect3, dolci,
-        gpqa, livecodebench, olympiadbench, humaneval, mbpp, ifeval, ifeval_loose, bfcl,
+        gpqa, livecodebench, deepcoder_lcb, olympiadbench, humaneval, mbpp, ifeval, ifeval_loose, bfcl,
     )
 }  # fmt: skip
 
@@ -234,7 +242,9 @@ def converted(layout: Layout, row: Row, where: str) -> Row | None:
     """
     try:
         return layout(row)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (
+        LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError,
+    ) as error:  # fmt: skip
         raise InputError(
             f"{where}: not a row of the layout {layout.__name__!r}: {error}; the row has "
             f"{', '.join(sorted(row))}"
@@ -264,6 +274,25 @@ def _cases(value: Any) -> list[Row]:
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
             raise ValueError(f"encoded tests that cannot be decoded ({error})") from None
     return list(json.loads(text))
+
+
+def _with_starter(statement: Any, row: Row) -> str:
+    """LiveCodeBench's statement, and the form of its answer."""
+    starter = str(row.get("starter_code") or "").strip()
+    task = (
+        f"Complete this Python code, and give the whole of it in one block:\n\n"
+        f"```python\n{starter}\n```"
+        if starter
+        else "Write a Python program that reads standard input and writes standard output."
+    )
+    return f"{str(statement).strip()}\n\n{task}"
+
+
+def _with_function(cases: list[Row], row: Row) -> list[Row]:
+    """LiveCodeBench's test cases with the name of the function that the row's metadata has."""
+    metadata = _json_or_text(row.get("metadata"))
+    name = metadata.get("func_name") if isinstance(metadata, dict) else None
+    return [{**case, "fn_name": name} for case in cases]
 
 
 def _need(row: Row, name: str) -> Any:
