@@ -252,9 +252,27 @@ def test_instructions(tmp_path):
     [loose] = read(tmp_path, "ifeval_loose", [IFEVAL])
     opened = "Sure, here it is:\nI know Python."
     assert [judged(p, opened).verdict for p in (problem, loose)] == ["wrong", "right"]
-    damaged = {**IFEVAL, "kwargs": []}
-    with pytest.raises(InputError, match=r"rows.jsonl:1: .*'ifeval': `kwargs` must have one entry"):
-        read(tmp_path, "ifeval", [damaged])
+    assert judged(problem, "<think>hm</think>\n\nI KNOW Python.\n").verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kwargs", "message"),
+    [
+        (["punctuation:no_comma"], [], "`kwargs` must have one entry for each"),
+        ([], [], "`kwargs` must have one entry for each"),
+        ("punctuation:no_comma", [{}], "`kwargs` must have one entry for each"),
+        (["punctuation:no_comma"], ["x"], "`kwargs` of punctuation:no_comma: 'x' is no object"),
+        (["bogus:kind"], [{}], "`instruction_id_list`: unknown kind of instruction 'bogus:kind'"),
+        (["keywords:existence"], [{}], "`kwargs` of keywords:existence: no argument 'keywords'"),
+        (["keywords:existence"], [{"keywords": "a"}], "keywords='a' is not valid"),
+        (["detectable_format:number_bullet_lists"], [{"num_bullets": "3"}], "num_bullets='3'"),
+    ],
+)
+def test_instructions_that_no_answer_could_follow(tmp_path, kinds, kwargs, message):
+    row = {**IFEVAL, "instruction_id_list": kinds, "kwargs": kwargs}
+    with pytest.raises(InputError, match=r"rows.jsonl:1: not a row of the layout 'ifeval'") as e:
+        read(tmp_path, "ifeval", [row])
+    assert message in str(e.value)
 
 
 def test_function_calls(tmp_path):

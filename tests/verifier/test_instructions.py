@@ -3,7 +3,7 @@
 
 import pytest
 
-from tramontane.verifier.instructions import CHECKS, count_sentences, follows, judge
+from tramontane.verifier.instructions import ARGUMENTS, CHECKS, count_sentences, follows, judge
 
 LESS, LEAST = "less than", "at least"
 
@@ -155,9 +155,31 @@ def test_a_case(kind, kwargs, answer, expected):
     assert follows(answer, kind, kwargs) is expected
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),  # as NLTK counts
+    [
+        ("BIG NEWS—BUY NOW", 4),
+        ("WAIT...WHAT", 2),
+        ("THE R&D TEAM", 4),
+        ("Q&A WITH AT&T", 5),
+        ("I CANNOT GO", 4),
+        ("GIMME IT, I'M GONNA STOP.", 8),
+        ("DON'T STOP, IT'S A:5", 6),
+        ("READ 'THE BOOK' NOW, WELL-KNOWN", 5),
+        ("THE U.S.A. AND Cannot", 3),
+    ],
+)
+def test_words_in_capitals_are_counted(text, count):
+    kind = "change_case:capital_word_frequency"
+    assert follows(text, kind, capitals(LEAST, count))
+    assert not follows(text, kind, capitals(LEAST, count + 1))
+
+
 def test_every_kind_has_cases():
     assert len(CHECKS) == 25
     assert {case[0] for case in CASES} == set(CHECKS)
+    for kind, kwargs, *_ in CASES:
+        assert set(kwargs) == set(ARGUMENTS.get(kind, "").split())
 
 
 @pytest.mark.parametrize(
@@ -190,13 +212,19 @@ def test_the_loose_criterion_ignores_first_and_last_lines_and_asterisks():
     assert judge(strict, '"Sure"') == (0.5, "change_case:english_lowercase")
 
 
+def test_white_space_around_an_answer_is_no_paragraph():
+    kind = "length_constraints:nth_paragraph_first_word"
+    metadata = {"instruction_id_list": [kind], "kwargs": [nth(2, 1, "weekend")]}
+    assert judge(metadata, "\n\nWeekend is near.\n\nSecond one.\n") == (1.0, "")
+
+
 def test_rows_that_cannot_be_judged():
     for metadata in ({}, {"instruction_id_list": ["punctuation:no_comma"], "kwargs": []}):
-        with pytest.raises(ValueError, match="as many `kwargs`"):
+        with pytest.raises(ValueError, match="`kwargs` must have one entry for each"):
             judge(metadata, "a")
     with pytest.raises(ValueError, match="unknown kind of instruction 'a:b'"):
         follows("a", "a:b", {})
     with pytest.raises(ValueError, match="number_words: no argument 'num_words'"):
         follows("a", "length_constraints:number_words", {"relation": LESS, "num_words": None})
-    with pytest.raises(ValueError, match="unknown relation 'about'"):
+    with pytest.raises(ValueError, match="number_words: relation='about' is not valid"):
         follows("a", "length_constraints:number_words", {"relation": "about", "num_words": 3})

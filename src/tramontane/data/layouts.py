@@ -20,6 +20,7 @@ from typing import Any
 
 from tramontane.data.function_calls import bfcl
 from tramontane.errors import InputError
+from tramontane.verifier.instructions import instructions_of
 
 Row = dict[str, Any]
 Layout = Callable[[Row], "Row | None"]
@@ -65,8 +66,8 @@ def numina(row: Row) -> Row | None:
 
 
 def big_math(row: Row) -> Row:
-    """Big-Math: the solve rate of Llama 3.1 8B is the problem's pass rate, from 0 to 1. Its `domain`
-    is a list of topics, here `topic`, since a problem's domain names its verifier."""
+    """Big-Math: the solve rate of Llama 3.1 8B is the problem's pass rate, from 0 to 1. A row's
+    `domain` is a list of topics, here `topic`: a problem's domain names its verifier."""
     rest = {k: v for k, v in row.items() if k != "domain"}
     return {**rest, "topic": row.get("domain"), "pass_rate": row.get("llama8b_solve_rate")}
 
@@ -208,15 +209,13 @@ def mbpp(row: Row) -> Row:
 def ifeval(row: Row) -> Row:
     """IFEval: `instruction_id_list`, and for each its arguments in `kwargs`, where the dataset has
     the arguments of all kinds, null if the kind has no such argument."""
-    kinds, arguments = _need(row, "instruction_id_list"), _need(row, "kwargs")
-    if len(kinds) != len(arguments):
-        raise ValueError("`kwargs` must have one entry for each of `instruction_id_list`")
+    instructions = instructions_of(row)
     return {
         "id": f"ifeval-{_need(row, 'key')}",
         "problem": _need(row, "prompt"),
         "domain": "instructions",
-        "instruction_id_list": list(kinds),
-        "kwargs": [{k: v for k, v in (a or {}).items() if v is not None} for a in arguments],
+        "instruction_id_list": [kind for kind, _ in instructions],
+        "kwargs": [{k: v for k, v in given.items() if v is not None} for _, given in instructions],
     }
 
 
@@ -228,8 +227,8 @@ def ifeval_loose(row: Row) -> Row:
 LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
     for layout in (
-        verl, numina, big_math, intellect3, dolci,
-        gpqa, livecodebench, deepcoder_lcb, olympiadbench, humaneval, mbpp, ifeval, ifeval_loose, bfcl,
+        verl, numina, big_math, intellect3, dolci, deepcoder_lcb,
+        gpqa, livecodebench, olympiadbench, humaneval, mbpp, ifeval, ifeval_loose, bfcl,
     )
 }  # fmt: skip
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 Kwargs = Mapping[str, Any]
 Check = Callable[[str, Kwargs], bool]
 
+RELATIONS = ("less than", "at least")
 ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _ABBREVIATIONS = re.compile(
     r"(?:^|[\s(\"'])(?:mr|mrs|ms|dr|prof|st|sr|jr|gen|col|sgt|capt|lt|rev|hon|gov|sen|rep|pres"
@@ -27,8 +28,14 @@ _ABBREVIATIONS = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]}]*(?=\s)")
-_PUNCTUATION = re.compile(r"--|[\s,;:!?()\[\]{}<>\"“”…]+")
-_CONTRACTION = re.compile(r"(?<=\w)(n['’]t|['’](?:s|m|d|re|ve|ll))$", re.IGNORECASE)
+# Words are NLTK's: they end at these marks, and some are two (`do|n't`, `it|'s`, `can|not`).
+_BETWEEN_WORDS = re.compile(
+    r"--|\.{2,}|''|[:,](?!\d)|[\s;?!@#$%&*()\[\]{}<>\"`«»“”‘’„\u2012-\u2015]"
+)
+_CLITIC = re.compile(r"(?<=[^\s'])(?=(?:n't|'(?:s|m|d|re|ve|ll))\.?(?!\S))", re.IGNORECASE)
+_TWO_WORDS = re.compile(
+    r"\b(?:(can)(not)|(gim|lem)(me)|(gon|wan)(na)|(got)(ta)|(d)('ye)|(more)('n))\b", re.IGNORECASE
+)
 
 
 def judge(metadata: Mapping[str, Any], answer: str) -> tuple[float, str]:
@@ -36,37 +43,72 @@ def judge(metadata: Mapping[str, Any], answer: str) -> tuple[float, str]:
 
     With `loose` in the metadata, an instruction also counts as followed if it is followed by the
     answer without its first line, its last line or both, or without asterisks, as in the published
-    loose criterion. An empty answer follows nothing.
+    loose criterion. White space around the answer does not count; an empty one follows nothing.
 
     Raises:
-        ValueError: no instructions, an unknown kind, or arguments that it lacks.
+        ValueError: as `instructions_of`.
     """
-    kinds: Sequence[str] = metadata.get("instruction_id_list") or ()
-    arguments: Sequence[Kwargs] = metadata.get("kwargs") or ()
-    if not kinds or len(kinds) != len(arguments):
-        raise ValueError("a row of IFEval needs `instruction_id_list` and as many `kwargs`")
+    instructions, answer = instructions_of(metadata), answer.strip()
     variants = _loose(answer) if metadata.get("loose") else [answer]
     broken = [
         kind
-        for kind, kwargs in zip(kinds, arguments, strict=True)
+        for kind, kwargs in instructions
         if not any(text.strip() and follows(text, kind, kwargs) for text in variants)
     ]
-    return 1 - len(broken) / len(kinds), ", ".join(broken)
+    return 1 - len(broken) / len(instructions), ", ".join(broken)
+
+
+def instructions_of(row: Mapping[str, Any]) -> list[tuple[str, Kwargs]]:
+    """The instructions of a row: each kind with its arguments.
+
+    Raises:
+        ValueError: no instructions, an unknown kind, or an argument that is missing or of another
+            type.
+    """
+    kinds, arguments = row.get("instruction_id_list"), row.get("kwargs")
+    if (
+        not isinstance(kinds, list)
+        or not isinstance(arguments, list)
+        or not len(kinds) == len(arguments) > 0
+    ):
+        raise ValueError("`kwargs` must have one entry for each of `instruction_id_list`")
+    instructions = list(zip(kinds, arguments, strict=True))
+    for kind, kwargs in instructions:
+        _check(kind, kwargs)
+    return instructions
+
+
+def _check(kind: Any, kwargs: Any) -> None:
+    if not isinstance(kind, str) or kind not in CHECKS:
+        raise ValueError(f"`instruction_id_list`: unknown kind of instruction {kind!r}")
+    if not isinstance(kwargs, Mapping):
+        raise ValueError(f"`kwargs` of {kind}: {kwargs!r} is no object")
+    for name in ARGUMENTS.get(kind, "").split():
+        value = kwargs.get(name)
+        if value is None:
+            raise ValueError(f"`kwargs` of {kind}: no argument {name!r}")
+        if not _is_argument(name, value):
+            raise ValueError(f"`kwargs` of {kind}: {name}={value!r} is not valid")
+
+
+def _is_argument(name: str, value: Any) -> bool:
+    if name in ("keywords", "forbidden_words"):
+        return isinstance(value, list) and all(isinstance(word, str) for word in value)
+    if name.endswith("relation"):
+        return value in RELATIONS
+    if name.startswith(("num_", "nth_")) or name.endswith("frequency"):
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, str)
 
 
 def follows(answer: str, kind: str, kwargs: Kwargs) -> bool:
     """True if the answer follows one instruction.
 
     Raises:
-        ValueError: an unknown kind, or an argument that is missing.
+        ValueError: an unknown kind, or an argument that is missing or of another type.
     """
-    if kind not in CHECKS:
-        raise ValueError(f"unknown kind of instruction {kind!r}")
-    arguments = {name: value for name, value in kwargs.items() if value is not None}
-    try:
-        return CHECKS[kind](answer, arguments)
-    except KeyError as error:
-        raise ValueError(f"{kind}: no argument {error}") from None
+    _check(kind, kwargs)
+    return CHECKS[kind](answer, kwargs)
 
 
 def count_sentences(text: str) -> int:
@@ -93,9 +135,7 @@ def _loose(answer: str) -> list[str]:
 
 
 def _compare(count: int, relation: str, threshold: int) -> bool:
-    if relation not in ("less than", "at least"):
-        raise ValueError(f"unknown relation {relation!r}")
-    return count < threshold if relation == "less than" else count >= threshold
+    return count < threshold if relation == RELATIONS[0] else count >= threshold
 
 
 def _matches(pattern: str, text: str, flags: int = re.IGNORECASE) -> int:
@@ -173,11 +213,8 @@ def _two_responses(text: str, kwargs: Kwargs) -> bool:
 
 
 def _capital_words(text: str, kwargs: Kwargs) -> bool:
-    words = [
-        part
-        for word in _PUNCTUATION.split(text)
-        for part in (_CONTRACTION.sub("", word), *_CONTRACTION.findall(word))
-    ]
+    text = _CLITIC.sub(" ", _BETWEEN_WORDS.sub(" ", text))
+    words = _TWO_WORDS.sub(lambda m: " ".join(["", *filter(None, m.groups()), ""]), text).split()
     count = sum(word.isupper() for word in words)
     return _compare(count, kwargs["capital_relation"], int(kwargs["capital_frequency"]))
 
@@ -238,3 +275,24 @@ CHECKS: dict[str, Check] = {
     "punctuation:no_comma": lambda text, k: "," not in text,
 }
 """All kinds by their published name."""
+
+ARGUMENTS = {
+    "keywords:existence": "keywords",
+    "keywords:frequency": "keyword relation frequency",
+    "keywords:forbidden_words": "forbidden_words",
+    "keywords:letter_frequency": "letter let_relation let_frequency",
+    "language:response_language": "language",
+    "length_constraints:number_sentences": "relation num_sentences",
+    "length_constraints:number_paragraphs": "num_paragraphs",
+    "length_constraints:number_words": "relation num_words",
+    "length_constraints:nth_paragraph_first_word": "num_paragraphs nth_paragraph first_word",
+    "detectable_content:number_placeholders": "num_placeholders",
+    "detectable_content:postscript": "postscript_marker",
+    "detectable_format:number_bullet_lists": "num_bullets",
+    "detectable_format:number_highlighted_sections": "num_highlights",
+    "detectable_format:multiple_sections": "section_spliter num_sections",
+    "combination:repeat_prompt": "prompt_to_repeat",
+    "startend:end_checker": "end_phrase",
+    "change_case:capital_word_frequency": "capital_relation capital_frequency",
+}
+"""Names of the arguments of each kind that has any."""
