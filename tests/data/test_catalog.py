@@ -287,9 +287,38 @@ def test_function_calls(tmp_path):
     answer = "[math.factorial(number=10), math.factorial(number=5)]"
     assert judged(problem, f"<think>two</think>{answer}").verdict == "right"
     assert judged(problem, "[math.factorial(number=10)]").reason == "1 calls, 2 expected"
-    (tmp_path / "possible_answer/BFCL_v3_parallel.json").write_text('{"id": "other"}\n')
+    (tmp_path / "possible_answer/BFCL_v3_parallel.json").write_text('{"id": "other", "ground_truth": []}\n')
     source = f"bfcl_parallel@{tmp_path / 'BFCL_v3_parallel.json'}"
     with pytest.raises(InputError, match="has no answer for id 'parallel_7'"):
+        load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+
+
+FUNCTIONS = BFCL["function"]
+
+
+@pytest.mark.parametrize("functions", [json.dumps(FUNCTIONS), FUNCTIONS[0]])
+def test_functions_as_text_or_as_one_object(tmp_path, functions):
+    source = f"bfcl_parallel@{write_bfcl(tmp_path, {**BFCL, 'function': functions})}"
+    [problem] = load_problems(source, DataConfig(), split="test", limit=None, seed=0)
+    assert problem.metadata["function"] == FUNCTIONS
+    assert json.dumps(FUNCTIONS[0]) in problem.problem.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "message"),
+    [
+        (BFCL, {"id": "parallel_7"}, r"possible_answer.*json:1: an answer needs `id` and `ground"),
+        (BFCL, {**BFCL_ANSWER, "id": ["a"]}, "json:1: .* has no answer for id 'parallel_7'"),
+        (BFCL, {**BFCL_ANSWER, "ground_truth": [{"sin": {}}]},
+         "json:1: .*'bfcl': `ground_truth` calls 'sin', which `function` does not offer"),
+        ({**BFCL, "function": [{"name": "sin"}]}, BFCL_ANSWER, "json:1: .* `function` must be"),
+        ({**BFCL, "function": "[{"}, BFCL_ANSWER, "json:1: not a row of the layout 'bfcl'"),
+        ({**BFCL, "question": [["hi"]]}, BFCL_ANSWER, "json:1: not a row of the layout 'bfcl'"),
+    ],
+)  # fmt: skip
+def test_calls_that_no_answer_could_make(tmp_path, question, answer, message):
+    source = f"bfcl_parallel@{write_bfcl(tmp_path, question, answer)}"
+    with pytest.raises(InputError, match=message):
         load_problems(source, DataConfig(), split="test", limit=None, seed=0)
 
 

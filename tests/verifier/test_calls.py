@@ -2,11 +2,17 @@
 
 import pytest
 
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
+from tramontane.verifier import grade
 from tramontane.verifier.calls import Call, NoCalls, judge, parse_calls
 
 
 def function(name, required=(), **types):
-    properties = {key: {"type": kind, "description": ""} for key, kind in types.items()}
+    properties = {}
+    for key, kind in types.items():  # e.g. `array of float`
+        kind, _, items = kind.partition(" of ")
+        properties[key] = {"type": kind} | ({"items": {"type": items}} if items else {})
     parameters = {"type": "dict", "properties": properties, "required": list(required)}
     return {"name": name, "description": "", "parameters": parameters}
 
@@ -58,6 +64,17 @@ TRIP = {
     ],
 }
 
+LISTS = {
+    "function": [
+        function("f", (), floats="array of float", pair="tuple of integer",
+                 names="array of string", ids="array of integer"),
+    ],
+    "ground_truth": [
+        {"f": {"floats": [[1.0, 2.0]], "pair": [[1, 2]],
+               "names": [["a B", "C"], ""], "ids": [[4], ""]}},
+    ],
+}  # fmt: skip
+
 CASES = [
     (SIMPLE, "[calculate_triangle_area(base=10, height=5)]", ""),
     (SIMPLE, 'calculate_triangle_area(base=10, height=5, unit="units")', ""),
@@ -84,7 +101,8 @@ CASES = [
     (TRIP, "[trip(date='april 1 2024')]", ""),  # case, spaces and commas are left out of account
     (TRIP, "[trip(date='April 2, 2024')]", "is not accepted"),
     (TRIP, "[trip(date='April 1, 2024', stops=['milan', 'rome'])]", ""),
-    (TRIP, "[trip(date='April 1, 2024', stops=('Milan', 'Rome'))]", ""),
+    (TRIP, "[trip(date='April 1, 2024', stops=('Milan', 'Rome'))]",
+     "stops=('Milan', 'Rome') is no array"),
     (TRIP, "[trip(date='April 1, 2024', stops=['Milan'])]", "stops=['Milan'] is not accepted"),
     (TRIP, "[trip(date='April 1, 2024', people={'adults': 2})]", ""),
     (TRIP, "[trip(date='April 1, 2024', people={'adults': 2, 'children': 1})]", ""),
@@ -99,6 +117,23 @@ CASES = [
              '"arguments": "{\\"base\\": 10, \\"height\\": 5}"}]', ""),
     (SIMPLE, '[{"calculate_triangle_area": {"base": 10, "height": 5}}]', ""),
     (SIMPLE, '[{"calculate_triangle_area": ', "no JSON"),
+    (SIMPLE, '[{"name": "calculate_triangle_area", "arguments": "not json"}]', "no JSON"),
+    (SIMPLE, '[{"name": "calculate_triangle_area", "arguments": "[1]"}]', "arguments by name"),
+    (SIMPLE, '{"name": "calculate_triangle_area"}', "no argument base"),
+    (SIMPLE, '[{"name": "calculate_triangle_area", "arguments": ""}]', "no argument base"),
+    (SIMPLE, '<tool_call>{"name": "a", "arguments": "{bad"}</tool_call>', "no JSON"),
+    (SIMPLE, '[{"base": 10, "height": 5}]', "a call needs a name"),
+    (SIMPLE, "[calculate_triangle_area(base=2*5, height=2**3 - 9//3)]", ""),  # arithmetic
+    (SIMPLE, "[calculate_triangle_area(base=10, height=5/0)]", "height='5 / 0' is no integer"),
+    (SIMPLE, "[calculate_triangle_area(base=10, height=10/2)]", "height=5.0 is no integer"),
+    (MULTIPLE, "[circle.area(radius=5/2)]", ""),
+    (LISTS, "[f(floats=[1.0, 2.0], pair=(1, 2))]", ""),
+    (LISTS, "[f(floats=[1, 2], pair=[1, 2])]", "floats=[1, 2] is no array of float"),
+    (LISTS, "[f(floats=[1.0, 2.0], pair=(1.0, 2.0))]", "is no tuple of integer"),
+    (LISTS, "[f(floats=[10/10, -(-2.0)], pair=(1, 2))]", ""),
+    (LISTS, "[f(floats=(1.0, 2.0), pair=(1, 2))]", "floats=(1.0, 2.0) is no array"),
+    (LISTS, "[f(floats=[1.0, 2.0], pair=(1, 2), names=['A b', 'c.'])]", ""),
+    (LISTS, "[f(floats=[1.0, 2.0], pair=(1, 2), ids=[4.0])]", ""),  # as on the leaderboard
 ]  # fmt: skip
 
 
@@ -117,6 +152,42 @@ def test_nothing_is_executed():
             parse_calls(hostile)
 
 
-def test_a_row_without_its_fields():
-    with pytest.raises(ValueError, match="needs `function` and `ground_truth`"):
-        judge({"function": []}, "[f()]")
+def test_arithmetic_is_bounded():
+    [call] = parse_calls("[f(a=2**10, b=9**9**9, c=2**60*2**60, d=-(2.5), e=1e300*1e300)]")
+    assert call.arguments == {
+        "a": 1024, "b": "9 ** 9 ** 9", "c": 2**120, "d": -2.5, "e": "1e+300 * 1e+300",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "f(n=" + "1+" * 20_000 + "1)",
+        "f" + ".f" * 20_000 + "(n=1)",
+        "f(n=" + "-" * 3000 + "1)",
+        "f(n=0x" + "f" * 10_000 + ")",
+        "f(n={[]: 1})",
+        '[{"name": "f", "arguments": "' + "[" * 100_000 + '"}]',
+    ],
+)
+def test_a_hostile_answer_is_wrong(answer):
+    metadata = {
+        "function": [function("f", ("n",), n="integer")], "ground_truth": [{"f": {"n": [1]}}],
+    }  # fmt: skip
+    problem = Problem("p", "calls", "Call f.", metadata=metadata)
+    assert grade(problem, answer, 10, VerifierConfig(), 100, 0).verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"function": []}, "`function` must be a list of objects"),
+        ({"function": [{"name": "a"}]}, "`function` must be a list of objects"),
+        ({"ground_truth": None}, "`ground_truth` must be a list"),
+        ({"ground_truth": [{"b": {}}]}, "calls 'b', which `function` does not offer"),
+        ({"ground_truth": [{"calculate_triangle_area": {"base": 10}}]}, "needs a list of values"),
+    ],
+)
+def test_a_row_that_cannot_be_judged(changed, message):
+    with pytest.raises(ValueError, match=message):
+        judge({**SIMPLE, **changed}, "[f()]")

@@ -13,6 +13,7 @@ from typing import Any
 
 from tramontane.data.files import read_rows, require_file
 from tramontane.errors import InputError
+from tramontane.verifier.calls import expected_calls
 
 ANSWERS = "possible_answer"
 _TASK = """\
@@ -36,11 +37,16 @@ def bfcl_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         InputError: no such files, a damaged file, or a question without an answer.
     """
     questions, answers = _files(source)
-    accepted = {row.get("id"): row.get("ground_truth") for _, row in read_rows(str(answers))}
+    accepted = {}
+    for where, row in read_rows(str(answers)):
+        if row.get("id") is None or row.get("ground_truth") is None:
+            raise InputError(f"{where}: an answer needs `id` and `ground_truth`")
+        accepted[str(row["id"])] = row["ground_truth"]
     for where, row in read_rows(str(questions)):
-        if row.get("id") not in accepted:
-            raise InputError(f"{where}: {answers} has no answer for id {row.get('id')!r}")
-        yield where, {**row, "ground_truth": accepted[row["id"]]}
+        name = str(row.get("id"))
+        if name not in accepted:
+            raise InputError(f"{where}: {answers} has no answer for id {name!r}")
+        yield where, {**row, "ground_truth": accepted[name]}
 
 
 def bfcl(row: dict[str, Any]) -> dict[str, Any]:
@@ -48,11 +54,17 @@ def bfcl(row: dict[str, Any]) -> dict[str, Any]:
     answer are part of the statement, so that the system prompt stays that of the training.
 
     Raises:
-        ValueError: a row of another layout, or one with several turns.
+        ValueError: a row of another layout, one with several turns, or one whose expected calls no
+            answer could make.
     """
     turns, functions = row["question"], row["function"]
     if not isinstance(turns, list) or len(turns) != 1:
         raise ValueError("`question` must be a list of one turn")
+    if isinstance(functions, str):  # some tables hold JSON text
+        functions = json.loads(functions)
+    if isinstance(functions, dict):
+        functions = [functions]
+    expected_calls({**row, "function": functions})
     question = "\n\n".join(str(message["content"]).strip() for message in turns[0])
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return {

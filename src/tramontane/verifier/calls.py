@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import json
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tramontane.verifier.format import fences
@@ -24,6 +25,11 @@ _TYPES: dict[str, type] = {
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TOOL_CALLS = "[TOOL_CALLS]"
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
+MAX_EXPONENT, MAX_NUMBER = 64, 2**1000  # of arithmetic in arguments, so that it ends soon
 
 
 class Call(NamedTuple):
@@ -33,7 +39,14 @@ class Call(NamedTuple):
     arguments: dict[str, Any]
 
 
-class NoCalls(ValueError):
+class Expected(NamedTuple):
+    """An expected call: the function's description, and the accepted values by argument."""
+
+    described: Mapping[str, Any]
+    accepted: Mapping[str, Sequence[Any]]
+
+
+class NoCalls(Exception):
     """The answer is no list of function calls."""
 
 
@@ -41,25 +54,57 @@ def judge(metadata: Mapping[str, Any], answer: str) -> tuple[bool, str]:
     """(True if the answer makes exactly the expected calls, else the reason).
 
     Raises:
-        ValueError: the problem's row has no descriptions or no expected calls.
+        ValueError: as `expected_calls`.
     """
-    described, expected = metadata.get("function"), metadata.get("ground_truth")
-    if not isinstance(described, list) or not isinstance(expected, list):
-        raise ValueError("a row of BFCL needs `function` and `ground_truth`")
+    expected = expected_calls(metadata)
     try:
         calls = parse_calls(answer)
     except NoCalls as error:
         return False, str(error)
     if len(calls) != len(expected):
         return False, f"{len(calls)} calls, {len(expected)} expected"
-    by_name = {function["name"]: function for function in described}
     for wanted in expected:
-        [(name, accepted)] = wanted.items()
-        reasons = [mismatch(call, by_name[name], accepted) for call in calls]
+        reasons = [mismatch(call, wanted) for call in calls]
         if "" not in reasons:
+            name = wanted.described["name"]
             return False, reasons[0] if len(reasons) == 1 else f"no call {name} as expected"
         calls.pop(reasons.index(""))
     return True, ""
+
+
+def expected_calls(row: Mapping[str, Any]) -> list[Expected]:
+    """The calls that a row expects.
+
+    Raises:
+        ValueError: no descriptions, no expected calls, or one of a function that is not described.
+    """
+    functions, calls = row.get("function"), row.get("ground_truth")
+    if not isinstance(functions, list) or not functions or not all(map(_is_described, functions)):
+        raise ValueError("`function` must be a list of objects with `name` and `parameters`")
+    if not isinstance(calls, list) or not calls:
+        raise ValueError("`ground_truth` must be a list of expected calls")
+    described = {function["name"]: function for function in functions}
+    expected = []
+    for call in calls:
+        if not isinstance(call, dict) or len(call) != 1:
+            raise ValueError("`ground_truth` must have objects with one function each")
+        [(name, accepted)] = call.items()
+        if name not in described:
+            raise ValueError(f"`ground_truth` calls {name!r}, which `function` does not offer")
+        if not isinstance(accepted, dict) or not all(
+            isinstance(v, list) for v in accepted.values()
+        ):
+            raise ValueError(f"`ground_truth` of {name}: every argument needs a list of values")
+        expected.append(Expected(described[name], accepted))
+    return expected
+
+
+def _is_described(function: Any) -> bool:
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    parameters = function.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    return isinstance(properties, dict) and all(isinstance(v, dict) for v in properties.values())
 
 
 def parse_calls(answer: str) -> list[Call]:
@@ -75,30 +120,22 @@ def parse_calls(answer: str) -> list[Call]:
     blocks = fences(answer)
     text = (blocks[-1].body if blocks else answer).strip()
     if found := _TOOL_CALL.findall(text):
-        return [_from_json(part) for part in found]
+        return [_from_object(_json(part)) for part in found]
     text = text.removeprefix(_TOOL_CALLS).strip()
     if re.match(r"[\[{]\s*[{\"]", text):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise NoCalls(f"no JSON: {error}") from None
+        value = _json(text)
         return [_from_object(v) for v in (value if isinstance(value, list) else [value])]
     try:
         tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        nodes = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
+        return [_from_node(node) for node in nodes]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NoCalls(f"no function calls: {error}") from None
-    nodes = tree.elts if isinstance(tree, ast.List | ast.Tuple) else [tree]
-    return [_from_node(node) for node in nodes]
 
 
-def mismatch(call: Call, described: Mapping[str, Any], accepted: Mapping[str, Any]) -> str:
-    """The first difference of a call from an expected one; empty if there is none.
-
-    Args:
-        call: the call.
-        described: the function's description, with the types of its parameters.
-        accepted: accepted values by argument.
-    """
+def mismatch(call: Call, expected: Expected) -> str:
+    """The first difference of a call from an expected one; empty if there is none."""
+    described, accepted = expected
     if call.name != described["name"]:
         return f"call of {call.name}, {described['name']} expected"
     parameters = described["parameters"]
@@ -109,22 +146,47 @@ def mismatch(call: Call, described: Mapping[str, Any], accepted: Mapping[str, An
     for name, value in call.arguments.items():
         if name not in accepted or name not in parameters["properties"]:
             return f"unexpected argument {name}"
-        kind = parameters["properties"][name].get("type", "any")
+        parameter = parameters["properties"][name]
+        kind = parameter.get("type", "any")
+        if kind == "tuple" and isinstance(value, tuple):
+            value = list(value)  # JSON, and so the accepted values, has no tuples
         if not _has_type(value, kind, accepted[name]):
-            return f"{name}={value!r} is no {kind}"
+            return f"{name}={value!r:.80} is no {kind}"
+        inner = _item_type(parameter)
+        if inner and not _has_items(value, inner, accepted[name]):
+            return f"{name}={value!r:.80} is no {kind} of {inner}"
         if not any(_same(value, choice) for choice in accepted[name]):
-            return f"{name}={value!r} is not accepted"
+            return f"{name}={value!r:.80} is not accepted"
     return ""
 
 
 def _has_type(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """True for the described type, or that of an accepted value, which may name a variable."""
-    if isinstance(value, tuple):
-        value = list(value)
+    """True for the described type, or that of the accepted values, which may name a variable."""
     expected = _TYPES.get(kind, object)
     if expected is float and type(value) is int:
         return True
-    return type(value) is expected or any(type(value) is type(a) for a in accepted if a != "")
+    return type(value) is expected or type(value) is _first_type(accepted)
+
+
+def _item_type(parameter: Mapping[str, Any]) -> str:
+    """The described type of an array's or a tuple's items; empty if there is none."""
+    items = parameter.get("items")
+    kind = items.get("type") if isinstance(items, dict) else None
+    return kind if parameter.get("type") in ("array", "tuple") and kind in _TYPES else ""
+
+
+def _has_items(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
+    """True if all items have the described type, or that of the items of an accepted list. As on
+    the leaderboard, the types do not matter where the argument may be left out."""
+    return not isinstance(value, list) or any(
+        not isinstance(choice, list)
+        or all(type(item) in (_TYPES[kind], _first_type(choice)) for item in value)
+        for choice in accepted
+    )
+
+
+def _first_type(accepted: Sequence[Any]) -> type | None:
+    return next((type(value) for value in accepted if value != ""), None)
 
 
 def _same(value: Any, accepted: Any) -> bool:
@@ -163,33 +225,73 @@ def _from_node(node: ast.expr) -> Call:
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal's value; the source text of a name or an expression."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError):
-        if isinstance(node, ast.List | ast.Tuple):
-            return [_value(element) for element in node.elts]
-        return {"true": True, "false": False}.get(text := ast.unparse(node), text)
+    """The value of a literal or of arithmetic; the source text of a name or another expression.
+
+    Raises:
+        ValueError: a number that is too large.
+    """
+    match node:
+        case ast.Constant(value):
+            if isinstance(value, int) and value > MAX_NUMBER:
+                raise ValueError("a number that is too large")
+            return value
+        case ast.List(elements):
+            return [_value(element) for element in elements]
+        case ast.Tuple(elements):
+            return tuple(_value(element) for element in elements)
+        case ast.Dict(keys, values):
+            pairs = zip(keys, values, strict=True)
+            return {_value(key): _value(value) for key, value in pairs if key is not None}
+        case ast.BinOp() | ast.UnaryOp():
+            try:
+                return _number(node)
+            except (ValueError, ArithmeticError):
+                pass
+    return {"true": True, "false": False}.get(text := ast.unparse(node), text)
 
 
-def _from_json(text: str) -> Call:
+def _number(node: ast.expr) -> int | float:
+    """The value of arithmetic on numbers.
+
+    Raises:
+        ValueError: anything else, or numbers that are too large.
+        ArithmeticError: a division by zero, or a float that is too large.
+    """
+    value: Any = None
+    match node:
+        case ast.Constant(constant):
+            value = constant
+        case ast.UnaryOp(ast.USub(), operand):
+            value = -_number(operand)
+        case ast.UnaryOp(ast.UAdd(), operand):
+            value = _number(operand)
+        case ast.BinOp(left, operation, right) if type(operation) in _ARITHMETIC:
+            first, second = _number(left), _number(right)
+            if isinstance(operation, ast.Pow) and abs(second) > MAX_EXPONENT:
+                raise ValueError("an exponent that is too large")
+            value = _ARITHMETIC[type(operation)](first, second)
+    if type(value) not in (int, float) or abs(value) > MAX_NUMBER:
+        raise ValueError("no number, or one that is too large")
+    return value
+
+
+def _json(text: str) -> Any:
     try:
-        return _from_object(json.loads(text))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NoCalls(f"no JSON: {error}") from None
 
 
 def _from_object(value: Any) -> Call:
-    """A call from `{"name", "arguments"}` or `{NAME: ARGUMENTS}`; arguments may be JSON text."""
-    if isinstance(value, dict) and len(value) == 1:
+    """A call from `{"name", "arguments"}` or `{NAME: ARGUMENTS}`; arguments may be JSON text, and
+    none may be left out."""
+    if not isinstance(value, dict):
+        raise NoCalls(f"no function call: {value!r:.80}")
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if not isinstance(name, str) and len(value) == 1:
         [(name, arguments)] = value.items()
-    elif isinstance(value, dict):
-        name = value.get("name")
-        arguments = value.get("arguments", value.get("parameters", {}))
-    else:
-        raise NoCalls(f"no function call: {json.dumps(value)[:80]}")
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = _json(arguments)
+    if not isinstance(name, str) or not isinstance(arguments or {}, dict):
         raise NoCalls("a call needs a name and arguments by name")
-    return Call(name, arguments)
+    return Call(name, arguments or {})
