@@ -287,7 +287,9 @@ def test_function_calls(tmp_path):
     answer = "[math.factorial(number=10), math.factorial(number=5)]"
     assert judged(problem, f"<think>two</think>{answer}").verdict == "right"
     assert judged(problem, "[math.factorial(number=10)]").reason == "1 calls, 2 expected"
-    (tmp_path / "possible_answer/BFCL_v3_parallel.json").write_text('{"id": "other", "ground_truth": []}\n')
+    (tmp_path / "possible_answer/BFCL_v3_parallel.json").write_text(
+        '{"id": "other", "ground_truth": []}\n'
+    )
     source = f"bfcl_parallel@{tmp_path / 'BFCL_v3_parallel.json'}"
     with pytest.raises(InputError, match="has no answer for id 'parallel_7'"):
         load_problems(source, DataConfig(), split="test", limit=None, seed=0)

@@ -187,6 +187,10 @@ def test_refusals(save, tmp_path):
     refused(other("b", num_hidden_layers=1), r"no counterpart of the parent's language_model.*lay")
     refused(other("c", num_hidden_layers=3), r"the parent has no counterpart of model.layers.2")
     refused(other("d", rms_norm_eps=1e-3), "rms_norm_eps is 0.001 in the language model and 1e-06")
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+    refused(
+        other("e", rope_parameters=linear), "rope is .*linear.* in the language model and .*def"
+    )
     refused(lm, "it has no text weights", parent=lm_without_embeddings(tmp_path, lm))
     refused(str(tmp_path / "none"), "no such folder")
     refused(lm, "the parent has no counterpart", maps={"model.": "text."})
@@ -197,10 +201,29 @@ def test_refusals(save, tmp_path):
     content = (damaged / "model.safetensors").read_bytes()
     (damaged / "model.safetensors").write_bytes(content[:-8])
     refused(lm, "damaged, it does not have the size", parent=str(damaged))
+    for header in (b"[1]", b'{"a": {"dtype": "F32"}}', b'{"a": 3}', b"{"):
+        content = len(header).to_bytes(8, "little") + header
+        (damaged / "model.safetensors").write_bytes(content)
+        refused(lm, "damaged/model.safetensors: damaged, no safe", parent=str(damaged))
+    for index in ('{"weight_map": {"a"', "{}", "[]", '{"weight_map": 3}'):
+        (damaged / "model.safetensors.index.json").write_text(index)
+        refused(lm, "model.safetensors.index.json: damaged, no index", parent=str(damaged))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with pytest.raises(InputError, match="not empty"):
         transplant(lm, parent, tmp_path / "full")
+
+
+def test_settings_that_are_on_in_one_model_alone(save, tmp_path):
+    parent = save(AutoModelForImageTextToText, gemma(), "parent", 1)
+    make = FAMILIES["gemma"][1]
+    for name, text in enumerate(
+        ({"final_logit_softcapping": 30.0}, {"query_pre_attn_scalar": 64},
+         {"layer_types": ["full_attention"] * 2}),
+    ):  # fmt: skip
+        lm = save(AutoModelForCausalLM, make(**text), f"lm{name}", 2)
+        with pytest.raises(InputError, match=f"{next(iter(text))} is .* in the parent: the text"):
+            transplant(lm, parent, tmp_path / "out")
 
 
 def lm_without_embeddings(tmp_path, lm):

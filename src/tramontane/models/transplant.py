@@ -27,9 +27,11 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 # Settings by which a model computes, next to the shapes of its weights.
 _COMPUTING = (
     "hidden_act", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "sliding_window", "rope_theta", "logit_scale", "logits_scaling", "embedding_multiplier",
-    "attention_multiplier", "residual_multiplier", "num_experts_per_tok",
+    "rope", "partial_rotary_factor", "layer_types", "query_pre_attn_scalar", "logit_scale",
+    "logits_scaling", "embedding_multiplier", "attention_multiplier", "residual_multiplier",
+    "num_experts_per_tok",
 )  # fmt: skip
+_OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
@@ -198,33 +200,48 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """
     paths = [folder / SINGLE]
     if (index := folder / INDEX).is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        paths = [folder / name for name in sorted(set(weight_map.values()))]
+        paths = [folder / name for name in _shards(index)]
     found: dict[str, Stored] = {}
     for path in paths:
         if not path.is_file():
             raise InputError(f"model {folder}: it has no file {path.name}; save it as safetensors")
-        header, begin = _header(path)
-        for name, entry in header.items():
-            if name != "__metadata__":
-                start, end = entry["data_offsets"]
-                shape = tuple(entry["shape"])
-                found[name] = Stored(path, entry["dtype"], shape, begin + start, begin + end)
+        found.update(_header(path)[0])
     return found
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The header of a safetensors file, and where its tensors begin."""
+def _shards(index: Path) -> list[str]:
+    """The names of the files that an index lists."""
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: damaged, no index of safetensors files ({error!r})") from None
+
+
+def _header(path: Path) -> tuple[dict[str, Stored], int]:
+    """The tensors of a safetensors file by name, and where they begin."""
     with path.open("rb") as file:
         try:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-        except (ValueError, MemoryError, OverflowError) as error:
-            raise InputError(f"{path}: damaged, no safetensors header ({error})") from None
-    end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"), default=0)
-    if path.stat().st_size != 8 + length + end:
+            begin = 8 + length
+            tensors = {
+                name: _stored(path, entry, begin)
+                for name, entry in json.loads(file.read(length)).items()
+                if name != "__metadata__"
+            }
+        except (
+            ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError,
+            RecursionError,
+        ) as error:  # fmt: skip
+            raise InputError(f"{path}: damaged, no safetensors header ({error!r})") from None
+    if path.stat().st_size != max((stored.end for stored in tensors.values()), default=begin):
         raise InputError(f"{path}: damaged, it does not have the size that its header names")
-    return header, 8 + length
+    return tensors, begin
+
+
+def _stored(path: Path, entry: Mapping[str, Any], begin: int) -> Stored:
+    start, end = entry["data_offsets"]
+    shape = tuple(int(size) for size in entry["shape"])
+    return Stored(path, str(entry["dtype"]), shape, begin + int(start), begin + int(end))
 
 
 def _write_shard(path: Path, names: Mapping[str, Stored], replaced: Mapping[str, Stored]) -> None:
@@ -283,7 +300,7 @@ def _check_shapes(
 def _check_settings(language_model: str, parent: str) -> None:
     """Refuse settings by which the same weights compute something else."""
     language, multimodal = load_config(language_model), load_config(parent).get_text_config()
-    for key in _COMPUTING:
+    for key in (*_COMPUTING, *_OFF_IF_NONE):
         first, second = _setting(language, key), _setting(multimodal, key)
         if None not in (first, second) and first != second:
             raise InputError(
@@ -293,10 +310,23 @@ def _check_settings(language_model: str, parent: str) -> None:
 
 
 def _setting(config: Any, key: str) -> Any:
+    """The value of a setting; None where the architecture has none, or does not say."""
+    if key == "rope":
+        return _rope(getattr(config, "rope_parameters", None))
     value = getattr(config, key, None)
-    if value is None and key == "rope_theta":
-        value = (getattr(config, "rope_parameters", None) or {}).get(key)
-    return value
+    return "off" if value is None and key in _OFF_IF_NONE and hasattr(config, key) else value
+
+
+def _rope(parameters: Any) -> Any:
+    """Parameters of the rotary embeddings, by type of layer if they differ, without those of
+    positions in images (`mrope_section`), by which text is not rotated."""
+    if not isinstance(parameters, dict):
+        return parameters
+    return {
+        key: _rope(value)
+        for key, value in parameters.items()
+        if value is not None and not key.startswith("mrope") and key != "type"
+    }
 
 
 def _folder(model: str) -> Path:
