@@ -9,8 +9,9 @@ import pytest
 from tests.paths import DATA
 from tests.verifier import processor
 from tests.verifier.math.math_cases import RIGHT, WRONG
+from tramontane.evaluation.metrics import maj_at_k
 from tramontane.verifier.math.grade import judge_answer
-from tramontane.verifier.math.normalize import normalize
+from tramontane.verifier.math.normalize import normalize, vote
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
 
@@ -68,6 +69,17 @@ def test_wrong(reference, prediction):
 def test_hostile_answers_are_wrong_and_quick(reference, prediction):
     with processor.at_most(3, prediction):
         assert judge_answer(prediction, reference).outcome == "wrong"
+
+
+def test_a_chosen_letter_is_one_vote_in_all_its_spellings():
+    spellings = ["D", "(D)", r"\text{(D)}", "D. 10 m/s", "D) 10", "Option D", "D Cecile"]
+    judged = [judge_answer(spelling, "D") for spelling in spellings]
+    assert {(j.outcome, j.answer) for j in judged} == {("right", "D")}
+    assert {judge_answer(spelling, "A").answer for spelling in spellings} == {"D"}
+    votes = [vote(judge_answer(answer, "D").answer) for answer in ("D", "(D)", "D. 10 m/s", *"AA")]
+    assert maj_at_k(votes, [True] * 3 + [False] * 2, 5) == 1.0
+    for reference, answer in (("D", "C or D"), ("D", "x + 1"), ("5", "(D)")):
+        assert judge_answer(answer, reference).answer == normalize(answer)
 
 
 def test_unusable_references_are_unscorable():

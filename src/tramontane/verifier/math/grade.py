@@ -30,11 +30,12 @@ from tramontane.verifier.math.refusals import (
 )
 from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
 from tramontane.verifier.math.vectors import same_vector
-from tramontane.verifier.math.wording import choice, same_text, unwrap
+from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap
 
 
 class Judgement(NamedTuple):
-    """The maths verifier's result; `answer` is the extracted answer, normalised."""
+    """The maths verifier's result; `answer` is the extracted answer, normalised, or the letter of a
+    choice."""
 
     outcome: Outcome
     reason: str
@@ -51,7 +52,7 @@ def judge_answer(prediction: str, reference: str | None) -> Judgement:
     if len(prediction) > max(MAX_LENGTH, 2 * len(reference)):
         return _too_long()
     pred, gold = normalize(prediction), normalize(reference)
-    answer = pred or None
+    answer = chosen(gold, pred) or None
     if not gold:
         return Judgement("unscorable", "the reference is empty", answer)
     if not pred:

@@ -12,6 +12,7 @@ WRAPPER = re.compile(
 _FUNCTIONS = re.compile(
     r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
 )
+_HEDGE = re.compile(r"\b[A-Z]\b|\b(?:or|not)\b")
 _CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 
 
@@ -20,15 +21,31 @@ def choice(gold: str, pred: str) -> bool | None:
 
     None if a side is not a choice.
     """
-    gold, pred = (_CHOICE_NAME.sub("", unwrap(side)) for side in (gold, pred))
+    gold, pred = _without_name(gold), _without_name(pred)
     g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)
     if g and p:
         return g[1] == p[1]
     if g and (option := _option(pred)):
-        return g[1] == option[0] and not re.search(r"\b[A-Z]\b|\b(?:or|not)\b", option[1])
+        return g[1] == option[0] and not _HEDGE.search(option[1])
     if p and (option := _option(gold)):
         return p[1] == option[0]
     return None
+
+
+def chosen(gold: str, pred: str) -> str:
+    """The letter that a prediction chooses: `(C)` and `C) 12` are one answer. The prediction as it
+    is where the reference is no letter, or none is chosen."""
+    pred_bare = _without_name(pred)
+    if not _LETTER.fullmatch(_without_name(gold)):
+        return pred
+    if letter := _LETTER.fullmatch(pred_bare):
+        return letter[1]
+    option = _option(pred_bare)
+    return option[0] if option and not _HEDGE.search(option[1]) else pred
+
+
+def _without_name(text: str) -> str:
+    return _CHOICE_NAME.sub("", unwrap(text))
 
 
 def _option(text: str) -> tuple[str, str] | None:
