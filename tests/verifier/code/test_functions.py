@@ -192,6 +192,22 @@ def test_a_function_named_like_a_builtin(rung):
     assert run("def math(): return 4", "assert math() == 4", entry_point="math")[0] == "right"
 
 
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("def f(x): return twice(x) + math.floor(0.5)", "right"),  # HumanEval's last function alone
+        ("def twice(x): return 3 * x\ndef f(x): return twice(x)", "wrong"),
+        ("def f(x): return thrice(x)", "wrong"),  # the statement declares it only
+    ],
+)
+def test_a_program_may_use_the_functions_of_the_statement(program, outcome):
+    statement = (
+        "```python\nimport math\n\ndef twice(x):\n    return 2 * x\n\n"
+        'def thrice(x):\n    """ 3x """\n\ndef f(x):\n    """ 2x """\n```'
+    )
+    assert run(program, "assert f(2) == 4", statement)[0] == outcome
+
+
 def test_helpers_come_from_the_statement():
     statement = (
         "Complete it; don't use loops.\n\nimport math\n\n\ndef poly(xs, x):\n    '''At x.'''\n"

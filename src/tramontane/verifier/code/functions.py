@@ -17,6 +17,7 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import cpp, sandbox
 from tramontane.verifier.code.inside import peer
+from tramontane.verifier.code.inside.statement import helper_source
 
 # Each process sleeps while the other runs. The tests have until their clock's end; the program may
 # sleep for as long as the tests may run and sleep, twice. `_late` decides whose fault it was.
@@ -68,7 +69,8 @@ def _run_python(
     tests = problem.tests or {}
     job, tests_job = jobs
     job.source = "main.py"
-    (job.folder / job.source).write_text(program, encoding="utf-8", errors="replace")
+    source = _with_helpers(program, problem)
+    (job.folder / job.source).write_text(source, encoding="utf-8", errors="replace")
     settings = {
         "code": tests["code"],
         "statement": problem.problem,
@@ -80,6 +82,17 @@ def _run_python(
         ends[0].close()  # the sandboxes have the ends now; a copy here would hide a closed end
         ends[1].close()
         return _verdict(running.results, testing.results, tests_job.limits)
+
+
+def _with_helpers(program: str, problem: Problem) -> str:
+    """A Python program after the statement's complete functions that it uses and does not define:
+    it may complete the last function of a statement alone."""
+    if "from __future__" in program:  # which must come first
+        return program
+    used = set(re.findall(r"\w+", program)) - set(re.findall(r"\bdef\s+(\w+)", program))
+    entry_point = (problem.tests or {}).get("entry_point") or ""
+    helpers = helper_source(problem.problem, used, entry_point)
+    return f"{helpers}\n{program}" if helpers else program
 
 
 def _run_cpp(
