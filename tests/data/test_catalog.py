@@ -315,7 +315,7 @@ def test_functions_as_text_or_as_one_object(tmp_path, functions):
          "json:1: .*'bfcl': `ground_truth` calls 'sin', which `function` does not offer"),
         ({**BFCL, "function": [{"name": "sin"}]}, BFCL_ANSWER, "json:1: .* `function` must be"),
         ({**BFCL, "function": "[{"}, BFCL_ANSWER, "json:1: not a row of the layout 'bfcl'"),
-        ({**BFCL, "question": [["hi"]]}, BFCL_ANSWER, "json:1: not a row of the layout 'bfcl'"),
+        ({**BFCL, "question": [["hi"]]}, BFCL_ANSWER, "json:1: .* `question` must be a list"),
     ],
 )  # fmt: skip
 def test_calls_that_no_answer_could_make(tmp_path, question, answer, message):

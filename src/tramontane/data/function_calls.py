@@ -57,15 +57,16 @@ def bfcl(row: dict[str, Any]) -> dict[str, Any]:
         ValueError: a row of another layout, one with several turns, or one whose expected calls no
             answer could make.
     """
-    turns, functions = row["question"], row["function"]
-    if not isinstance(turns, list) or len(turns) != 1:
-        raise ValueError("`question` must be a list of one turn")
+    turns: Any = row.get("question")
+    functions: Any = row.get("function")
+    if not isinstance(turns, list) or len(turns) != 1 or not all(map(_is_message, turns[0])):
+        raise ValueError("`question` must be a list of one turn, a list of chat messages")
     if isinstance(functions, str):  # some tables hold JSON text
         functions = json.loads(functions)
     if isinstance(functions, dict):
         functions = [functions]
     expected_calls({**row, "function": functions})
-    question = "\n\n".join(str(message["content"]).strip() for message in turns[0])
+    question = "\n\n".join(message["content"].strip() for message in turns[0])
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return {
         "id": row.get("id"),
@@ -75,6 +76,10 @@ def bfcl(row: dict[str, Any]) -> dict[str, Any]:
         "function": functions,
         "ground_truth": row["ground_truth"],
     }
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), str)
 
 
 def _files(source: str) -> tuple[Path, Path]:
