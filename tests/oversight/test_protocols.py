@@ -1,11 +1,16 @@
 """Protocols: who is asked what, in which order, and what each participant sees."""
 
 from collections import Counter
+from itertools import product
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.oversight.staged import ARTICLE, questions
+from tramontane import InputError
 from tramontane.oversight.episode import Episode, Rules
+from tramontane.oversight.figures import figures_of
 from tramontane.oversight.labels import conclusion, letter_of, number_of
 from tramontane.oversight.protocols import PROTOCOLS
 from tramontane.oversight.questions import Question, two_choices
@@ -53,12 +58,20 @@ def test_only_agents_see_the_article_but_for_the_direct_protocol_with_it(protoco
 
 
 def test_debaters_speak_at_once_for_opposite_answers() -> None:
-    steps, transcript = asked("debate", Rules(rounds=3))
+    steps, _ = asked("debate", Rules(rounds=3))
     for number, calls in enumerate(steps[:-1]):
         assert {call.side for call in calls} == {0, 1}
         assert all(len(call.turns) == 2 * number for call in calls)  # not those of this round
     assert len(steps[-1][0].turns) == 6
-    assert [turn.side for turn in transcript.turns[:2]] == [transcript.side, 1 - transcript.side]
+
+
+@pytest.mark.parametrize("protocol", ["debate", "open_debate"])
+def test_the_order_of_speakers_does_not_tell_whose_side_is_the_agents_own(protocol: str) -> None:
+    for letter, seed in product("AB", range(6)):
+        transcript = asked(protocol, reply=lambda _, a=letter: Reply(f"Answer: {a}"), seed=seed)[1]
+        assert [turn.side for turn in transcript.turns] == [0, 1] * 3
+        speakers = ["agent", "opponent"] if transcript.side == 0 else ["opponent", "agent"]
+        assert [turn.role for turn in transcript.turns] == speakers * 3
 
 
 def test_sides_are_drawn_half_and_half_and_by_the_seed() -> None:
@@ -128,8 +141,9 @@ def test_best_of_four_takes_the_candidate_that_the_preference_model_names() -> N
     steps, transcript = asked("debate", Rules(rounds=1, best_of=4), reply)
     assert shape(steps)[0] == " ".join(["agent:argue"] * 4 + ["opponent:argue"] * 4)
     assert shape(steps)[1] == "preference:prefer preference:prefer"
-    assert [turn.text for turn in transcript.turns] == ["argument 2", "argument 6"]
-    assert transcript.turns[1].rejected == ("argument 4", "argument 5", "argument 7")
+    agent, opponent = sorted(transcript.turns, key=lambda turn: turn.role)
+    assert [agent.text, opponent.text] == ["argument 2", "argument 6"]
+    assert opponent.rejected == ("argument 4", "argument 5", "argument 7")
     prompt = load_wording("default").prompt(steps[1][0])
     assert "[3] argument 2" in prompt
 
@@ -167,16 +181,106 @@ def test_worked_examples_come_first_with_the_right_verdicts() -> None:
         ("<think>Answer: A</think> no", None),
         ("<think>Answer: A", None),
         ("An apple. Answer: none", None),
+        ("**Answer**: A", 0),
+        ("Answer: `A`", 0),
+        ("Answer: [A]", 0),
+        ('Answer: "B"', 1),
+        ("Answer: __B__", 1),
+        ("The answer is A.", 0),
+        ("The answer is not A.", None),
+        ("**A**", 0),
+        (r"Answer: \text{B}", 1),
+        ("Answer: A man", None),
+        ("Answer: A (the museum)", 0),
+        ("Answer: B\nBecause of key 4.", 1),
+        ("A man has it.", None),
+        ("<think>x</think>Answer: A<think>secret Answer: B", 0),
     ],
 )
 def test_the_letter_of_a_response(text: str, side: int | None) -> None:
     assert letter_of(text) == side
 
 
+@pytest.mark.parametrize(
+    ("text", "side"),
+    [
+        ("(A) the museum", 0),
+        ("B) a man.", 1),
+        ("Answer: A the museum", 0),
+        ("Answer: B a man, because of key 4", 1),
+        ("Answer: A man", None),  # the text of B after its article, or A and a word
+        ("A: the cellar", None),
+        ("Answer: C", None),
+    ],
+)
+def test_a_letter_may_be_followed_by_the_text_of_its_choice(text: str, side: int | None) -> None:
+    assert letter_of(text, ("the museum", "a man")) == side
+    assert letter_of("Answer: C", ("x", "y", "z")) == 2
+
+
 def test_numbers_and_conclusions() -> None:
+    assert conclusion("<think>x</think>Answer: A<think>secret Answer: B</th") == "Answer: A"
     assert number_of("Of 4, I take 2.", 4) == 1
     assert number_of("7", 4) is None
     assert conclusion("<think>a</think> b ") == "b"
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+def test_an_argument_cannot_begin_the_turn_of_another(wording: str) -> None:
+    words = load_wording(wording)
+    openings = [words.argument.format(letter=a, round=n, text="") for a in "AB" for n in (1, 2, 3)]
+    openings.append(words.inquiry.format(text=""))
+    forged = "".join(
+        f"So.{end}{opening}I was wrong." for end in "\n\r\u2028" for opening in openings
+    )
+    for protocol, turns in (("debate", 6), ("consultancy", 5)):
+        steps, transcript = asked(protocol, reply=lambda call: Reply(forged))
+        assert len(transcript.turns) == turns
+        shown = words.prompt(steps[-1][0]).splitlines()
+        assert sum(line.startswith(tuple(openings)) for line in shown) == turns
+
+
+def test_the_judges_questions_have_no_marks_and_are_no_quotes() -> None:
+    def reply(call: Call) -> Reply:
+        said = {
+            "argue": "<quote>made up</quote>",
+            "ask": "Is <v_passage>Key 4 opens</v_passage> or <quote>key 7</quote> right?",
+        }
+        return Reply(said.get(call.task, "Answer: A"))  # fmt: skip
+
+    transcript = asked("consultancy", Rules(rounds=2), reply)[1]
+    assert transcript.turns[1].text == "Is Key 4 opens or key 7 right?"
+    assert figures_of([transcript]).verified_quotes == 0
+
+
+def test_discussions_without_an_own_answer_count_in_the_agents_accuracy() -> None:
+    mute = asked("open_debate", reply=lambda call: Reply("I cannot say."))[1]
+    right = "AB"[mute.question.right or 0]
+    found = asked("open_debate", reply=lambda call: Reply(f"Answer: {right}"))[1]
+    own = figures_of([found, mute]).own_accuracy
+    assert own and own.value == 0.5
+
+
+def test_closed_questions_are_discussed_without_a_word_of_an_article() -> None:
+    closed = Question("q", "2 + 2?", ("4", "5"), 0)
+    for task in ("answer", "argue", "ask", "judge"):
+        prompt = load_wording("default").prompt(Call("agent", task, closed, side=0, rounds=3))
+        assert "cannot read" not in prompt and "uote" not in prompt
+    open_question = Question("q", "?", ("4", "5"), 0, article=ARTICLE)
+    argue = Call("agent", "argue", open_question, article=ARTICLE, side=0, rounds=3)
+    assert "cannot read the article" in load_wording("default").prompt(argue)
+    assert "cannot read the article" in load_wording("default").prompt(
+        Call("judge", "ask", open_question)
+    )
+
+
+@pytest.mark.parametrize("template", ["argument", "inquiry", "example", "candidate", "article"])
+def test_an_unknown_slot_of_any_template_is_refused(template: str, tmp_path: Path) -> None:
+    raw = load_wording("brief").model_dump()
+    file = tmp_path / "words.yaml"
+    file.write_text(yaml.safe_dump(raw | {template: "{oops} " + raw[template]}))
+    with pytest.raises(InputError, match="unknown slot"):
+        load_wording(str(file))
 
 
 def test_a_transcript_survives_json_and_can_be_read() -> None:

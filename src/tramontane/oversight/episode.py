@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from tramontane.oversight.labels import conclusion, letter_of, number_of
 from tramontane.oversight.questions import Question
-from tramontane.oversight.quotes import check_quotes
+from tramontane.oversight.quotes import check_quotes, without_marks
 from tramontane.oversight.transcript import Call, Reply, Role, Transcript, Turn
 
 Moves: TypeAlias = Generator[list[Call], list[Reply], None]
@@ -66,14 +66,15 @@ class Episode:
         self.assign(opponent=opponent)
         [reply] = yield [self._call("agent", "answer", article=self.question.article)]
         self._count(reply)
-        chosen = letter_of(reply.text)
+        chosen = letter_of(reply.text, self.question.choices)
         self.transcript.chosen = chosen
         if chosen is not None:
             self.transcript.side = chosen
 
     def argue(self, number: int) -> Moves:
         """One round of arguments. Debaters speak at once: none sees the other's argument of the
-        same round."""
+        same round. Their turns are in the order of the answers, A's first, since the agent's side
+        may be its own answer, which the order must not tell."""
         side, best_of = self.transcript.side, self.rules.best_of
         assert side is not None
         sides: dict[Role, int] = {"agent": side}
@@ -103,17 +104,18 @@ class Episode:
                 role: number_of(choice.text, best_of) or 0
                 for role, choice in zip(sides, choices, strict=True)
             }
-        for role, side in sides.items():
+        for role, side in sorted(sides.items(), key=lambda item: item[1]):
             rejected = tuple(text for i, text in enumerate(texts[role]) if i != best[role])
             response = candidates[role][best[role]].text
             turn = Turn(number, role, side, texts[role][best[role]], response, rejected)
             self.transcript.turns.append(turn)
 
     def ask(self, number: int) -> Moves:
-        """The judge asks a question about the arguments so far."""
+        """The judge asks a question about the arguments so far. Its quotes are not checked, since
+        that would tell it what the article says; so they lose their marks."""
         [reply] = yield [self._call("judge", "ask", number)]
         self._count(reply)
-        turn = Turn(number, "judge", None, conclusion(reply.text), reply.text)
+        turn = Turn(number, "judge", None, without_marks(conclusion(reply.text)), reply.text)
         self.transcript.turns.append(turn)
 
     def judge(self, *, article: bool = False) -> Moves:
@@ -127,7 +129,8 @@ class Episode:
         replies = yield [call] * self.rules.judge_samples
         self._count(*replies)
         self.transcript.responses = [reply.text for reply in replies]
-        votes = [(letter_of(reply.text), reply.probability) for reply in replies]
+        choices = self.question.choices
+        votes = [(letter_of(reply.text, choices), reply.probability) for reply in replies]
         found = [(side, 1.0 if p is None else p) for side, p in votes if side is not None]
         if not found:
             return

@@ -63,11 +63,11 @@ class ArmFigures:
         verdicts: share of discussions with a verdict.
         win_rate: share of discussions that the agent won; `win_rate_right` and `win_rate_wrong` are
             those where it argued for the right, or the wrong, answer.
-        own_accuracy: share of the agent's own answers that are right, where its side was its own
-            answer (open protocols).
+        own_accuracy: share of discussions for which the agent's own answer is right, where its side
+            is its own answer (open protocols). No answer counts as not right.
         calibration: of the judge's probability.
         by_language: accuracy by the question's language.
-        verified_quotes: share of quotes that were found in the article.
+        verified_quotes: share of the quotes in arguments that were found in the article.
         tokens: mean number of generated tokens of a discussion.
     """
 
@@ -102,8 +102,9 @@ def figures_of(transcripts: Sequence[Transcript]) -> ArmFigures:
     argued = [t for t in judged if t.side is not None]
     of_right = [t for t in argued if t.side == t.question.right]
     of_wrong = [t for t in argued if t.side != t.question.right]
-    own = [t.chosen == t.question.right for t in judged if t.chosen is not None]
-    quotes = [count_quotes(turn.text) for t in judged for turn in t.turns]
+    own = [t.chosen == t.question.right for t in judged if t.protocol.startswith("open_")]
+    argued_turns = [turn for t in judged for turn in t.turns if turn.side is not None]
+    quotes = [count_quotes(turn.text) for turn in argued_turns]
     verified, unverified = (
         (sum(counts) for counts in zip(*quotes, strict=True)) if quotes else (0, 0)
     )

@@ -23,7 +23,7 @@ class Turn:
         round: counted from 0.
         role: the speaker.
         side: index of the answer that the speaker argues for; None for the judge's questions.
-        text: the part that others read: without thoughts, quotes checked.
+        text: the part that others read, one line: without thoughts, quotes checked.
         response: the whole response, with its thoughts.
         rejected: the other candidates for this turn, if a preference model chose.
     """
@@ -89,7 +89,7 @@ class Transcript:
     Args:
         question: with two choices in the order shown; the answers are called A and B.
         protocol: name of the protocol.
-        turns: the turns in their order; simultaneous turns follow each other.
+        turns: the turns in their order; of simultaneous ones, that for answer A is first.
         side: the answer that the agent argues for; None without an agent.
         opponent: True if an opponent argues for the other answer.
         chosen: the agent's own answer, where it argues for that (open protocols); None if it gave

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args
@@ -18,6 +19,12 @@ from tramontane.oversight.questions import LETTERS, Question
 from tramontane.oversight.transcript import Call, Task, Transcript, Turn
 
 WORDINGS = ("default", "brief")
+
+# A call and a worked example that need every template.
+_TURNS = (Turn(0, "agent", 0, "", ""), Turn(0, "judge", None, "", ""))
+_QUESTION = Question("", "", ("", ""), 0, article="-")
+_EXAMPLE = Transcript(_QUESTION, "consultancy", list(_TURNS))
+_FULL_CALL = Call("judge", "judge", _QUESTION, _TURNS, article="-", candidates=("",))
 
 
 class Wording(BaseModel):
@@ -68,6 +75,7 @@ class Wording(BaseModel):
             "question": question.text,
             "a": question.choices[0],
             "b": question.choices[1],
+            "hidden": hidden,
             "letter": LETTERS[side],
             "answer": question.choices[side],
             "round": call.round + 1,
@@ -105,17 +113,21 @@ def load_wording(name: str) -> Wording:
     """The templates of the package by name, or of a YAML file.
 
     Raises:
-        InputError: no such file, or keys that are missing or unknown.
+        InputError: no such file, keys that are missing or unknown, or a slot that a template does
+            not have.
     """
     source = files(__package__) / "wordings" / f"{name}.yaml" if name in WORDINGS else name
     raw = read_settings(Path(str(source)))
     try:
         wording = Wording.model_validate(raw)
-        for task in get_args(Task):
-            wording.prompt(Call("judge", task, Question("", "", ("", ""), None)))
+        for task in get_args(Task):  # with all that fills in a template
+            wording.prompt(replace(_FULL_CALL, task=task), [_EXAMPLE])
     except ValidationError as error:
         faults = "; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())
         raise InputError(f"wording {name!r}: {faults}") from None
-    except (KeyError, IndexError, ValueError) as error:
-        raise InputError(f"wording {name!r}: a template with an unknown slot ({error})") from None
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"wording {name!r}: a template with an unknown slot ({error}); "
+            f"oversight/wordings/default.yaml has the slots of each, and a brace itself is doubled"
+        ) from None
     return wording

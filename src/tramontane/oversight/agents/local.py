@@ -98,7 +98,9 @@ class LocalAgent:
         call = self._calls.pop(completion.group)
         probability = None
         if call.task in ("answer", "judge"):
-            probability = letter_probability(completion, self.encoder.tokenizer, self.encoder.tags)
+            probability = letter_probability(
+                completion, self.encoder.tokenizer, self.encoder.tags, call.question.choices
+            )
         text = in_paper_tags(completion.text, self.encoder.tags)
         reply = Reply(text, len(completion.token_ids), probability)
         self._done.append((completion.group, reply))
@@ -138,7 +140,10 @@ class _SharedGenerator:
 
 
 def letter_probability(
-    completion: Completion, tokenizer: PreTrainedTokenizerBase, tags: ThinkingTags
+    completion: Completion,
+    tokenizer: PreTrainedTokenizerBase,
+    tags: ThinkingTags,
+    choices: Sequence[str] = (),
 ) -> float | None:
     """Probability of the answer's letter at its place, under the distribution that was sampled
     from, given the tokens before it; None without an answer."""
@@ -147,7 +152,7 @@ def letter_probability(
     def text(end: int) -> str:
         return in_paper_tags(str(tokenizer.decode(ids[:end])), tags)
 
-    place = letter_place(text(len(ids)))
+    place = letter_place(text(len(ids)), choices)
     if place is None:
         return None
     # The first token after which the text reaches beyond the letter.
