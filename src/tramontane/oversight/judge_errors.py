@@ -13,11 +13,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from tramontane.errors import InputError
 from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.oversight.labels import letter_of
+from tramontane.oversight.reward import judged_choice
 from tramontane.run.rollouts import read_run
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
@@ -131,10 +133,12 @@ def _accepted(row: Mapping[str, Any]) -> bool:
 
 
 def _is_right(row: Mapping[str, Any]) -> bool:
-    """True if the answer is the reference, by its text or its letter."""
+    """True if the answer is the reference, each given by its text or its letter. The verdict's
+    reason names both of the choice that the answer meant."""
     answer, reference = str(row["answer"]).strip(), str(row["reference"]).strip()
-    letter = letter_of(reference)
-    return answer == reference or (letter is not None and letter_of(answer) == letter)
+    letter, text = judged_choice(row["reason"] or "") or (answer, answer)
+    meant, right = (letter_of(given, ascii_uppercase) for given in (letter, reference))
+    return text == reference or (meant is not None and meant == right)
 
 
 def _errors(rows: Iterable[Mapping[str, Any]]) -> Errors:

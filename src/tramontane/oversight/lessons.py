@@ -4,7 +4,8 @@ A teacher that knows the chains of facts behind the generated questions plays th
 each of its replies is an example for `tramontane sft`. Arguments for the right answer quote its two
 facts. Arguments for the wrong answer take one of three ways: they make up the missing fact (an
 unverified quote), quote the facts of another name, or quote half of them. The teacher's verdicts
-are right whenever the discussion decides the question, and drawn otherwise.
+are right whenever the discussion decides the question, and drawn otherwise. Every side is argued
+for with equal chance in all protocols, so that nothing but the quotes tells the verdict.
 """
 
 from __future__ import annotations
@@ -51,8 +52,13 @@ class Teacher:
 
     def submit(self, ticket: int, key: str, call: Call, examples: Sequence[Transcript]) -> None:
         """See `Agent`. The call's question is a generated one."""
-        text = _RESPONSES[call.task](call, Random(f"{self.seed}/{key}/{ticket}"))
+        rng = Random(f"{self.seed}/{key}")
+        text = _RESPONSES[call.task](call, rng)
         self.pairs.append((self.wording.prompt(call, examples), text))
+        if call.task == "answer":
+            # The lesson is right, but an agent that always argued for the right answer would teach
+            # the judge to believe it.
+            text = f"Answer: {rng.choice(LETTERS)}"
         self._done.append((ticket, Reply(text)))
 
     def poll(self, seconds: float) -> list[tuple[int, Reply]]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from random import Random
+from string import ascii_uppercase
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from tramontane.config import Section, key_error, load_section
+from tramontane.errors import InputError
 from tramontane.oversight.agents import Agent, open_agents
 from tramontane.oversight.config import ModelConfig, Name
 from tramontane.oversight.episode import Episode, Rules
@@ -22,12 +25,19 @@ from tramontane.oversight.labels import letter_of
 from tramontane.oversight.play import Game, play
 from tramontane.oversight.protocols.consultancy import consult
 from tramontane.oversight.protocols.debate import dispute
-from tramontane.oversight.questions import LETTERS, Question
+from tramontane.oversight.questions import Question
+from tramontane.oversight.quotes import without_marks
 from tramontane.oversight.transcript import Transcript
 from tramontane.oversight.wording import load_wording
 from tramontane.types import Problem
 
 OTHER = "Another answer is right."  # what an opponent argues for if the problem has no choices
+
+_REASON = re.compile(
+    r"the judge (?:accepted|rejected|gave no verdict on) \(([A-Z])\) (.*?)"
+    r"(?:; probability [\d.]+)?",
+    re.DOTALL,
+)
 
 
 class JudgedConfig(Section):
@@ -69,7 +79,8 @@ class JudgedAnswer:
     choices is discussed as "ANSWER" against "Another answer is right".
 
     The truth, `problem.answer`, is read by simulated participants alone; it is kept with the
-    transcripts for the audit of the judge. Equal answers to a problem have the same discussion.
+    transcripts for the audit of the judge. Equal answers to a problem have the same discussion. The
+    reason of a verdict names the choice that was meant (`judged_choice`).
 
     Args:
         path: YAML file of a `JudgedConfig`, read when the first answer is judged.
@@ -86,7 +97,7 @@ class JudgedAnswer:
 
         Raises:
             RuntimeError: the discussion could not be finished; the completion is unscorable.
-            InputError: an invalid file or model.
+            InputError: an invalid file or model, or choices that are none.
         """
         found = discussed_question(problem, answer, self._open().seed)
         if found is None:
@@ -94,7 +105,7 @@ class JudgedAnswer:
         question, side = found
         key = problem.id, question.choices[side]
         if key not in self._known:
-            self._known[key] = self._judge(question, side)
+            self._known[key] = self._judge(question, side, _name(problem, key[1]))
         return self._known[key]
 
     def _open(self) -> JudgedConfig:
@@ -108,7 +119,7 @@ class JudgedAnswer:
             }
         return self._config
 
-    def _judge(self, question: Question, side: int) -> tuple[float, str]:
+    def _judge(self, question: Question, side: int, name: str) -> tuple[float, str]:
         config = self._open()
         rules = Rules(config.rounds, config.best_of, config.judge_samples)
         episode = Episode(question, config.protocol, rules, config.seed)
@@ -122,22 +133,25 @@ class JudgedAnswer:
             _keep(Path(config.transcripts), transcript)
         if transcript.fault:
             raise RuntimeError(f"the discussion could not be finished: {transcript.fault}")
-        return _result(transcript, side, config.score)
+        return _result(transcript, side, config.score, name)
 
 
 def discussed_question(problem: Problem, answer: str, seed: int) -> tuple[Question, int] | None:
     """The question that is discussed, with its two answers in a drawn order, and the index of the
     one that was given; None if it is no choice of the problem.
 
-    Of more than two choices, the other one is drawn by the seed.
+    Of more than two choices, the other one is drawn by the seed. An answer without choices is one
+    line without marks, since the judge reads it.
+
+    Raises:
+        InputError: `choices` is no list of 2 to 26 different texts.
     """
-    facts = problem.metadata
-    choices = [str(choice) for choice in facts.get("choices") or ()]
+    facts, choices = problem.metadata, _choices(problem)
     text, right = str(facts.get("question") or problem.problem), None
     if not choices:
-        pair = [answer.strip(), OTHER]
+        pair = [without_marks(answer), OTHER]
         if problem.answer is not None:
-            right = 0 if pair[0] == problem.answer else 1
+            right = 0 if answer.strip() == problem.answer.strip() else 1
     else:
         chosen = _choice(answer, choices)
         if chosen is None:
@@ -163,24 +177,45 @@ def discussed_question(problem: Problem, answer: str, seed: int) -> tuple[Questi
     return question, side
 
 
+def judged_choice(reason: str) -> tuple[str, str] | None:
+    """(letter, text) of the choice that a verdict's reason names; None if it names none."""
+    found = _REASON.fullmatch(reason)
+    return None if found is None else (found[1], found[2])
+
+
+def _choices(problem: Problem) -> list[str]:
+    """The texts of a problem's choices; empty if it has none."""
+    given = problem.metadata.get("choices")
+    if given is None:
+        return []
+    texts = [str(choice).strip() for choice in given] if isinstance(given, list | tuple) else []
+    if not 2 <= len(set(texts)) == len(texts) <= len(ascii_uppercase):
+        raise InputError(
+            f"problem {problem.id!r}: `choices` must be a list of 2 to 26 different texts, or be "
+            f"left out for an answer in words; found {given!r}"
+        )
+    return texts
+
+
 def _choice(answer: str, choices: list[str]) -> int | None:
     """Index of a choice that is given by its text or its letter."""
     text = answer.strip()
-    if text in choices:
-        return choices.index(text)
-    if len(choices) <= len(LETTERS):
-        return letter_of(text)
-    letter = text.strip("(). ")
-    place = ord(letter) - ord("A") if len(letter) == 1 else -1
-    return place if 0 <= place < len(choices) else None
+    return choices.index(text) if text in choices else letter_of(text, choices)
 
 
-def _result(transcript: Transcript, side: int, score: str) -> tuple[float, str]:
+def _name(problem: Problem, answer: str) -> str:
+    """An answer in the reason of its verdict."""
+    choices = _choices(problem)
+    return f"({ascii_uppercase[choices.index(answer)]}) {answer}" if choices else "the answer"
+
+
+def _result(transcript: Transcript, side: int, score: str, name: str) -> tuple[float, str]:
     if transcript.verdict is None or transcript.probability is None:
-        return 0.0, "the judge gave no verdict"
+        return 0.0, f"the judge gave no verdict on {name}"
     probability = transcript.probability if side == 0 else 1 - transcript.probability
     accepted = transcript.verdict == side
-    words = f"the judge {'accepted' if accepted else 'rejected'} it, probability {probability:.3f}"
+    verb = "accepted" if accepted else "rejected"
+    words = f"the judge {verb} {name}; probability {probability:.3f}"
     return (probability if score == "probability" else float(accepted)), words
 
 
