@@ -108,7 +108,7 @@ def test_a_debate_follows_the_elo_formula(protocol: str) -> None:
     assert near(found.accuracy.value, expected)
     right = 0.84 if protocol == "open_debate" else 0.5
     assert near(found.win_rate.value, expected_figures(right, expected, 1 - expected)["win_rate"])
-    elo = elo_of([("x", "x", t) for t in transcripts])["sides"]
+    [elo] = elo_of([("x", "x", t) for t in transcripts])["sides"]
     share = found.accuracy.value
     gap = 500 * math.log10(share / (1 - share))
     assert elo["x, right"] - elo["x, wrong"] == pytest.approx(gap)
@@ -190,7 +190,19 @@ def test_ratings_of_three_players_are_those_of_the_expected_wins() -> None:
         for i, j in product(ratings, repeat=2)
         if i != j
     }
-    assert fit_ratings(wins) == pytest.approx(ratings, abs=1e-6)
+    [found] = fit_ratings(wins)
+    assert found == pytest.approx(ratings, abs=1e-6)
+
+
+def test_players_that_never_met_have_scales_of_their_own() -> None:
+    wins = {("a", "b"): 90, ("b", "a"): 10, ("x", "y"): 60, ("y", "x"): 40}
+    one, two = fit_ratings(wins)
+    half = 250 * math.log10(9), 250 * math.log10(1.5)
+    assert one == pytest.approx({"a": half[0], "b": -half[0]})
+    assert two == pytest.approx({"x": half[1], "y": -half[1]})
+    [joined] = fit_ratings(wins | {("b", "y"): 1})
+    assert set(joined) == {"a", "b", "x", "y"}
+    assert fit_ratings({}) == []
 
 
 def test_two_different_debaters_are_rated_by_model_and_by_side() -> None:
@@ -202,15 +214,18 @@ def test_two_different_debaters_are_rated_by_model_and_by_side() -> None:
         "strong, right": (0.8, 0.5),
         "strong, wrong": (0.7, 0.6),
     }
+    assert len(found["sides"]) == 2  # each side of one met the other side of the other only
     for name, (rate, other) in by_side.items():
         opponent = "weak, wrong" if name == "strong, right" else "weak, right"
         gap = 500 * (math.log10(rate / (1 - rate)) - math.log10(other / (1 - other)))
-        assert found["sides"][name] - found["sides"][opponent] == pytest.approx(gap, abs=90)
-    assert found["models"]["strong"] > 0 > found["models"]["weak"]
+        [ratings] = [group for group in found["sides"] if name in group]
+        assert ratings[name] - ratings[opponent] == pytest.approx(gap, abs=90)
+    [models] = found["models"]
+    assert models["strong"] > 0 > models["weak"]
 
 
 def test_a_player_that_never_won_has_a_finite_rating() -> None:
-    found = fit_ratings({("a", "b"): 20.0})
+    [found] = fit_ratings({("a", "b"): 20.0})
     assert found["a"] - found["b"] == pytest.approx(500 * math.log10(20.5 / 0.5))
 
 

@@ -72,6 +72,38 @@ def test_a_folder_of_other_settings_is_refused_and_new_arms_are_added(tmp_path: 
     assert compare_protocols(config(tmp_path, arms=arms)).transcripts["debate"] == before
 
 
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    """The names are the same, but not what is in the files."""
+    questions, words = tmp_path / "rows.jsonl", tmp_path / "words.yaml"
+    questions.write_text('{"question": "?", "choices": ["x", "y"], "answer": 0}\n')
+    words.write_text(yaml.safe_dump(load_wording("brief").model_dump()))
+    asked = config(
+        tmp_path / "out",
+        questions={"source": str(questions)},
+        wording=str(words),
+        arms={"direct": {"protocol": "direct"}},
+    )
+    compare_protocols(asked)
+    compare_protocols(asked)
+    for file in (questions, words):
+        before = file.read_text()
+        file.write_text(before.replace("?", "!"))
+        with pytest.raises(InputError, match=r"other settings \(files\)"):
+            compare_protocols(asked)
+        file.write_text(before)
+
+
+@pytest.mark.parametrize(
+    "line", ['["x", 0, "t", 1, null]', '{"a": 1}', "not json", '{"question": 1}']
+)
+def test_a_file_that_holds_no_transcripts_is_named(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "replies.jsonl"
+    file.write_text(line + "\n")
+    arms = {"few_shot": {"protocol": "direct", "examples": {"file": str(file)}}}
+    with pytest.raises(InputError, match=r"replies\.jsonl:1: "):
+        compare_protocols(config(tmp_path / "out", arms=arms))
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

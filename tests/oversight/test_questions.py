@@ -13,8 +13,9 @@ from tramontane.config import LANGUAGES
 from tramontane.oversight.config import QuestionsConfig
 from tramontane.oversight.extractive import FRAMES, extractive_questions
 from tramontane.oversight.extractive.generate import frames
-from tramontane.oversight.layouts import CATALOG, LAYOUTS
+from tramontane.oversight.layouts import CATALOG, LAYOUTS, converted
 from tramontane.oversight.load import load_questions
+from tramontane.oversight.questions import Question, two_choices
 
 
 def drawn(n: int, split: str = "test", **keys: Any):
@@ -78,6 +79,11 @@ ROWS: dict[str, tuple[list[dict[str, Any]], list[tuple[Any, ...]]]] = {
         [{"article": ARTICLE, "question": "Who?", "options": ["a", "b", "c", "d"], "answer": 2}],
         [("Who?", "c", ARTICLE)],
     ),
+    "quality_hard": (
+        [{"article": ARTICLE, "question": text, "options": ["a", "b", "c", "d"], "answer": 2,
+          "hard": hard} for text, hard in (("Who?", True), ("easy", False))],
+        [("Who?", "c", ARTICLE)],
+    ),
     "boolq": (
         [{"question": "is it", "answer": False, "passage": ARTICLE}],
         [("is it", "no", ARTICLE)],
@@ -131,6 +137,54 @@ def test_the_authors_file_of_quality_has_several_questions_a_row(tmp_path: Path)
     found = load_questions(QuestionsConfig(source=f"quality@{file}"))
     assert [(q.text, q.choices[q.right or 0]) for q in found] == [("one", "a"), ("four", "d")]
     assert len({q.id for q in found}) == 2
+
+
+def test_a_flat_copy_of_quality_counts_labels_from_one() -> None:
+    row = {"article": ARTICLE, "question": "Who?", "options": ["a", "b", "c", "d"], "gold_label": 3}
+    [question] = converted("quality", row, "f:1")
+    assert question.right == 2
+    assert converted("quality", row | {"gold_label": None}, "f:1") == []
+
+
+def test_the_hard_subset_of_the_authors_file() -> None:
+    questions = [
+        {"question": text, "options": ["a", "b"], "gold_label": 1, "difficult": difficult}
+        for text, difficult in (("easy", 0), ("hard", 1))
+    ]
+    row = {"article": ARTICLE, "questions": questions}
+    assert [q.text for q in converted("quality_hard", row, "f:1")] == ["hard"]
+    with pytest.raises(InputError, match="hard"):
+        converted("quality_hard", {"article": ARTICLE, "questions": [{"question": "?"}]}, "f:1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"), [(True, 0), (False, 1), (1, 0), (0, 1), (None, None), (-1, None)]
+)
+def test_an_answer_of_boolq_is_yes_no_or_unknown(answer: Any, right: int | None) -> None:
+    for key in ("answer", "label"):
+        [question] = converted("boolq", {"question": "q", "passage": "p", key: answer}, "f:1")
+        assert question.right == right
+
+
+@pytest.mark.parametrize(
+    ("layout", "row"),
+    [
+        ("boolq", {"question": "q", "passage": "p", "answer": "false"}),
+        ("boolq", {"question": "q", "passage": "p", "label": 2}),
+        ("quality", {"article": "x", "questions": ["a"]}),
+        ("mmlu", {"question": None, "choices": ["a", "b"], "answer": 1}),
+        ("mmlu", {"question": "q", "choices": ["a", "a"], "answer": 1}),
+    ],
+)
+def test_a_row_of_another_layout_is_named(layout: str, row: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"f:1: not a row of the layout '{layout}'"):
+        converted(layout, row, "f:1")
+
+
+def test_a_choice_with_the_words_of_the_right_one_is_not_offered() -> None:
+    for n in range(20):
+        question = Question(f"q{n}", "?", ("a", "b", "b", "d"), 1)
+        assert set(two_choices(question, 0).choices) in ({"a", "b"}, {"b", "d"})
 
 
 @pytest.mark.parametrize(

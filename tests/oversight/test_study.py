@@ -1,11 +1,13 @@
 """The study `oversight`: an arm's figures, and the model that its runs share."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tramontane import InputError
 from tramontane.oversight.study import run_arm, taught_model
 from tramontane.studies.study import load_study
 
@@ -32,6 +34,22 @@ def test_every_arm_returns_the_measures_of_the_study(arm: str, tmp_path: Path) -
     assert run_arm(keys_of(arm, questions=40, **SIMULATED), 0, folder) == pytest.approx(
         found, nan_ok=True
     )
+
+
+@pytest.mark.parametrize("change", [{"lessons": 9}, {"sft_steps": 9}, {"wording": "default"}])
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_model_of_other_lessons_is_refused(
+    change: dict[str, Any], recorded: bool, tmp_path: Path
+) -> None:
+    keys = keys_of("debate", lessons=5, sft_steps=3)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    if recorded:
+        made = {name: keys[name] for name in ("lessons", "sft_steps", "wording")}
+        (tmp_path / "model.json").write_text(json.dumps(made))
+        assert taught_model(tmp_path, keys) == tmp_path / "model"
+    with pytest.raises(InputError, match="a model of other lessons"):
+        taught_model(tmp_path, {**keys, **change})
 
 
 @pytest.mark.slow

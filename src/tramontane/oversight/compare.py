@@ -7,6 +7,7 @@ The folder holds, for each arm, `ARM/replies.jsonl` (every reply, in the order o
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.curation.backend.journal import Journal
+from tramontane.data.files import read_rows
 from tramontane.errors import InputError
 from tramontane.oversight.agents import Agent, open_agents
 from tramontane.oversight.config import ArmConfig, OversightConfig, WorkedExamples, cast_of
 from tramontane.oversight.episode import Episode, Rules
 from tramontane.oversight.figures import ArmFigures, PairedTest, elo_of, figures_of, paired_test
-from tramontane.oversight.load import load_questions
+from tramontane.oversight.load import load_questions, source_of
 from tramontane.oversight.play import Game, play, recorded_replies
 from tramontane.oversight.protocols import PROTOCOLS
 from tramontane.oversight.questions import Question
@@ -38,13 +40,14 @@ class Comparison:
         transcripts: of each arm, in the order of the questions.
         figures: of each arm.
         tests: of each pair of arms, the later one compared to the earlier one.
-        elo: ratings of debaters, by `models` and by `sides` (`figures.elo_of`).
+        elo: ratings of debaters, by `models` and by `sides`, a dict for each group of debaters that
+            met (`figures.elo_of`).
     """
 
     transcripts: dict[str, list[Transcript]]
     figures: dict[str, ArmFigures]
     tests: dict[tuple[str, str], PairedTest]
-    elo: dict[str, dict[str, float]]
+    elo: dict[str, list[dict[str, float]]]
 
     def to_dict(self) -> dict[str, Any]:
         """The figures in JSON types."""
@@ -179,8 +182,15 @@ def _examples(config: WorkedExamples | None) -> list[Transcript]:
     path = Path(config.file)
     if not path.is_file():
         raise InputError(f"examples.file: {path}: no such file; an arm's folder has one")
-    with path.open(encoding="utf-8") as lines:
-        found = [Transcript.from_dict(json.loads(line)) for line in lines]
+    found = []
+    for where, row in read_rows(str(path)):
+        try:
+            found.append(Transcript.from_dict(row))
+        except (LookupError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"examples.file: {where}: not a transcript ({type(error).__name__}: {error}); give "
+                f"the `transcripts.jsonl` of an earlier arm"
+            ) from None
     return [e for e in found if e.question.right is not None and not e.fault][: config.count]
 
 
@@ -189,7 +199,19 @@ def _settings(config: OversightConfig, name: str) -> dict[str, Any]:
     whole, arm = config.model_dump(mode="json"), config.arms[name]
     models = {model: whole["models"][model] for model in cast_of(arm).values()}
     kept = {key: whole[key] for key in ("seed", "questions", "wording")}
-    return {"arm": whole["arms"][name], "models": models, **kept}
+    named = [source_of(config.questions), config.wording]
+    named += [arm.examples.file] if arm.examples else []
+    return {"arm": whole["arms"][name], "models": models, **kept, "files": _hashes(named)}
+
+
+def _hashes(names: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of those that are files, since replies depend on what is in them."""
+    paths = {name: Path(name).expanduser() for name in names}
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in paths.items()
+        if path.is_file()
+    }
 
 
 def _check_same(folder: Path, settings: dict[str, Any]) -> None:

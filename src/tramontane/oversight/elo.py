@@ -5,7 +5,7 @@ Source: arXiv 2407.04622.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -18,17 +18,35 @@ def win_probability(rating: float, other: float) -> float:
     return 1 / (1 + 10 ** ((other - rating) / SCALE))
 
 
-def fit_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, float]:
+def fit_ratings(wins: Mapping[tuple[str, str], float]) -> list[dict[str, float]]:
     """Ratings of maximum likelihood, with mean 0, by the iteration of Hunter (2004) for
     Bradley-Terry models.
 
     Where one side of a pair never won, the likelihood has no maximum: half a win is then added to
-    both sides. Players that are not connected by matches have no common scale, and their ratings
-    are relative to their own group only.
+    both sides.
 
     Args:
         wins: number of wins of the first player over the second, by pair.
+
+    Returns:
+        One dict for each group of players that matches connect, since those of different groups
+        have no common scale.
     """
+    return [
+        _connected_ratings({pair: count for pair, count in wins.items() if pair[0] in group})
+        for group in _connected(wins)
+    ]
+
+
+def _connected(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
+    groups: list[set[str]] = []
+    for pair in pairs:
+        met = [group for group in groups if not group.isdisjoint(pair)]
+        groups = [group for group in groups if group not in met] + [set(pair).union(*met)]
+    return groups
+
+
+def _connected_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, float]:
     players = sorted({player for pair in wins for player in pair})
     place = {player: i for i, player in enumerate(players)}
     table = np.zeros((len(players), len(players)))

@@ -222,12 +222,15 @@ def permutation_p_value(
     return (1 + extreme) / (1 + permutations)
 
 
-def elo_of(debates: Iterable[tuple[str, str, Transcript]]) -> dict[str, dict[str, float]]:
+def elo_of(
+    debates: Iterable[tuple[str, str, Transcript]],
+) -> dict[str, list[dict[str, float]]]:
     """Elo ratings of debaters, from (agent's model, opponent's model, transcript).
 
     Returns:
-        `models`: a rating by model, from debates of two different models; `sides`: a rating by
-        model and side (`NAME, right` and `NAME, wrong`), from all debates. Both have mean 0.
+        `models`: ratings by model, from debates of two different models; `sides`: ratings by model
+        and side (`NAME, right` and `NAME, wrong`), from all debates. Each is a list with a dict for
+        each group of debaters that met, directly or through others, with mean 0 in each.
     """
     models: defaultdict[tuple[str, str], float] = defaultdict(float)
     sides: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -240,8 +243,8 @@ def elo_of(debates: Iterable[tuple[str, str, Transcript]]) -> dict[str, dict[str
         names = (f"{agent}, {_side(right)}", f"{opponent}, {_side(not right)}")
         sides[names if won else names[::-1]] += 1
     return {
-        "models": fit_ratings(models) if models else {},
-        "sides": fit_ratings(sides) if sides else {},
+        "models": fit_ratings(models),
+        "sides": fit_ratings(sides),
     }
 
 

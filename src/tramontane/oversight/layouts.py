@@ -35,6 +35,7 @@ class KnownSet(NamedTuple):
 CATALOG: dict[str, KnownSet] = {
     # With an article that the judge does not see.
     "quality": KnownSet("emozilla/quality", "validation", "quality"),
+    "quality_hard": KnownSet("emozilla/quality", "validation", "quality_hard"),
     "boolq": KnownSet("google/boolq", "validation", "boolq"),
     "race": KnownSet("ehovy/race#high", "test", "race"),
     # Closed questions.
@@ -64,21 +65,36 @@ def plain(row: Row) -> Iterator[Question]:
 
 
 def quality(row: Row) -> Iterator[Question]:
-    """QuALITY: a question a row with `options` and `answer` from 0 (the hub's copies), or an
-    article a row with `questions` and `gold_label` from 1 (the authors' file)."""
-    if "questions" not in row:
-        yield _question(row, row["question"], row["options"], int(row["answer"]), row["article"])
-        return
-    for asked in row["questions"]:
-        if asked.get("gold_label") is not None:  # the test split has none
+    """QuALITY: a question a row with `options` and `answer` from 0 or `gold_label` from 1 (the
+    hub's copies), or an article a row with `questions` and their `gold_label` (the authors' file).
+    """
+    yield from _quality(row, hard=False)
+
+
+def quality_hard(row: Row) -> Iterator[Question]:
+    """The hard subset of QuALITY: rows of `quality` with a true `hard` (the hub's copies) or
+    `difficult` (the authors' file)."""
+    yield from _quality(row, hard=True)
+
+
+def _quality(row: Row, *, hard: bool) -> Iterator[Question]:
+    for asked in row.get("questions", [row]):
+        if hard and not _first(asked, "hard", "difficult"):
+            continue
+        if "answer" in asked:
+            right = int(asked["answer"])
+        elif asked.get("gold_label") is not None:
             right = int(asked["gold_label"]) - 1
-            yield _question(asked, asked["question"], asked["options"], right, row["article"])
+        else:  # the test split has none
+            continue
+        yield _question(asked, asked["question"], asked["options"], right, row["article"])
 
 
 def boolq(row: Row) -> Iterator[Question]:
-    """BoolQ: a yes-no question about a passage."""
+    """BoolQ: a yes-no question about a passage; an answer of null or −1 is unknown."""
     answer = row["answer"] if "answer" in row else row["label"]
-    yield _question(row, row["question"], ["yes", "no"], 0 if answer else 1, row["passage"])
+    right = None if answer is None else {1: 0, 0: 1, -1: None}[answer]
+    yield _question(row, row["question"], ["yes", "no"], right, row["passage"])
 
 
 def race(row: Row) -> Iterator[Question]:
@@ -115,7 +131,7 @@ def truthful_qa(row: Row) -> Iterator[Question]:
 
 LAYOUTS: dict[str, Layout] = {
     layout.__name__: layout
-    for layout in (plain, quality, boolq, race, gpqa, mmlu, arc, truthful_qa)
+    for layout in (plain, quality, quality_hard, boolq, race, gpqa, mmlu, arc, truthful_qa)
 }
 
 
@@ -127,7 +143,7 @@ def converted(layout: str, row: Row, where: str) -> list[Question]:
     """
     try:
         return list(LAYOUTS[layout](row))
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}: not a row of the layout {layout!r} ({type(error).__name__}: {error}); the "
             f"row has {', '.join(sorted(row))}"
@@ -144,6 +160,8 @@ def _question(
 ) -> Question:
     """Six parameters: the parts of a question, which every layout finds elsewhere."""
     texts = [str(choice) for choice in choices]
+    if len(set(texts)) < 2:
+        raise ValueError("needs two choices that differ")
     if right is not None and not 0 <= right < len(texts):
         raise ValueError(f"answer {right} of {len(texts)} choices")
     digest = hashlib.sha256("\n".join([article or "", text, *texts]).encode()).hexdigest()[:16]

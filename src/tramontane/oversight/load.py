@@ -33,17 +33,24 @@ def load_questions(config: QuestionsConfig) -> list[Question]:
     return [two_choices(question, config.seed) for question in found]
 
 
-def _read(config: QuestionsConfig) -> list[Question]:
+def source_of(config: QuestionsConfig) -> str:
+    """The file or dataset behind `questions.source`."""
     name, _, file = config.source.partition("@")
+    if name not in CATALOG:
+        return config.source
+    return file or CATALOG[name].source
+
+
+def _read(config: QuestionsConfig) -> list[Question]:
+    name = config.source.partition("@")[0]
     known = CATALOG.get(name) or KnownSet(config.source, config.split, "plain")
     layout = config.layout or known.layout
     if layout not in LAYOUTS:
         near = nearest(layout, LAYOUTS)
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(LAYOUTS)}"
         raise InputError(f"questions.layout: no layout {layout!r}; {hint}")
-    where = file if file and name in CATALOG else known.source
     questions: dict[str, Question] = {}
-    for place, row in read_rows(where, known.split):
+    for place, row in read_rows(source_of(config), known.split):
         for question in converted(layout, row, place):
             # Some sets repeat an id for every question of an article.
             unique = f"{question.id}-{len(questions)}" if question.id in questions else question.id

@@ -35,7 +35,11 @@ def write_page(config: OversightConfig, comparison: Comparison, path: Path) -> N
             for first, second in combinations(config.arms, 2)
             if (first, second) in comparison.tests
         ],
-        elo={kind: _sorted(ratings) for kind, ratings in comparison.elo.items()},
+        elo=[
+            (kind, _sorted(ratings))
+            for kind, groups in comparison.elo.items()
+            for ratings in groups
+        ],
         languages=_languages(comparison),
         samples={name: _samples(found) for name, found in comparison.transcripts.items()},
         letters=LETTERS,

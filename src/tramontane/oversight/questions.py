@@ -34,15 +34,16 @@ class Question:
 
 def two_choices(question: Question, seed: int) -> Question:
     """The question with two answers, as the paper's protocols need (arXiv 2407.04622): the right
-    one and one of the wrong ones, in an order; the seed and the question's id determine both.
+    one and one of the wrong ones, in an order; the seed and the question's id determine both. A
+    choice with the words of the right one is not wrong.
 
     Of an unknown right answer among more than two, no pair can be drawn.
 
     Raises:
-        ValueError: fewer than two choices, or more than two and no right one.
+        ValueError: fewer than two different choices, or more than two and no right one.
     """
-    if len(question.choices) < 2:
-        raise ValueError(f"question {question.id!r} needs at least two choices")
+    if len(set(question.choices)) < 2:
+        raise ValueError(f"question {question.id!r} needs at least two choices that differ")
     rng = Random(f"{seed}/{question.id}/choices")
     if question.right is None:
         if len(question.choices) > 2:
@@ -51,7 +52,8 @@ def two_choices(question: Question, seed: int) -> Question:
             )
         pair = [0, 1]
     else:
-        others = [i for i in range(len(question.choices)) if i != question.right]
+        words = question.choices[question.right]
+        others = [i for i, choice in enumerate(question.choices) if choice != words]
         pair = [question.right, rng.choice(others)]
     if rng.random() < 0.5:
         pair.reverse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from tramontane.config import parse
 from tramontane.config.sft import SFTConfig
+from tramontane.errors import InputError
 from tramontane.oversight.compare import compare_protocols
 from tramontane.oversight.config import OversightConfig
 from tramontane.oversight.figures import ArmFigures
@@ -74,11 +76,22 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
     Args:
         folder: of the study.
         keys: `lessons`, `sft_steps` and `wording` are used.
+
+    Raises:
+        InputError: the folder holds a model that had other lessons.
     """
-    model, examples = folder / "model", folder / "lessons.jsonl"
+    model, examples, record = (folder / name for name in ("model", "lessons.jsonl", "model.json"))
+    taught = {name: keys[name] for name in ("lessons", "sft_steps", "wording")}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        made = json.loads(record.read_text()) if record.is_file() else None
+        if model.exists() and made != taught:
+            raise InputError(
+                f"{model}: a model of other lessons ({made}, not {taught}); remove {folder}, or "
+                f"name another folder"
+            )
+        record.write_text(json.dumps(taught))
         unfinished = is_unfinished(model)
         if unfinished or not (model / "config.json").is_file():
             write_lessons(examples, lessons(0, keys["lessons"], wording=keys["wording"]))
