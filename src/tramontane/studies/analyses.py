@@ -18,7 +18,7 @@ from tramontane.studies import curve as curves
 from tramontane.studies.figures import colours, dash, new_figure, save
 from tramontane.studies.landscape import Grid, Landscape, OnPoint, landscape
 from tramontane.studies.length import LengthLaw, fit_length, length_series
-from tramontane.studies.series import Series, runs_in
+from tramontane.studies.series import Series, pooled, runs_in
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def study_curve(
 
     Args:
         runs: run folders, each fitted by itself; a folder of runs is fitted as one.
-        over: compute: `seconds` of training, `tokens` trained on, or `updates`.
+        over: compute: `seconds` of training without the start, `tokens` trained on, or `updates`.
         of: performance: `held_out`, pass@1 as measured by `evaluation.every`, or `pass_rate` of the
             training problems at every update.
         skip: updates that are left out at the beginning, e.g. those of the first epoch.
@@ -105,8 +105,9 @@ Raw reward (without the length penalty) = a · ln(tokens) + b, over the updates 
 
 {_law_table(laws)}
 
-The interval is that of a bootstrap over runs and blocks of residuals. Within one run, both figures
-also change with time: a slope alone does not show that length is the cause of the reward.
+The interval is that of a jackknife: one run is left out at a time, or one of six consecutive parts
+of a single run. Within one run, both figures also change with time: a slope alone does not show
+that length is the cause of the reward.
 
 ![raw reward over length](length.svg)
 """
@@ -174,7 +175,7 @@ def _curve_figure(
     figure, (axes,) = new_figure()
     for n, (label, fit) in enumerate(fits.items()):
         _draw(axes, n, points[label], label)
-        x = np.concatenate([s.x for s in points[label]])
+        x, _ = pooled(points[label])
         grid = np.linspace(0 if x.min() > 0 else x.min(), x.max(), 200)[1:]
         axes.plot(grid, fit.curve(grid), dash(n), color=colours(n + 1)[n], linewidth=1.6)
         axes.axhspan(fit.low, fit.high, color=colours(n + 1)[n], alpha=0.1, linewidth=0)
@@ -200,8 +201,9 @@ R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B), fitted by least squares over {ov
 |---|---|---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-The interval of the asymptote A is that of a bootstrap over runs and blocks of residuals, drawn as a
-band. *Not bounded*: it reaches 1 or the start, so these points do not show where the curve ends.
+The interval of the asymptote A, drawn as a band, is that of a jackknife: one run is left out at a
+time, or one of six consecutive parts of a single run. *Not bounded*: it reaches 1 or the start, or
+a curve that ends at 1 fits about as well, so these points do not show where the curve ends.
 
 ![performance over compute](curve.svg)
 """
@@ -256,8 +258,7 @@ Correlation of the raw reward with the log of the length over the {found.reward.
 
 
 def _draw(axes: Axes, number: int, series: Sequence[Series], label: str) -> None:
-    x, y = (np.concatenate([getattr(s, axis) for s in series]) for axis in "xy")
-    axes.scatter(x, y, s=12, alpha=0.7, color=colours(number + 1)[number], label=label)
+    axes.scatter(*pooled(series), s=12, alpha=0.7, color=colours(number + 1)[number], label=label)
 
 
 def _length_axes(axes: Axes) -> None:

@@ -17,10 +17,11 @@ from typing import Literal, get_args
 
 import numpy as np
 from scipy.optimize import least_squares
+from scipy.stats import f as f_distribution
 
 from tramontane.errors import InputError
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.series import REPLICATES, Series, draw_runs, held_out, resampled
+from tramontane.studies.series import Series, held_out, interval, pooled, training_seconds
 
 Compute = Literal["seconds", "tokens", "updates"]
 Performance = Literal["held_out", "pass_rate"]
@@ -29,6 +30,7 @@ PERFORMANCES: tuple[Performance, ...] = get_args(Performance)
 LEAST_POINTS = 5  # one more than the parameters
 EXPONENTS = (0.2, 12.0)  # range of B; ScaleRL's fits lie between 1.6 and 2
 CEILING = 1.0  # of a pass rate
+END = 0.995  # no end is known of a curve that may rise above it
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class CurveFit:
     Args:
         curve: the least-squares fit to all points.
         low, high: 95 % interval of the asymptote.
-        bounded: False if the interval reaches the ceiling or its lower end lies below the start:
-            the points do not show where the curve ends.
+        bounded: False if the interval reaches the ceiling, as where a curve that ends there fits
+            about as well, or if its lower end lies below the start: the points do not show where
+            the curve ends.
         points: number of points.
         runs: number of runs.
         rmse: root of the mean squared residual.
@@ -77,8 +80,8 @@ def compute_series(
 
     Args:
         run: the run, which may still be training.
-        over: compute: `seconds` of training by the clock, `tokens` that the trainer processed, or
-            `updates`.
+        over: compute: `seconds` of training without the start, `tokens` that the trainer
+            processed, or `updates`.
         of: `held_out`, pass@1 where `evaluation.every` measured it; or `pass_rate` of the training
             problems at every update, whose start is not known and is fitted.
         skip: updates that are left out at the beginning; ScaleRL leaves out the first epoch.
@@ -87,11 +90,6 @@ def compute_series(
         InputError: too few points.
     """
     updates = run.curve("update").astype(np.int64)
-    totals = {
-        "updates": run.curve("update"),
-        "seconds": run.curve("wall_seconds"),
-        "tokens": run.curve("computed_tokens").cumsum(),
-    }[over]
     if of == "pass_rate":
         places, values, start = updates, run.curve("pass_rate"), None
     else:
@@ -109,65 +107,63 @@ def compute_series(
             if of == "held_out"
             else f"{run.folder}: {kept.sum()} updates, and a curve takes {LEAST_POINTS}"
         )
+    totals = {
+        "updates": run.curve("update"),
+        "seconds": training_seconds(run),
+        "tokens": run.curve("computed_tokens").cumsum(),
+    }[over]
     return Series(totals[np.searchsorted(updates, places[kept])], values[kept]), start
 
 
-def fit_curve(
-    series: Sequence[Series], start: float | None = None, *, replicates: int = REPLICATES
-) -> CurveFit:
+def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
     """Fit one curve to a run or to several runs of one recipe.
 
-    The interval is that of a bootstrap: runs are drawn with replacement, and blocks of residuals
-    within each.
+    The interval of the asymptote is that of `series.interval`. It goes up to the ceiling if a curve
+    that ends there fits the points about as well (F test): parts of a curve that has hardly begun
+    to rise may agree by chance.
 
     Args:
         series: compute (positive) and performance of each run.
-        start: performance before training; None: it is fitted too.
-        replicates: number of curves of the bootstrap.
+        start: performance before training, taken as exact: where it is as noisy as a point, the
+            interval of the asymptote holds as often. None: it is fitted too.
     """
-    compute, values = (np.concatenate([getattr(s, axis) for s in series]) for axis in "xy")
+    compute, values = pooled(series)
     curve = least_squares_curve(compute, values, start)
-    fitted = [curve(s.x) for s in series]
-    free = len(compute) - (3 if start is not None else 4)
-    scale = np.sqrt(len(compute) / max(1, free))  # residuals are smaller than the errors
-    residuals = [(s.y - f) * scale for s, f in zip(series, fitted, strict=True)]
-    rng = np.random.default_rng(0)
-    asymptotes = []
-    for _ in range(replicates):
-        drawn = draw_runs(len(series), rng)
-        errors = resampled([residuals[i] for i in drawn], rng)
-        asymptotes.append(
-            least_squares_curve(
-                np.concatenate([series[i].x for i in drawn]),
-                np.concatenate([fitted[i] + e for i, e in zip(drawn, errors, strict=True)]),
-                start,
-            ).asymptote
-        )
-    low, high = np.quantile(asymptotes, [0.025, 0.975]).tolist()
+    ends = interval(series, lambda units: least_squares_curve(*pooled(units), start).asymptote)
+    low, high = np.clip(ends, 0, CEILING).tolist()
+    unending = least_squares_curve(compute, values, start, least=END)
+    error, other = (float(((values - c(compute)) ** 2).sum()) for c in (curve, unending))
+    free = max(1, len(compute) - (3 if start is not None else 4))
+    if other <= error * (1 + f_distribution.ppf(0.95, 1, free) / free):
+        high = CEILING
     return CurveFit(
         curve=curve,
         low=low,
         high=high,
-        bounded=high < CEILING - 0.005 and low > curve.start,
+        bounded=high < END and low > curve.start,
         points=len(compute),
         runs=len(series),
-        rmse=float(np.sqrt(np.mean((values - curve(compute)) ** 2))),
+        rmse=float(np.sqrt(error / len(compute))),
     )
 
 
-def least_squares_curve(compute: np.ndarray, values: np.ndarray, start: float | None) -> Sigmoid:
-    """The curve with the smallest squared error; A lies between 0 and 1, B within `EXPONENTS`.
+def least_squares_curve(
+    compute: np.ndarray, values: np.ndarray, start: float | None, least: float = 0.0
+) -> Sigmoid:
+    """The curve with the smallest squared error; A lies between `least` and 1, B within
+    `EXPONENTS`.
 
     Args:
         compute: positive, [points].
         values: [points].
         start: R_0; None: it is fitted too.
+        least: smallest A.
     """
     middles = np.geomspace(compute.min() / 4, compute.max() * 8, 40)
     exponents = np.geomspace(*EXPONENTS, 24)
     pairs = np.stack(np.meshgrid(middles, exponents, indexing="ij"), -1).reshape(-1, 2)
     rise = _rise(compute, pairs[:, :1], pairs[:, 1:])  # [pairs, points]
-    starts, asymptotes = _solve(rise, values, start)
+    starts, asymptotes = _solve(rise, values, start, least)
     errors = starts[:, None] + (asymptotes - starts)[:, None] * rise - values
     best = int((errors**2).sum(1).argmin())
 
@@ -177,7 +173,7 @@ def least_squares_curve(compute: np.ndarray, values: np.ndarray, start: float | 
         return np.asarray(first + (free[0] - first) * rising - values)
 
     initial = np.array([asymptotes[best], *np.log(pairs[best]), starts[best]])
-    low = np.array([0, np.log(middles[0]), np.log(EXPONENTS[0]), 0])
+    low = np.array([least, np.log(middles[0]), np.log(EXPONENTS[0]), 0])
     high = np.array([CEILING, np.log(middles[-1]), np.log(EXPONENTS[1]), CEILING])
     count = 3 if start is not None else 4
     inside = np.clip(initial, low + 1e-9, high - 1e-9)[:count]
@@ -196,11 +192,11 @@ def _rise(compute: np.ndarray, midpoint: object, exponent: object) -> np.ndarray
 
 
 def _solve(
-    rise: np.ndarray, values: np.ndarray, start: float | None
+    rise: np.ndarray, values: np.ndarray, start: float | None, least: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(R_0, A) with the smallest squared error for every row of `rise`: each [pairs].
 
-    Performance is linear in both. A is clipped to its range, and R_0 then solved again.
+    Performance is linear in both. R_0 is clipped to its range, A then solved again and clipped.
     """
     squares, ones = (rise**2).sum(1), ((1 - rise) ** 2).sum(1)
     cross = (rise * (1 - rise)).sum(1)
@@ -211,4 +207,4 @@ def _solve(
         determinant = np.maximum(squares * ones - cross**2, 1e-12)
         starts = np.clip((squares * bottom - cross * top) / determinant, 0, CEILING)
     asymptotes = (rise @ values - starts * cross) / np.maximum(squares, 1e-12)
-    return starts, np.clip(asymptotes, 0, CEILING)
+    return starts, np.clip(asymptotes, least, CEILING)

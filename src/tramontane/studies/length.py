@@ -13,7 +13,7 @@ import numpy as np
 
 from tramontane.errors import InputError
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.series import REPLICATES, Series, draw_runs, resampled
+from tramontane.studies.series import Series, interval, pooled
 
 LEAST_POINTS = 4
 
@@ -55,30 +55,16 @@ def length_series(run: FinishedRun) -> Series:
     return Series(run.curve("completion_tokens"), run.curve("reward") - penalty)
 
 
-def fit_length(series: Sequence[Series], *, replicates: int = REPLICATES) -> LengthLaw:
+def fit_length(series: Sequence[Series]) -> LengthLaw:
     """Fit the law to the points of one run or of several, by least squares.
-
-    The interval is that of a bootstrap: runs are drawn with replacement, and blocks of residuals
-    within each.
 
     Args:
         series: tokens of a completion (positive) and raw reward, by run.
-        replicates: number of fits of the bootstrap.
     """
-    logs = [np.log(s.x) for s in series]
-    x, y = np.concatenate(logs), np.concatenate([s.y for s in series])
+    logs = [Series(np.log(s.x), s.y) for s in series]
+    x, y = pooled(logs)
     slope, intercept = _line(x, y)
-    fitted = [slope * values + intercept for values in logs]
-    scale = np.sqrt(len(x) / max(1, len(x) - 2))
-    residuals = [(s.y - f) * scale for s, f in zip(series, fitted, strict=True)]
-    rng = np.random.default_rng(0)
-    slopes = []
-    for _ in range(replicates):
-        drawn = draw_runs(len(series), rng)
-        errors = resampled([residuals[i] for i in drawn], rng)
-        values = np.concatenate([fitted[i] + e for i, e in zip(drawn, errors, strict=True)])
-        slopes.append(_line(np.concatenate([logs[i] for i in drawn]), values)[0])
-    low, high = np.quantile(slopes, [0.025, 0.975]).tolist()
+    low, high = interval(logs, lambda units: _line(*pooled(units))[0])
     spread = float(((y - y.mean()) ** 2).sum())
     unexplained = float(((y - slope * x - intercept) ** 2).sum())
     return LengthLaw(

@@ -1,18 +1,19 @@
-"""Points of a run or of several runs of one recipe, and their resampling for intervals."""
+"""Points of a run or of several runs of one recipe, and the intervals of what is fitted to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 
 from tramontane.errors import InputError
 from tramontane.run.folder import read_log
 from tramontane.studies.measures import FinishedRun
 
-REPLICATES = 400  # of a bootstrap
+PARTS = 6  # of a single run; fewer and longer ones would widen its interval
 
 
 @dataclass(frozen=True)
@@ -51,25 +52,44 @@ def held_out(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
     return np.array(updates, dtype=np.int64), np.array([found[update] for update in updates])
 
 
-def resampled(residuals: Sequence[np.ndarray], rng: np.random.Generator) -> list[np.ndarray]:
-    """One draw of a block bootstrap of residuals, run by run; the lengths stay.
+def training_seconds(run: FinishedRun) -> np.ndarray:
+    """Seconds of training at the end of each of two updates or more: float64, [updates].
 
-    Neighbouring points of a training run are alike, so blocks of about n^(1/3) points are drawn,
-    and only within a run, whose constant deviation is thus kept.
+    The first update's time, which includes the start, is replaced by the mean of the others, as in
+    `training_seconds` of a summary.
+    """
+    seconds = run.curve("wall_seconds")
+    return np.asarray(seconds - seconds[0] + np.diff(seconds).mean())
+
+
+def pooled(series: Sequence[Series]) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) of all points: [points of all runs] each."""
+    return np.concatenate([s.x for s in series]), np.concatenate([s.y for s in series])
+
+
+def interval(
+    series: Sequence[Series], estimate: Callable[[Sequence[Series]], float]
+) -> tuple[float, float]:
+    """95 % interval of an estimate from runs, by the jackknife (Tukey 1958): each run is left out
+    once, and the standard error of these estimates takes Student's t with one degree of freedom
+    less than there are runs.
+
+    Runs of one recipe differ by more than the noise within them, so the unit is the run. Of a
+    single run it is one of `PARTS` consecutive parts, since neighbouring points are alike.
 
     Args:
-        residuals: of each run, [points].
-        rng: draws the blocks.
+        series: of each run.
+        estimate: the figure of some runs.
     """
-    drawn = []
-    for values in residuals:
-        size = max(1, round(len(values) ** (1 / 3)))
-        starts = rng.integers(0, len(values) - size + 1, -(-len(values) // size))
-        places = (starts[:, None] + np.arange(size)).ravel()[: len(values)]
-        drawn.append(values[places])
-    return drawn
+    units = list(series) if len(series) > 1 else _parts(series[0])
+    count = len(units)
+    without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
+    error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    middle, half = estimate(series), float(student.ppf(0.975, count - 1) * error)
+    return middle - half, middle + half
 
 
-def draw_runs(count: int, rng: np.random.Generator) -> np.ndarray:
-    """Numbers of runs, drawn with replacement: int, [count]."""
-    return rng.integers(0, count, count)
+def _parts(series: Series) -> list[Series]:
+    count = min(PARTS, len(series.x))
+    cuts = zip(np.array_split(series.x, count), np.array_split(series.y, count), strict=True)
+    return [Series(x, y) for x, y in cuts]
