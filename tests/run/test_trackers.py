@@ -150,6 +150,12 @@ READERS: dict[str, Callable[[Path], dict[str, Points]]] = {
 }
 
 
+def at(version: int, value: float, when: str, name: str = "held_out") -> dict[str, Any]:
+    """Figures of an evaluation."""
+    passed = {"value": value, "low": 0.0, "high": 1.0}
+    return {**FIGURES, "version": version, "when": when, "set": name, "pass_at_1": passed}
+
+
 def tracked(folder: Path, name: str) -> Config:
     return small_config(folder, trackers=[name])
 
@@ -161,6 +167,8 @@ def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str
     folder.mkdir()
     config = tracked(folder, name)
     first = Trackers(folder, config)
+    first.log_evaluation(at(0, 0.1, "before"))
+    first.log_evaluation(at(0, 0.2, "before", "gsm8k"))
     for update in (1, 2, 3):
         first.log_update({**LINE, "update": update, "loss": float(update)})
     first.log_evaluation(FIGURES)
@@ -169,12 +177,20 @@ def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str
     second = Trackers(folder, config, version=2, reached=3)
     for update in (3, 4):
         second.log_update({**LINE, "update": update, "loss": 10.0 * update})
-    assert second.close(finished=True) == []
+        if update == 3:
+            second.log_evaluation(at(3, 0.9, "update_3"))
+    assert second.close(finished=False) == []
+    # It was stopped before the evaluation at its end, which is all that is left.
+    third = Trackers(folder, config, version=4, reached=4)
+    third.log_evaluation(at(4, 0.6, "after"))
+    assert third.close(finished=True) == []
     found = READERS[name](folder)
     again = 30.0 if name == "tensorboard" else 3.0  # the others cannot replace a value
     assert found["train/loss"] == {1: 1.0, 2: 2.0, 3: again, 4: 40.0}
-    if name != "tensorboard":  # which hides all of update 3, with its evaluation
-        assert found["eval/pass_at_1"] == {3: pytest.approx(0.4)}
+    again = 0.9 if name == "tensorboard" else 0.4
+    measured = {0: 0.1, 3: again, 4: 0.6}
+    assert found["eval/pass_at_1"] == {k: pytest.approx(v) for k, v in measured.items()}
+    assert found["eval/gsm8k/pass_at_1"] == {0: pytest.approx(0.2)}
     assert {"train/reward", "async/staleness_mean"} <= found.keys()
 
 

@@ -141,7 +141,9 @@ class WandB:
         self.run_id = str(self._run.id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+        # A resumed run begins after its last step, and W&B drops what comes before its current one:
+        # an evaluation of the last update.
+        self._run.log(dict(values), step=max(step, self._run.step))
 
     def close(self, finished: bool) -> None:
         self._run.finish(exit_code=0 if finished else 1)
@@ -214,11 +216,13 @@ class Trackers:
     slow holds up an update.
 
     Args:
-        folder: the run's folder; `trackers.json` there keeps the trackers' ids of the run.
+        folder: the run's folder; `trackers.json` there keeps the trackers' ids of the run, and
+            the evaluations that they have got.
         config: names the trackers.
         version: updates done; the run is continued from there.
-        reached: updates that were recorded before. Those after `version` are done again, and only
-            TensorBoard takes their new values: the others cannot replace what they have.
+        reached: updates that were recorded before. Those after `version` are done again, as are
+            their evaluations, and only TensorBoard takes the new values: the others cannot replace
+            what they have.
 
     Raises:
         InputError: a tracker cannot be started.
@@ -232,6 +236,8 @@ class Trackers:
         self._sent: list[Future[None]] = []
         self._thread = ThreadPoolExecutor(1, "trackers")
         known = json.loads(self._file.read_text("utf-8")) if self._file.is_file() else {}
+        self._evaluated: list[str] = known.setdefault("evaluations", [])
+        self._known = known
         for name in config.trackers:
             try:
                 tracker = TRACKERS[name](folder, config, known.get(name), version)
@@ -243,15 +249,21 @@ class Trackers:
             self._open[name] = tracker
             known[name] = tracker.run_id
         if config.trackers:
-            self._file.write_text(json.dumps(known) + "\n", encoding="utf-8")
+            self._keep()
 
     def log_update(self, metrics: Mapping[str, Any]) -> list[str]:
         """Send a line of `metrics.jsonl`; returns the failures since the last call, in words."""
-        return self._submit(int(metrics["update"]), update_values(metrics))
+        step = int(metrics["update"])
+        return self._submit(step, update_values(metrics), again=step <= self.reached)
 
     def log_evaluation(self, figures: Mapping[str, Any]) -> list[str]:
         """Send a line of `evaluations.jsonl`; returns the failures since the last call."""
-        return self._submit(int(figures["version"]), evaluation_values(figures))
+        name = f"{figures['when']} {figures['set']} {figures['version']}"
+        again = name in self._evaluated
+        if self._open and not again:
+            self._evaluated.append(name)
+            self._keep()
+        return self._submit(int(figures["version"]), evaluation_values(figures), again)
 
     def close(self, finished: bool) -> list[str]:
         """End all trackers, within `END_SECONDS`; returns the failures since the last call."""
@@ -266,21 +278,25 @@ class Trackers:
         self._thread.shutdown(wait=False, cancel_futures=True)
         return self._take_failures()
 
-    def _submit(self, step: int, values: Mapping[str, float]) -> list[str]:
+    def _keep(self) -> None:
+        partial = self._file.with_suffix(".partial")
+        partial.write_text(json.dumps(self._known) + "\n", encoding="utf-8")
+        partial.replace(self._file)
+
+    def _submit(self, step: int, values: Mapping[str, float], again: bool) -> list[str]:
         if self._open:
             self._sent = [future for future in self._sent if not future.done()]
-            self._sent.append(self._thread.submit(self._log, step, values))
+            self._sent.append(self._thread.submit(self._log, step, values, again))
         return self._take_failures()
 
     def _take_failures(self) -> list[str]:
         found, self._failures = self._failures, []
         return found
 
-    def _log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float], again: bool) -> None:
         for name, tracker in [*self._open.items()]:
-            if step <= self.reached and name != "tensorboard":
-                continue
-            self._try(name, tracker.log, step, values)
+            if name == "tensorboard" or not again:
+                self._try(name, tracker.log, step, values)
 
     def _close(self, finished: bool) -> None:
         for name, tracker in [*self._open.items()]:
