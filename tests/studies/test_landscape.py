@@ -1,15 +1,36 @@
 """The landscape of a real run on the tiny base."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from tests.runs import small_config
+from tests.studies.test_plane import SHAPES, write_run
 from tramontane import train
 from tramontane.errors import InputError
 from tramontane.studies.analyses import study_landscape
-from tramontane.studies.landscape import Grid
+from tramontane.studies.landscape import Grid, landscape
+
+
+def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    size = sum(int(np.prod(shape)) for shape in SHAPES.values())
+    run, out = tmp_path / "run", tmp_path / "landscape"
+    out.mkdir()
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    write_run(run, rng.normal(size=(4, size)))
+    for _ in range(2):  # the same checkpoints: the plane is kept
+        with pytest.raises(KeyboardInterrupt):
+            landscape(run, out, Grid(3), {}, stop)
+    shutil.rmtree(run)
+    write_run(run, rng.normal(size=(4, size)))  # trained anew in the same folder
+    with pytest.raises(InputError, match="of other checkpoints"):
+        landscape(run, out, Grid(3), {}, stop)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tramontane.run.folder import read_log
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (
     Plane,
+    files_of,
     principal_plane,
     trajectory,
     write_directions,
@@ -145,11 +146,18 @@ def _plane(run: Path, out: Path, updates: Sequence[int], folders: Sequence[Path]
         InputError: the plane of other checkpoints in `out`.
     """
     file = out / "plane.json"
-    checkpoints = {"run": str(run.resolve()), "updates": list(updates)}
+    checkpoints = {
+        "run": str(run.resolve()),
+        "updates": list(updates),
+        "files": [files_of(folder) for folder in folders],
+    }
     if file.is_file():
         content = json.loads(file.read_text())
-        if {key: content[key] for key in checkpoints} != checkpoints:
-            raise InputError(f"{out}: of other checkpoints; name another folder, or remove it")
+        if {key: content.get(key) for key in checkpoints} != checkpoints:
+            raise InputError(
+                f"{out}: of other checkpoints than those that {run} has now; name another folder, "
+                f"or remove it"
+            )
         return Plane(*(np.array(content[k]) for k in ("mixtures", "coordinates", "explained")))
     plane = principal_plane(folders)
     write_directions(folders, plane, out)

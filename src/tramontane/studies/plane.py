@@ -87,6 +87,13 @@ def trajectory(run: Path) -> Trajectory:
     return Trajectory(tuple(sorted(found)), tuple(found[update] for update in sorted(found)))
 
 
+def files_of(folder: Path) -> list[list[int]]:
+    """[bytes, time of the last change in ns] of each of a checkpoint's weight files: a run that is
+    trained anew in the same folder has other ones."""
+    stats = [file.stat() for file in sorted(folder.glob("*.safetensors"))]
+    return [[found.st_size, found.st_mtime_ns] for found in stats]
+
+
 def principal_plane(folders: Sequence[Path], chunk_bytes: int = CHUNK_BYTES) -> Plane:
     """The plane of the two largest components of the checkpoints, the last of which is its origin.
 
