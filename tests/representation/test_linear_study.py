@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tramontane.errors import InputError
 from tramontane.representation.linear_study import LinearSettings, run_arm
 from tramontane.studies.study import load_study
 
@@ -31,3 +32,18 @@ def test_an_arm_returns_every_measure_of_the_study(tmp_path: Path) -> None:
     assert min(errors, key=lambda arm: errors[arm]["advantage"]) == "var"
     again = run_arm({**SMALL, "method": "var"}, 0, tmp_path)
     assert again == errors["var"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"methd": "pi"}, "methd: .*did you mean 'method'"),
+        ({"method": "pi", "width": 12}, "width: .*10 at most"),
+        ({"method": "pi", "actions": 1}, "actions: "),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(
+    keys: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=f"study byol-linear: {said}"):
+        run_arm(keys, 0, tmp_path)

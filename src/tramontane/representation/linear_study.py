@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tramontane.config import Section
+from tramontane.config import Section, key_error, parse
 from tramontane.representation.dynamics import Family, draw_dynamics, draw_start, orthonormal
 from tramontane.representation.linear import (
     METHODS,
@@ -48,12 +48,23 @@ class LinearSettings(Section):
     """Length of the flow; `limits` scales it for each draw."""
     states: int = Field(10, ge=2)
     """Number of states."""
-    actions: int = Field(4, ge=1)
-    """Number of actions."""
+    actions: int = Field(4, ge=2)
+    """Number of actions. With one, BYOL-Π and BYOL-AC are the same and BYOL-VAR's objective is 0."""
     width: int = Field(4, ge=1)
     """Columns of Φ."""
     discount: float = Field(0.0, ge=0, lt=1)
     """γ of the value functions; 0: of one step."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> LinearSettings:
+        if self.width > self.states:
+            raise key_error(
+                f"{self.width} columns of Φ are more than its {self.states} rows: width may be "
+                f"{self.states} at most",
+                "width",
+                "states",
+            )
+        return self
 
 
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -68,8 +79,11 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         eigenvectors: `shared_span`, share of draws that end at a span of eigenvectors;
         `shared_named`, share that end at the method's eigenspace; `shared_named_one_start`; and
         `shared_bound`, mean of the objective divided by its maximum.
+
+    Raises:
+        InputError: invalid keys.
     """
-    settings = LinearSettings(**keys)
+    settings = parse(LinearSettings, keys, "study byol-linear")
     dynamics = _draw(settings, settings.family, seed)
     every = {m: _ends(m, dynamics, settings, settings.starts, seed) for m in METHODS}
     best = {m: best_start(m, dynamics, ends) for m, ends in every.items()}
