@@ -218,6 +218,22 @@ def test_curves_grow_while_the_run_trains(tab: Any, tmp_path: Path) -> None:
         tab.wait_for_selector(".chip >> text=finished")
 
 
+def test_a_damaged_run_is_named_and_the_others_are_shown(tab: Any, tmp_path: Path) -> None:
+    damaged, whole = (make_run(tmp_path / name, name=name) for name in ("damaged", "whole"))
+    for name in ("metrics.jsonl", "evaluations.jsonl", "timeline.jsonl"):
+        file = damaged.path / name
+        file.write_text("garbage\n" + file.read_text())
+    with served(damaged.path, whole.path) as page:
+        tab.goto(page.address)
+        tab.wait_for_selector(CURVE)
+        assert tab.locator(CURVE).count() == 2
+        metrics, evaluations = tab.locator(".error").all_inner_texts()
+        assert str(damaged.path / "metrics.jsonl") in metrics
+        assert str(damaged.path / "evaluations.jsonl") in evaluations
+        tab.goto(f"{page.address}#timeline")
+        tab.wait_for_selector(".error >> text=timeline.jsonl:1")
+
+
 def test_colours_follow_the_choice(tab: Any, address: str) -> None:
     tab.goto(f"{address}#audit")
     tab.wait_for_selector("main > *")

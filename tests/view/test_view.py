@@ -3,11 +3,12 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import urlencode, urlparse
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -87,17 +88,49 @@ def test_metrics_continue_where_they_ended(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", updates=2)
     with served(folder.path) as page:
         first = page.get("metrics", run=0)
-        assert [row["update"] for row in first["rows"]] == [1, 2] and first["reset"]
+        assert [row["update"] for row in first["rows"]] == [1, 2]
         with folder.metrics_file.open("a") as file:
             file.write('{"update": 3, "rew')  # being written
-        place = {"offset": first["offset"], "inode": first["inode"]}
+        place = {"offset": first["offset"], "mark": first["mark"]}
         assert page.get("metrics", run=0, **place)["rows"] == []
         with folder.metrics_file.open("a") as file:
             file.write('ard": NaN}\n')
-        assert page.get("metrics", run=0, **place)["rows"] == [{"update": 3, "reward": None}]
+        third = page.get("metrics", run=0, **place)
+        assert third["rows"] == [{"update": 3, "reward": None}] and not third["reset"]
+        place = {"offset": third["offset"], "mark": third["mark"]}
+        assert page.get("metrics", run=0, **place)["rows"] == []
         folder.rewind(1)
         again = page.get("metrics", run=0, **place)
         assert again["reset"] and [row["update"] for row in again["rows"]] == [1]
+
+
+def test_metrics_of_another_session_begin_anew_in_a_longer_file_of_the_same_inode(
+    tmp_path: Path,
+) -> None:
+    folder = make_run(tmp_path / "run", updates=2)
+    with served(folder.path) as page:
+        first = page.get("metrics", run=0)
+        place = {"offset": first["offset"], "mark": first["mark"]}
+        rows = [row | {"wall_seconds": row["wall_seconds"] + 0.25} for row in first["rows"]]
+        rows += [rows[-1] | {"update": update} for update in (3, 4)]
+        folder.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        again = page.get("metrics", run=0, **place)
+        assert again["reset"] and again["rows"] == rows
+
+
+def test_a_broken_line_of_metrics_is_left_out_and_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=3)
+    lines = folder.metrics_file.read_bytes().splitlines(keepends=True)
+    lines[1:2] = [b"\x00\xff garbage\n", b"[1]\n", b'{"reward": 1}\n']
+    folder.metrics_file.write_bytes(b"".join(lines))
+    with served(folder.path) as page:
+        found = page.get("metrics", run=0)
+        assert [row["update"] for row in found["rows"]] == [1, 3]
+        assert len(found["damaged"]) == 3
+        assert f"metrics.jsonl: the line at byte {len(lines[0])} " in found["damaged"][0]
+        place = {"offset": found["offset"], "mark": found["mark"]}
+        again = page.get("metrics", run=0, **place)
+        assert again["rows"] == again["damaged"] == [] and not again["reset"]
 
 
 def found(page: Page, **query: Any) -> list[tuple[int, int]]:
@@ -124,6 +157,8 @@ def test_searches_find_what_fulfils_all_conditions(page: Page) -> None:
         ({"trained": "no diversity"}, lambda g, i: g % 3 == 2),
         ({"trained": "trained"}, lambda g, i: g % 3 < 2),
         ({"version": 4}, lambda g, i: g >= 12),
+        ({"version": "3.."}, lambda g, i: g >= 9),
+        ({"version": 10**20}, lambda g, i: False),
         ({"text": "ADDS 3", "language": "en"}, lambda g, i: g % 2 == 0 and i == 3),
         ({"problem": "what is 7 +"}, lambda g, i: g == 7),
         ({"problem": "problem-3", "text": "adds 2"}, lambda g, i: g % 7 == 3 and i == 2),
@@ -149,6 +184,11 @@ def test_results_come_in_order_and_in_pages(page: Page) -> None:
 def test_a_range_that_is_none_is_explained(page: Page) -> None:
     status, _, content = page.answer(f"{page.address}api/rollouts?run=0&reward=high")
     assert status == 422 and b"low..high" in content
+
+
+@pytest.mark.parametrize("among", ["", ",", "²", "0,x", "1" * 5000])
+def test_a_comparison_of_no_runs_is_refused(page: Page, among: str) -> None:
+    assert page.answer(f"{page.address}api/problems?{urlencode({'among': among})}")[0] == 422
 
 
 def test_a_text_search_continues_until_it_is_done(runs: list[Path]) -> None:
@@ -280,6 +320,87 @@ def test_a_damaged_file_is_named_and_the_others_open(tmp_path: Path) -> None:
     with served(folder.path) as page:
         facets = page.get("facets", run=0)
         assert facets["total"] == 2 * GROUPS * SIZE and [*facets["damaged"]] == [file.name]
+
+
+def damage_parquet(run: Path) -> str:
+    file = run / "rollouts/update_000001.parquet"
+    for column in ("text", "problem"):
+        spoil(file, column)
+    return file.name
+
+
+def without_spans(run: Path) -> str:
+    file = run / "rollouts/update_000001.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["version_spans"]), file)
+    return file.name
+
+
+def rewards_in_words(run: Path) -> str:
+    file = run / "rollouts/update_000001.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index("reward")
+    pq.write_table(table.set_column(place, "reward", pa.array(["x"] * len(table))), file)
+    return file.name
+
+
+def append(name: str, row: dict[str, Any]) -> Callable[[Path], str]:
+    def change(run: Path) -> str:
+        with (run / name).open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return name
+
+    return change
+
+
+def change_config(run: Path) -> str:
+    (run / "config.yaml").write_text("trainer: {objective: magistral}\npipeline: [1]\n")
+    return "config.yaml"
+
+
+ROLLOUT, GROUPS_OF_1 = "rollout?run=0&update=1&row=0", "groups?run=0&update=1"
+COMPARED = ["problems?among=0,1", "answers?run=0&problem_id=x"]
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (damage_parquet, [ROLLOUT, GROUPS_OF_1, "answers?run=0&problem_id=problem-0"]),
+        (without_spans, [ROLLOUT, GROUPS_OF_1]),
+        (rewards_in_words, [ROLLOUT, GROUPS_OF_1]),
+        (append("timeline.jsonl", {"worker": "trainer"}), ["timeline?run=0"]),
+        (append("workers.jsonl", {"process": 1}), ["timeline?run=0"]),
+        (append("evaluation_after.jsonl", {"verdict": "right"}), COMPARED),
+        (append("audit.jsonl", {"file": "rollouts/update_x.parquet", "line": 1}), ["audit?run=0"]),
+        (change_config, []),
+    ],
+)
+def test_a_damaged_file_is_named_where_it_is_needed_and_nothing_else_fails(
+    tmp_path: Path, change: Callable[[Path], str], refused: list[str]
+) -> None:
+    paths = [make_run(tmp_path / name, name=name).path for name in ("one", "two")]
+    name = change(paths[0])
+    other = "rollout?run=0&update=2&row=0", "groups?run=0&update=2"
+    asked = ["runs", *other, *COMPARED, *refused, ROLLOUT, GROUPS_OF_1, "problems?among=1"]
+    views = ("metrics", "evaluations", "facets", "rollouts", "audit", "timeline")
+    asked += [f"{view}?run={run}" for view in views for run in (0, 1)] + ["rollouts?run=0&text=x"]
+    with served(*paths) as page:
+        for path in dict.fromkeys(asked):
+            status, _, content = page.answer(f"{page.address}api/{path}")
+            if path in refused:
+                assert status == 422 and name in json.loads(content)["detail"], path
+            else:
+                assert status == 200, (path, content)
+
+
+def test_a_file_that_a_resume_removes_meanwhile_is_named(tmp_path: Path) -> None:
+    from tramontane.view.rollouts import Rollouts
+
+    folder = make_run(tmp_path / "run", updates=1)
+    rollouts = Rollouts(folder.rollouts)
+    [part] = rollouts.refresh()
+    folder.rewind(0)
+    with pytest.raises(InputError, match=r"update_000001.parquet: damaged or gone"):
+        rollouts.texts(part, 0)
 
 
 def test_a_run_of_an_earlier_version_opens_and_says_what_it_lacks(tmp_path: Path) -> None:

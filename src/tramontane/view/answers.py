@@ -19,7 +19,7 @@ def problems(runs: list[Run], part: str, limit: int) -> Row:
     """Problems that all the runs answered, each with the number of completions and right ones.
 
     Args:
-        runs: the runs to compare.
+        runs: the runs to compare, at least one.
         part: a part of the problem's id; empty for any.
         limit: the most problems to return.
     """
@@ -37,7 +37,7 @@ def problems(runs: list[Run], part: str, limit: int) -> Row:
 
 def _agreement(found: list[tuple[int, int]]) -> float:
     """Problems on which runs differ most come first."""
-    rates = [right / n for n, right in found]
+    rates = [right / max(1, n) for n, right in found]
     return min(rates) - max(rates)
 
 
@@ -52,8 +52,8 @@ def _counts(run: Run) -> dict[str, tuple[int, int]]:
         totals[row["id"]], rights[row["id"]] = row["right_count"], row["right_sum"] or 0
     for rows in run.evaluations.by_name().values():
         for row in rows:
-            totals[str(row["problem_id"])] += 1
-            rights[str(row["problem_id"])] += row.get("verdict") == "right"
+            totals[row["problem_id"]] += 1
+            rights[row["problem_id"]] += row.get("verdict") == "right"
     return {name: (total, rights[name]) for name, total in totals.items()}
 
 
@@ -69,7 +69,7 @@ def answers(run: Run, problem_id: str) -> Row:
         statement, reference = wide["problem"], wide["reference"]
     for name, found in run.evaluations.by_name().items():
         for row in found:
-            if str(row["problem_id"]) != problem_id:
+            if row["problem_id"] != problem_id:
                 continue
             statement, reference = row.get("problem"), row.get("reference")
             kept = ("index", "verdict", "reward", "tokens", "reason", "text", "answer")

@@ -23,7 +23,7 @@ def rollout(run: Run, update: int, row: int) -> Row:
 
     Raises:
         KeyError: no such completion.
-        pa.ArrowException: its file is damaged.
+        InputError: its file is damaged or gone.
     """
     part, narrow = run.rollouts.at(update, row)
     found = run.rollouts.texts(part, row)
@@ -52,11 +52,12 @@ def groups(run: Run, update: int) -> Row:
 
     `centred` is the reward less the mean of the group's rewards, which runs of earlier versions
     have in place of the advantage.
+
+    Raises:
+        InputError: the update's file is damaged or gone.
     """
-    parts = [part for part in run.rollouts.refresh() if part.update == update]
-    if not parts:
+    if (part := run.rollouts.of(update)) is None:
         return {"update": update, "groups": [], "missing": []}
-    part = parts[0]
     rows = part.table.append_column("row", pa.array(np.arange(len(part.table)))).to_pylist()
     by_group: dict[int, list[Row]] = {}
     for row in rows:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.run.folder import read_log
+from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 
@@ -22,9 +23,11 @@ class Evaluations:
         """Rows by the name of the measurement, such as `before` or `update_20`, oldest first."""
         found = {}
         for file in sorted(self.run.glob("evaluation_*.jsonl"), key=_order):
-            modified = file.stat().st_mtime_ns
-            if self._kept.get(file, (0, []))[0] != modified:
-                self._kept[file] = (modified, list(read_log(file)))
+            with reading(file):
+                modified = file.stat().st_mtime_ns
+                if self._kept.get(file, (0, []))[0] != modified:
+                    rows = [row | {"problem_id": str(row["problem_id"])} for row in read_log(file)]
+                    self._kept[file] = (modified, rows)
             found[file.stem.removeprefix("evaluation_")] = self._kept[file][1]
         return found
 

@@ -8,8 +8,9 @@ read for the rows that are shown, or scanned for a search (`view.search`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from tramontane.errors import InputError
 from tramontane.run import rollouts
 from tramontane.run.columns import versions_of
+from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 NARROW = (
@@ -44,11 +47,13 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One file: its path, and the narrow columns of its rows."""
+    """One file: its path, the narrow columns of its rows, and what is wrong with it, if it could
+    not be read; it has no rows then."""
 
     path: Path
     update: int
     table: pa.Table
+    damage: str = ""
 
 
 class Rollouts:
@@ -56,15 +61,19 @@ class Rollouts:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.damaged: dict[str, str] = {}
         self.missing: set[str] = set()  # columns that a file of an earlier version lacks
         self._parts: dict[Key, Part] = {}
         self._table: pa.Table | None = None
         self._lock = threading.Lock()
 
+    @property
+    def damaged(self) -> dict[str, str]:
+        """What is wrong with each damaged file, by its name."""
+        return {part.path.name: part.damage for part in self.refresh() if part.damage}
+
     def refresh(self) -> Sequence[Part]:
         """The parts, in the order of updates, as the folder is now."""
-        with self._lock:
+        with self._lock, reading(self.folder):
             keys = {}
             for path in rollouts.files(self.folder):
                 stat = path.stat()
@@ -88,23 +97,21 @@ class Rollouts:
             return self._table
 
     def _read(self, path: Path) -> Part:
-        update = rollouts.update_of(path)
+        update = 0
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with opened(path) as file:
+                update = rollouts.update_of(path)
                 present = file.schema_arrow.names
                 wanted = [name for name in NARROW if name in present]
                 table = file.read([*wanted, "version_spans"], use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            self.damaged[path.name] = str(error)
-            return Part(path, update, _empty())
-        self.missing |= {*NARROW} - {*present}
-        if "log_ratios" not in present:
-            self.missing.add("log_ratios")
-        spans = _from_spans(table["version_spans"].combine_chunks())
-        columns = {name: table[name].cast(_TYPES[name]) for name in wanted}
-        absent = [name for name in NARROW if name not in wanted]
+                columns = {name: table[name].cast(_TYPES[name]) for name in wanted}
+                columns |= _from_spans(table["version_spans"].combine_chunks())
+        except InputError as error:
+            return Part(path, update, _empty(), str(error))
+        absent = {*NARROW} - {*present}
+        self.missing |= absent | ({"log_ratios"} - {*present})
         columns |= {name: pa.nulls(len(table), _TYPES[name]) for name in absent}
-        return Part(path, update, pa.table(columns | spans).select(_schema().names))
+        return Part(path, update, pa.table(columns).select(_schema().names))
 
     def wide(self, part: Part, row: int, columns: Sequence[str]) -> Row:
         """Columns of one row; those that the file lacks are None."""
@@ -114,9 +121,9 @@ class Rollouts:
         """Columns of some rows; only the pages that hold them are read.
 
         Raises:
-            pa.ArrowException: the file is damaged.
+            InputError: the file is damaged or gone.
         """
-        with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+        with opened(part.path) as file:
             present = [name for name in columns if name in file.schema_arrow.names]
             sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
             ends = np.cumsum([0, *sizes])
@@ -133,12 +140,24 @@ class Rollouts:
         """A row by the number of its update and its place in the file.
 
         Raises:
+            InputError: the file is damaged.
             KeyError: no such row.
         """
-        for part in self.refresh():
-            if part.update == update and 0 <= row < len(part.table):
-                return part, part.table.slice(row, 1).to_pylist()[0]
-        raise KeyError((update, row))
+        part = self.of(update)
+        if part is None or not 0 <= row < len(part.table):
+            raise KeyError((update, row))
+        return part, part.table.slice(row, 1).to_pylist()[0]
+
+    def of(self, update: int) -> Part | None:
+        """The part of an update, if it is there.
+
+        Raises:
+            InputError: it is damaged.
+        """
+        part = next((part for part in self.refresh() if part.update == update), None)
+        if part and part.damage:
+            raise InputError(part.damage)
+        return part
 
     def texts(self, part: Part, row: int) -> Row:
         """The wide columns of one row, with `versions` in place of `version_spans`."""
@@ -148,6 +167,17 @@ class Rollouts:
         ]  # fmt: skip
         found = self.wide(part, row, names)
         return found | {"versions": versions_of(found.pop("version_spans") or [])}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """A file of rollouts, whose checksums are verified.
+
+    Raises:
+        InputError: it is damaged or gone, or this block finds it to be.
+    """
+    with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
+        yield file
 
 
 def _schema() -> pa.Schema:

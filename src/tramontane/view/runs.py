@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from tramontane.audit.findings import KINDS
 from tramontane.errors import InputError
 from tramontane.run.folder import read_log
 from tramontane.view.evaluations import Evaluations
+from tramontane.view.reading import reading
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.tokens import Tokens
 
 Row = dict[str, Any]
+MARKED = 1024  # bytes, more than a line's update and time
 
 
 class Run:
@@ -49,8 +52,7 @@ class Run:
     def describe(self) -> Row:
         """Content of the page's header and menus."""
         config = self.config
-        pipeline = config.get("pipeline") or {}
-        objective = ((config.get("trainer") or {}).get("objective") or {}).get("name", "magistral")
+        pipeline = _section(config, "pipeline")
         return {
             "run": self.number,
             "name": str(config.get("name", self.path.name)),
@@ -59,33 +61,36 @@ class Run:
             "updates": pipeline.get("updates"),
             "group_size": pipeline.get("group_size"),
             "n_batch": pipeline.get("n_batch"),
-            "objective": objective,
-            "tags": (config.get("verifier") or {}).get("thinking_tags"),
+            "objective": _section(config, "trainer", "objective").get("name", "magistral"),
+            "tags": _section(config, "verifier").get("thinking_tags"),
             "finished": (self.path / "summary.json").is_file(),
         }
 
-    def metrics(self, offset: int, inode: int) -> Row:
-        """The lines of `metrics.jsonl` from a byte on; `offset` and `inode` are for the next call.
+    def metrics(self, offset: int, mark: int) -> Row:
+        """The lines of `metrics.jsonl` from a byte on; `offset` and `mark` are for the next call.
 
-        A resumed run rewrites the file: `inode` differs then, and the lines begin anew.
+        `mark` is a checksum of the bytes before `offset`: a resumed run rewrites the file, and the
+        lines begin anew. A line that is no update's is left out, and named in `damaged`.
         """
         file = self.path / "metrics.jsonl"
         if not file.is_file():
-            return {"rows": [], "offset": 0, "inode": 0, "reset": bool(inode)}
-        with file.open("rb") as handle:
-            found = file.stat()
-            reset = found.st_ino != inode or found.st_size < offset
-            handle.seek(0 if reset else offset)
+            return {"rows": [], "offset": 0, "mark": 0, "reset": offset > 0, "damaged": []}
+        with reading(file), file.open("rb") as handle:
+            handle.seek(max(0, offset - MARKED))
+            before = handle.read(min(offset, MARKED))
+            if reset := zlib.crc32(before) != mark:
+                offset, before = handle.seek(0), b""
             text = handle.read()
         whole = text[: text.rfind(b"\n") + 1]  # a line may be under way
-        rows = [json.loads(line) for line in whole.splitlines()]
-        start = 0 if reset else offset
-        return {
-            "rows": rows,
-            "offset": start + len(whole),
-            "inode": found.st_ino,
-            "reset": reset,
-        }
+        rows, damaged = [], []
+        for line in whole.splitlines(keepends=True):
+            if (row := _update(line)) is not None:
+                rows.append(row)
+            else:
+                damaged.append(f"{file}: the line at byte {offset} is no update's, and is left out")
+            offset += len(line)
+        mark = zlib.crc32((before + whole)[-MARKED:])
+        return {"rows": rows, "offset": offset, "mark": mark, "reset": reset, "damaged": damaged}
 
     def measured(self) -> list[Row]:
         """The figures of `evaluations.jsonl`, without slices."""
@@ -96,7 +101,8 @@ class Run:
     def findings(self) -> Row:
         """The findings of `tramontane audit`, those in rollouts with the place of their row."""
         file = self.path / "audit.jsonl"
-        rows = [_located(row) for row in read_log(file)]
+        with reading(file):
+            rows = [_located(row) for row in read_log(file)]
         counts = Counter(str(row.get("kind")) for row in rows)
         return {
             "audited": file.is_file(),
@@ -107,6 +113,23 @@ class Run:
             ],
             "rows": rows,
         }
+
+
+def _section(config: Row, *keys: str) -> Row:
+    """A section of a config; empty if it has none there, as in configs of other versions."""
+    for key in keys:
+        inner = config.get(key)
+        config = inner if isinstance(inner, dict) else {}
+    return config
+
+
+def _update(line: bytes) -> Row | None:
+    """An update's metrics; None if a line is something else."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("update"), int) else None
 
 
 def _located(row: Row) -> Row:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tramontane.view.rollouts import THREADS, Part, Rollouts
+from tramontane.errors import InputError
+from tramontane.view.rollouts import THREADS, Part, Rollouts, opened
 
 Row = dict[str, Any]
 SECONDS = 0.5  # for one answer
@@ -39,8 +39,9 @@ class Query:
         reason: part of the verdict's reason.
         verdict, language, domain, finish_reason: equal to the column; several, separated by commas.
         trained: `trained`, or a kind of filtered group, or `filtered` for any of them.
-        version: a weights version that sampled at least one token, or lies between such versions.
-        update, reward, tokens: `low..high`, either end may be left out; or one number.
+        version: of weights that sampled at least one token, or that lie between such versions.
+        update, reward, tokens: of the completion; these and `version` are `low..high`, either end
+            may be left out, or one number.
     """
 
     text: str = ""
@@ -51,7 +52,7 @@ class Query:
     domain: str = ""
     finish_reason: str = ""
     trained: str = ""
-    version: int | None = None
+    version: str = ""
     update: str = ""
     reward: str = ""
     tokens: str = ""
@@ -61,12 +62,15 @@ def parse_range(text: str) -> tuple[float | None, float | None]:
     """Ends of `low..high`, `low..`, `..high` or a single number.
 
     Raises:
-        ValueError: not of this form.
+        InputError: not of this form.
     """
     low, dots, high = text.partition("..")
-    if not dots:
-        return float(low), float(low)
-    return (float(low) if low.strip() else None), (float(high) if high.strip() else None)
+    try:
+        if not dots:
+            return float(low), float(low)
+        return (float(low) if low.strip() else None), (float(high) if high.strip() else None)
+    except ValueError:
+        raise InputError(f"{text!r} is not a number or a range low..high") from None
 
 
 class Search:
@@ -109,9 +113,9 @@ class Search:
         """Those of the rows of one file whose texts match."""
         columns = ["text"] * bool(self.query.text) + ["problem"] * bool(self.query.problem)
         try:
-            with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
+            with opened(part.path) as file:
                 read = file.read(columns, use_threads=False)
-        except (pa.ArrowException, OSError):
+        except InputError:
             self.unreadable.add(part.path.name)
             return np.array([], np.int64)
         places = np.asarray(self.table["row"])[rows]
@@ -135,7 +139,7 @@ class Search:
             places = [row["row"] for row in members]
             try:
                 wide = self.rollouts.wide_rows(part, places, ["problem", "text"])
-            except (pa.ArrowException, OSError):
+            except InputError:
                 self.unreadable.add(part.path.name)
                 wide = [{"problem": None, "text": None}] * len(places)
             for row, texts in zip(members, wide, strict=True):
@@ -175,7 +179,7 @@ class Searches:
         """The search for this query, over the files that are there now.
 
         Raises:
-            ValueError: a range that is none.
+            InputError: a range that is none.
         """
         with self._lock:
             key = (query, id(self.rollouts.table()))
@@ -213,16 +217,14 @@ def _conditions(table: pa.Table, query: Query) -> Iterator[Any]:
             else pc.is_valid(filtered) if query.trained == "filtered"
             else pc.equal(filtered, query.trained)
         )  # fmt: skip
-    if query.version is not None:
-        yield pc.less_equal(table["oldest"], query.version)
-        yield pc.greater_equal(table["newest"], query.version)
-    for name in ("update", "reward", "tokens"):
+    ranges = {name: (name, name) for name in ("update", "reward", "tokens")}
+    for name, (least, greatest) in (ranges | {"version": ("oldest", "newest")}).items():
         if text := getattr(query, name):
             low, high = parse_range(text)
             if low is not None:
-                yield pc.greater_equal(table[name], low)
+                yield pc.greater_equal(table[greatest], low)
             if high is not None:
-                yield pc.less_equal(table[name], high)
+                yield pc.less_equal(table[least], high)
 
 
 def _snippet(text: str, pattern: str) -> str:

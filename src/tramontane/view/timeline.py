@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.run.folder import read_log
+from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 LONGEST = 20_000  # activities that a page gets; the newest
@@ -31,18 +32,21 @@ def timeline(run: Path) -> Row:
     activities = list(read_log(file))
     if not file.is_file():
         missing.append("steps and waits of the workers (this run has no timeline.jsonl)")
-    for row in activities[-LONGEST:]:
-        entry = {key: row[key] for key in ("activity", "began", "seconds")}
-        lane(row["worker"])["activities"].append(entry)
-    for row in read_log(run / "workers.jsonl"):
-        found = lane(row["worker"])
-        if "process" in row:
-            found["starts"].append(row["time"])
-        if "version" in row:
-            found["versions"].append({"time": row["time"], "version": row["version"]})
-        if "lost" in row:
-            found["losses"].append({"time": row["time"], "reason": row["lost"]})
-    events = _events(run / "events.log")
+    with reading(file):
+        for row in activities[-LONGEST:]:
+            entry = {key: row[key] for key in ("activity", "began", "seconds")}
+            lane(str(row["worker"]))["activities"].append(entry)
+    with reading(file := run / "workers.jsonl"):
+        for row in read_log(file):
+            found = lane(str(row["worker"]))
+            if "process" in row:
+                found["starts"].append(row["time"])
+            if "version" in row:
+                found["versions"].append({"time": row["time"], "version": row["version"]})
+            if "lost" in row:
+                found["losses"].append({"time": row["time"], "reason": row["lost"]})
+    with reading(file := run / "events.log"):
+        events = _events(file)
     shown = sorted(lanes.values(), key=lambda found: (_place(found["worker"]), found["worker"]))
     return {
         "lanes": shown,

@@ -1,5 +1,8 @@
 // Requests to this page's own address, below its token.
 
+// A file of a run is damaged; the message names it.
+export class Damaged extends Error {}
+
 export async function get(path, params = {}, signal = undefined) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
@@ -9,21 +12,35 @@ export async function get(path, params = {}, signal = undefined) {
   if (!answer.ok) {
     let detail = answer.statusText;
     try { detail = (await answer.json()).detail; } catch { /* not JSON: the status says it */ }
-    throw new Error(typeof detail === "string" ? detail : JSON.stringify(detail));
+    const message = typeof detail === "string" ? detail : JSON.stringify(detail);
+    throw answer.status === 422 ? new Damaged(message) : new Error(message);
   }
   return answer.json();
 }
 
-// Metrics of all runs, kept and extended by what was written since the last call.
+// Metrics and evaluations of all runs, kept and extended by what was written since the last call.
 const tails = new Map();
 
-export async function metrics(run) {
-  const tail = tails.get(run) || { rows: new Map(), offset: 0, inode: 0, finished: false };
-  const found = await get("metrics", { run, offset: tail.offset, inode: tail.inode });
-  if (found.reset) tail.rows.clear();
-  for (const row of found.rows) tail.rows.set(row.update, row); // a later line replaces an earlier
-  tail.changed = found.reset || found.rows.length > 0 || found.finished !== tail.finished;
-  Object.assign(tail, { offset: found.offset, inode: found.inode, finished: found.finished });
+// A run whose files are damaged has the reasons in `damaged`, and leaves the others alone.
+export async function measured(run) {
+  const tail = tails.get(run) || { rows: new Map(), evaluations: [], offset: 0, mark: 0, finished: false, skipped: [], damaged: [] };
   tails.set(run, tail);
+  const before = [tail.finished, tail.evaluations.length, ...tail.damaged].join();
+  let damaged = [];
+  tail.changed = false;
+  try {
+    const found = await get("metrics", { run, offset: tail.offset, mark: tail.mark });
+    if (found.reset) { tail.rows.clear(); tail.skipped = []; }
+    for (const row of found.rows) tail.rows.set(row.update, row); // a later line replaces an earlier
+    tail.skipped.push(...found.damaged);
+    tail.changed = found.reset || found.rows.length > 0;
+    Object.assign(tail, { offset: found.offset, mark: found.mark, finished: found.finished });
+    tail.evaluations = await get("evaluations", { run });
+  } catch (error) {
+    if (!(error instanceof Damaged)) throw error;
+    damaged = [error.message];
+  }
+  tail.damaged = [...tail.skipped, ...damaged];
+  tail.changed ||= before !== [tail.finished, tail.evaluations.length, ...tail.damaged].join();
   return tail;
 }

@@ -1,7 +1,7 @@
 // Curves of several runs over each other, live while they train.
 
 import { h, replace, clock } from "./dom.js";
-import { get, metrics } from "./api.js";
+import { get, measured } from "./api.js";
 import { Chart } from "./chart.js";
 
 export const SHORTCUTS = [["x", "over updates, or over time"], ["+ −", "smooth more, smooth less"],
@@ -23,11 +23,11 @@ export async function show(main, values, thePage) {
   page = thePage;
   state = { x: values.x === "time" ? "time" : "update", smooth: +(values.smooth || 0) };
   specs = specs || await get("charts");
-  const found = await Promise.all(page.runs.map((run) => metrics(run.run)));
-  state.evaluations = await Promise.all(page.runs.map((run) => get("evaluations", { run: run.run })));
+  const found = await Promise.all(page.runs.map((run) => measured(run.run)));
   page.runs.forEach((run, i) => Object.assign(run, { tail: found[i] }));
   state.body = h("div", { class: "sections" });
   state.chips = h("ul", { class: "chips", "aria-label": "Runs" });
+  state.damaged = h("div", {});
   state.note = h("b", {});
   state.slider = h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth, oninput: (e) => set({ smooth: +e.target.value }) });
   state.axis = h("select", { onchange: (e) => set({ x: e.target.value }) },
@@ -36,7 +36,7 @@ export async function show(main, values, thePage) {
   replace(main, h("div", { class: "bar" }, state.chips,
     h("div", { class: "controls" },
       h("label", { class: "field" }, h("span", {}, "Over"), state.axis),
-      h("label", { class: "field" }, h("span", {}, "Smoothing ", state.note), state.slider))), state.body);
+      h("label", { class: "field" }, h("span", {}, "Smoothing ", state.note), state.slider))), state.damaged, state.body);
   build();
   poll();
 }
@@ -62,6 +62,7 @@ const shown = () => page.runs.filter((run) => !hidden.has(run.run));
 const rowsOf = (run) => [...run.tail.rows.values()].sort((a, b) => a.update - b.update);
 
 function chips() {
+  replace(state.damaged, page.runs.flatMap((run) => run.tail.damaged).map((reason) => h("p", { class: "error" }, reason)));
   replace(state.chips, page.runs.map((run) => {
     const rows = run.tail.rows.size;
     const last = rows ? Math.max(...run.tail.rows.keys()) : 0;
@@ -117,7 +118,7 @@ function make(spec, present, runs) {
 }
 
 function evaluationCharts(runs) {
-  const sets = new Set(runs.flatMap((run) => state.evaluations[run.run].filter((e) => e.pass_at_1).map((e) => e.set || "held_out")));
+  const sets = new Set(runs.flatMap((run) => run.tail.evaluations.filter((e) => e.pass_at_1).map((e) => e.set || "held_out")));
   return [...sets].map((set) => ({
     chart: new Chart({ title: set === "held_out" ? "pass@1, held-out" : `pass@1, ${set}`, unit: "with 95 % intervals", percent: true, legend: true }), set,
   }));
@@ -144,7 +145,7 @@ function refresh() {
 function marks(run, set, time, rows) {
   const seconds = new Map(rows.map((row) => [row.update, row.wall_seconds / 60]));
   const last = rows.length ? rows[rows.length - 1].update : 0;
-  const found = state.evaluations[run.run].filter((e) => (e.set || "held_out") === set && e.pass_at_1).map((e) => {
+  const found = run.tail.evaluations.filter((e) => (e.set || "held_out") === set && e.pass_at_1).map((e) => {
     const update = e.version ?? (e.when === "after" ? last : 0);
     return [time ? seconds.get(update) ?? 0 : update, e.pass_at_1.value, e.pass_at_1.low, e.pass_at_1.high];
   });
@@ -155,10 +156,9 @@ async function poll() {
   timer = setTimeout(async () => {
     try {
       const live = page.runs.filter((run) => !run.tail.finished);
-      const tails = await Promise.all(live.map((run) => metrics(run.run)));
+      const tails = await Promise.all(live.map((run) => measured(run.run)));
       if (timer === null) return;
       if (tails.some((tail) => tail.changed)) {
-        for (const run of live) state.evaluations[run.run] = await get("evaluations", { run: run.run });
         const keys = new Set(shown().flatMap((run) => [...run.tail.rows.values()].flatMap((row) => Object.keys(row).filter((k) => typeof row[k] === "number"))));
         if (!charts.length || keys.size !== state.keys) build(); else { chips(); refresh(); }
       }

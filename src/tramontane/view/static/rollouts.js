@@ -23,9 +23,9 @@ export async function show(theMain, theValues, thePage) {
   status = h("p", { class: "count", role: "status" });
   pager = h("div", { class: "pager" });
   form = filters(facets);
-  const damaged = Object.keys(facets.damaged);
+  const damaged = Object.values(facets.damaged);
   replace(main, form, notice(facets.missing.filter((name) => name === "advantage" || name === "log_ratios")),
-    damaged.length ? h("p", { class: "error" }, `Damaged, and left out: ${damaged.join(", ")}`) : null,
+    damaged.map((reason) => h("p", { class: "error" }, `Left out: ${reason}`)),
     facets.total ? [status, h("div", { class: "scroll" }, h("table", { class: "rows" }, head(), list)), pager]
       : h("p", { class: "empty" }, "This run has recorded no rollouts yet, or was told to record none (rollouts: none)."));
   if (facets.total) await run();
