@@ -11,10 +11,12 @@ import torch
 
 from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.representation.language import SelfPredictiveSFT, state_latents
-from tramontane.representation.language_study import LanguageSettings, run_arm
+from tramontane.representation.language_study import LanguageSettings, run_arm, split_by_prompt
 from tramontane.representation.losses import SelfPredictionConfig
+from tramontane.representation.probes import held_out_r2, residual
 from tramontane.representation.solutions import Solution, slipped, solutions
 from tramontane.studies.study import load_study
 from tramontane.trainer import Trainer
@@ -55,6 +57,37 @@ def test_the_values_are_those_of_the_behaviour_policy() -> None:
         assert right[0] and list(right) == sorted(right, reverse=True)
         assert right[-1] == (steps == chain)
         assert all(first[3] == second[0] for first, second in pairwise(steps))
+
+
+def test_a_prompt_is_fitted_or_held_out(encoder: PromptEncoder) -> None:
+    stream = solutions(encoder, "test", 0, levels=(1, 1), p=0.75)
+    unseen = [*islice(stream, 400)]
+    fitted = split_by_prompt(unseen, 0)
+    sides = [{tuple(s.prompt_ids) for s, f in zip(unseen, fitted, strict=True) if f == side}
+             for side in (True, False)]  # fmt: skip
+    assert len(sides[0] | sides[1]) < len(unseen)  # some prompts came twice
+    assert not sides[0] & sides[1]
+    assert 0.6 < fitted.mean() < 0.8
+
+
+def test_counting_steps_explains_nothing_and_knowing_what_is_right_does() -> None:
+    rng = np.random.default_rng(0)
+    counted, right, value, cells = [], [], [], []
+    for _ in range(1000):
+        steps = int(rng.integers(1, 4))
+        flags = np.cumprod([1, *(rng.random(steps) < 0.75)])
+        for t, flag in enumerate(flags):
+            counted.append(np.eye(5)[[steps - t, steps]].ravel())
+            right.append([float(flag), rng.standard_normal()])
+            value.append([0.75 ** (steps - t) * flag])
+            cells.append([t, steps])
+    y, known = np.array(value), np.arange(len(value)) < 0.7 * len(value)
+    labels = np.array(cells)
+    rest = residual(y, labels, known)
+    counts = np.array(counted)
+    assert held_out_r2(counts, y, known) > 0.04
+    assert abs(held_out_r2(residual(counts, labels, known), rest, known)) < 0.005
+    assert held_out_r2(residual(np.array(right), labels, known), rest, known) > 0.9
 
 
 def test_the_hook_sees_the_latents_of_the_states(encoder: PromptEncoder) -> None:
@@ -115,3 +148,8 @@ def test_an_arm_returns_every_measure_of_the_study(tmp_path: Path) -> None:
     (line,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
     assert {study.over, *study.plots} <= line.keys() | {"error_pi", "error_ac"}
     assert 0 < line["nll"] < 3
+
+
+def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="study byol-language: auxiliary.methd: .*'method'"):
+        run_arm({"auxiliary": {"methd": "pi"}}, 0, tmp_path)

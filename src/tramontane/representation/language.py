@@ -89,7 +89,7 @@ class SelfPredictiveSFT:
         for first in firsts.tolist():
             solution = self.solutions[int(tokens.rewards[first])]
             states = self.hidden[first + torch.tensor(solution.starts)]
-            rows.append(self._windows(states, self.action_vectors(solution)))
+            rows.append(self._windows(states, action_vectors(self.embeddings, solution)))
         return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
     def _windows(self, states: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -100,13 +100,13 @@ class SelfPredictiveSFT:
         inside = ahead.clamp(max=n - 1)
         return states[:-1], actions[inside], states[inside + 1], valid
 
-    def action_vectors(self, solution: Solution) -> torch.Tensor:
-        """Mean input embedding of each step's tokens, without gradient: [n, width]."""
-        ids = torch.tensor(solution.token_ids)
-        with torch.no_grad():
-            embedded = self.embeddings(ids)
-        bounds = zip(solution.starts[:-1], solution.starts[1:], strict=True)
-        return torch.stack([embedded[begin:end].mean(0) for begin, end in bounds])
+
+def action_vectors(embeddings: torch.nn.Module, solution: Solution) -> torch.Tensor:
+    """Mean input embedding of each step's tokens, without gradient: [n, width]."""
+    with torch.no_grad():
+        embedded = embeddings(torch.tensor(solution.token_ids))
+    bounds = zip(solution.starts[:-1], solution.starts[1:], strict=True)
+    return torch.stack([embedded[begin:end].mean(0) for begin, end in bounds])
 
 
 def _sequence(solution: Solution, number: int) -> TrainSequence:

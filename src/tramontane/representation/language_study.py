@@ -2,6 +2,8 @@
 
 An arm fine-tunes the LM on worked solutions with slips, with one of the auxiliary losses or none.
 Linear probes of the frozen hidden states then fit value, Q and advantage of partial solutions.
+The number of steps that are left tells much of V, and any model can count them: probes fit what is
+left of the functions, and of the hidden states, when the number of steps is known.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tramontane.config import ObjectiveConfig, Section, TrainerConfig
+from tramontane.config import ObjectiveConfig, Section, TrainerConfig, parse
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.representation.language import SelfPredictiveSFT, state_latents
+from tramontane.representation.language import (
+    SelfPredictiveSFT,
+    action_vectors,
+    state_latents,
+)
 from tramontane.representation.losses import SelfPredictionConfig
-from tramontane.representation.probes import TRAINING_SHARE, held_out_r2
+from tramontane.representation.probes import TRAINING_SHARE, held_out_r2, products, residual
 from tramontane.representation.solutions import Solution, solutions, take_tokens
 from tramontane.trainer import Trainer
 
@@ -51,11 +57,14 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Fine-tune, probe, and write losses to `metrics.jsonl`.
 
     Returns:
-        `value`, `q`, `advantage`: R² of linear probes on partial solutions of problems that neither
-        training nor the probe's fit has seen. `value_before` and so on: the same before training.
-        `loss`: mean negative log-likelihood of a training token, over the last tenth of the steps.
+        `value`, `q`, `advantage`: R² of `probe_solutions` on prompts that neither training nor the
+        probe's fit has seen. `value_before` and so on: the same before training. `loss`: mean
+        negative log-likelihood of a training token, over the last tenth of the steps.
+
+    Raises:
+        InputError: invalid keys.
     """
-    settings = LanguageSettings(**keys)
+    settings = parse(LanguageSettings, keys, "study byol-language")
     torch.manual_seed(seed)
     encoder = PromptEncoder(load_tokenizer(settings.model))
     model = load_model(settings.model)
@@ -100,19 +109,43 @@ def _fine_tune(
 
 
 def probe_solutions(model: Any, unseen: list[Solution], p: float, seed: int) -> dict[str, float]:
-    """R² of `value` from the latent of a state, and of `q` and `advantage` from the latents of a
-    state and of the state after an action. Solutions are fitted or held out as a whole."""
+    """R² of linear probes of V, Q and advantage, beyond what the number of steps tells.
+
+    V is fitted from the latent of a state. Q and the advantage are fitted from the latent of a
+    state, the vector of the action and products of both, without the state after the action: to
+    know whether a step is right is to compare it with what the state asks for. Solutions of a
+    prompt are fitted or held out together.
+
+    Returns:
+        Shares of the variance of each function among states with as many steps behind and ahead.
+    """
     latents = [z.double().numpy() for z in state_latents(model, unseen)]
+    embeddings = model.get_input_embeddings()
+    actions = np.concatenate([action_vectors(embeddings, s).double().numpy() for s in unseen])
     values = [solution.values(p) for solution in unseen]
-    chosen = np.random.default_rng(seed).random(len(unseen)) < TRAINING_SHARE
-    states = np.concatenate(latents)
-    state_fitted = np.repeat(chosen, [len(z) for z in latents])
-    pairs = np.concatenate([np.concatenate([z[:-1], z[1:]], axis=1) for z in latents])
-    pair_fitted = np.repeat(chosen, [len(z) - 1 for z in latents])
-    q = np.concatenate([v[1:] for v in values])[:, None]
-    value = np.concatenate([v[:-1] for v in values])[:, None]
+    before = np.concatenate([z[:-1] for z in latents])
+    value, q = (np.concatenate([v[part] for v in values]) for part in (np.s_[:-1], np.s_[1:]))
+    chosen = split_by_prompt(unseen, seed)
+    steps = np.array([s.steps for s in unseen])
+    states, pairs = (np.repeat(np.arange(len(unseen)), steps + more) for more in (1, 0))
+    place = np.concatenate([np.arange(n + 1) for n in steps])
+    pair_place = np.concatenate([np.arange(n) for n in steps])
+
+    def beyond_counts(features: np.ndarray, y: np.ndarray, of: np.ndarray, t: np.ndarray) -> float:
+        fitted, cells = chosen[of], np.stack([t, steps[of]], axis=1)
+        x, rest = (residual(a, cells, fitted) for a in (features, y[:, None]))
+        return held_out_r2(x, rest, fitted)
+
+    joint = np.concatenate([before, actions, products(before, actions, chosen[pairs])], axis=1)
     return {
-        "value": held_out_r2(states, np.concatenate(values)[:, None], state_fitted),
-        "q": held_out_r2(pairs, q, pair_fitted),
-        "advantage": held_out_r2(pairs, q - value, pair_fitted),
+        "value": beyond_counts(np.concatenate(latents), np.concatenate(values), states, place),
+        "q": beyond_counts(joint, q, pairs, pair_place),
+        "advantage": beyond_counts(joint, q - value, pairs, pair_place),
     }
+
+
+def split_by_prompt(unseen: list[Solution], seed: int) -> np.ndarray:
+    """True for solutions that the probe fits: [N]. Those of one prompt go together."""
+    numbers: dict[tuple[int, ...], int] = {}
+    prompt = [numbers.setdefault(tuple(s.prompt_ids), len(numbers)) for s in unseen]
+    return np.asarray(np.random.default_rng(seed).random(len(numbers))[prompt] < TRAINING_SHARE)

@@ -49,7 +49,7 @@ class LinearSettings(Section):
     states: int = Field(10, ge=2)
     """Number of states."""
     actions: int = Field(4, ge=2)
-    """Number of actions. With one, BYOL-Π is BYOL-AC, and BYOL-VAR's objective is 0."""
+    """Number of actions; with one, BYOL-Π and BYOL-AC would be the same."""
     width: int = Field(4, ge=1)
     """Columns of Φ."""
     discount: float = Field(0.0, ge=0, lt=1)

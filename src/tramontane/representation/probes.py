@@ -1,7 +1,8 @@
 """Linear probes of a frozen representation, for values, Q and advantages.
 
 A probe is ridge regression from standardised features. It is fitted on one part of the states, with
-the penalty that has the least leave-one-out error there, and judged on the rest. Its figure is R²,
+the penalty that has the least leave-one-out error there, and judged on the rest. States must differ
+from each other: a state in both parts is remembered, not represented. Its figure is R²,
 the share of the variance that it explains, pooled over targets: 1 is perfect, 0 is as good as the
 mean, and below 0 is worse.
 """
@@ -14,6 +15,7 @@ import numpy as np
 
 RIDGES = tuple(10.0**k for k in range(-4, 3))  # penalties, times the number of states
 TRAINING_SHARE = 0.7
+COMPONENTS = 16  # of two representations whose products are features
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,12 @@ class Targets:
         """Q − V: [N, A, J]."""
         return np.asarray(self.q - self.q.mean(1, keepdims=True))
 
+    @property
+    def value_share(self) -> float:
+        """Share of V in the variance of Q over states and actions; the rest is the advantage's."""
+        q = self.q - self.q.mean((0, 1))
+        return float((q.mean(1) ** 2).sum() * q.shape[1] / (q**2).sum())
+
 
 def probe(features: np.ndarray, targets: Targets, seed: int = 0) -> dict[str, float]:
     """R² on held-out states of linear functions of the features: `value`, `q`, `advantage`.
@@ -39,7 +47,7 @@ def probe(features: np.ndarray, targets: Targets, seed: int = 0) -> dict[str, fl
     Q and the advantage have weights of their own for each action.
 
     Args:
-        features: [N, width], the representation of each state.
+        features: [N, width], the representations of N different states.
         targets: the functions to fit.
         seed: of the split into fitted and held-out states.
     """
@@ -69,6 +77,41 @@ def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -
     weights = _ridge(x[fitted], targets[fitted] - centre)
     residual = targets[~fitted] - centre - x[~fitted] @ weights
     return float(1 - (residual**2).sum() / ((targets[~fitted] - centre) ** 2).sum())
+
+
+def residual(x: np.ndarray, cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    """What is left of x when its fitted mean in each cell is subtracted: [N, width].
+
+    R² between residuals is that of a probe beyond a table of the cells.
+
+    Args:
+        x: [N, width].
+        cells: [N, labels], the labels that tell the cells apart.
+        fitted: [N] bool. Cells with none of these keep their x.
+    """
+    _, cell = np.unique(cells, axis=0, return_inverse=True)
+    member = np.eye(cell.max() + 1)[cell.ravel()]
+    counts = member[fitted].sum(0)
+    means = member[fitted].T @ x[fitted] / np.maximum(counts, 1)[:, None]
+    return np.asarray(x - member @ means)
+
+
+def products(x: np.ndarray, y: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    """Products of the `COMPONENTS` first principal components of x and of y: [N, products].
+
+    Args:
+        x: [N, width of x].
+        y: [N, width of y].
+        fitted: [N] bool, the rows that decide which components are the first.
+    """
+    first = [_components(part, fitted) for part in (x, y)]
+    return np.asarray(np.einsum("ni,nj->nij", *first).reshape(len(x), -1))
+
+
+def _components(x: np.ndarray, fitted: np.ndarray) -> np.ndarray:
+    mean = x[fitted].mean(0)
+    axes = np.linalg.svd(x[fitted] - mean, full_matrices=False)[2][:COMPONENTS]
+    return np.asarray((x - mean) @ axes.T)
 
 
 def _ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:

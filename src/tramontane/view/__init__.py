@@ -3,6 +3,6 @@
 `server` runs the page, `app` answers its requests, and the other modules read one kind of file
 each: `runs` configs and logs, `rollouts` and `search` the narrow columns and texts of rollouts,
 `tokens` single completions, `answers` completions by problem, `timeline` the workers' activities.
-`reading` names the file
-that is damaged. Everything is read-only. The folder `static` is the page itself.
+`reading` names the file that is damaged. Everything is read-only. The folder `static` is the page
+itself.
 """
