@@ -9,11 +9,19 @@ import pytest
 import torch
 
 from tramontane.errors import InputError
-from tramontane.representation.agent import SequenceBuffer
-from tramontane.representation.deep_study import DeepSettings, run_arm
-from tramontane.representation.probes import Targets, probe
-from tramontane.representation.tasks import make_task, random_reward_targets, visited_states
+from tramontane.representation.agent import Encoder, SequenceBuffer
+from tramontane.representation.deep_study import DeepSettings, make_agent, run_arm
+from tramontane.representation.probes import Targets, held_out_r2, probe, products, residual
+from tramontane.representation.tasks import (
+    Task,
+    make_task,
+    random_reward_targets,
+    visited_states,
+)
 from tramontane.studies.study import load_study
+
+GRID = Task(name="MiniGrid-Empty-8x8-v0", options={"agent_start_pos": None}, actions=(0, 1, 2))
+TASKS = DeepSettings(**load_study("byol-deep").base).tasks
 
 
 def test_probes_find_what_is_linear_and_nothing_else() -> None:
@@ -29,28 +37,139 @@ def test_probes_find_what_is_linear_and_nothing_else() -> None:
     assert mixed["value"] > mixed["q"] > 0.3 > 0.05 > mixed["advantage"]
 
 
+def test_v_and_the_advantage_share_the_variance_of_q() -> None:
+    rng = np.random.default_rng(0)
+    v, a = rng.standard_normal((500, 1, 4)), rng.standard_normal((500, 3, 4))
+    q = v + 2 * (a - a.mean(1, keepdims=True))
+    # Var(2(a − mean)) is 4(1 − 1/3).
+    assert Targets(q).value_share == pytest.approx(1 / (1 + 4 * 2 / 3), abs=0.03)
+    assert Targets(q - q.mean(1, keepdims=True)).value_share == pytest.approx(0)
+
+
+def test_a_residual_is_what_a_table_of_the_cells_leaves() -> None:
+    cells = np.array([[0, 1], [0, 1], [0, 2], [0, 2], [1, 2]])
+    fitted = np.array([True, True, True, False, False])
+    x = np.array([[1.0], [3.0], [5.0], [6.0], [7.0]])
+    np.testing.assert_allclose(residual(x, cells, fitted), [[-1], [1], [0], [1], [7]])
+
+
+def test_products_make_an_agreement_linear() -> None:
+    """Whether two representations agree is linear in products and in neither alone."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 2, (2, 600, 3)) * 2.0 - 1
+    agree = (x[:, 0] == y[:, 0]).astype(float)[:, None]
+    fitted = np.arange(600) < 400
+    alone = np.concatenate([x, y], axis=1)
+    assert held_out_r2(alone, agree, fitted) < 0.05
+    assert held_out_r2(products(x, y, fitted), agree, fitted) > 0.95
+
+
 def test_states_after_every_action_are_those_of_the_task() -> None:
-    name = "MiniGrid-Empty-5x5-v0"
-    states, following = visited_states(name, 30, seed=3)
-    again, _ = visited_states(name, 30, seed=3)
+    states, following = visited_states(GRID, 110, seed=3)
+    again, _ = visited_states(GRID, 110, seed=3)
     np.testing.assert_array_equal(states, again)
-    env = make_task(name)
+    assert len(np.unique(states, axis=0)) == len(states) == 110
+    env = make_task(GRID)
     first, _ = env.reset(seed=3)
     np.testing.assert_array_equal(states[0], first)
-    assert first.sum() == 5 * 5 * 3  # one object, colour and state for each cell
-    for action in range(7):
+    assert first.sum() == 8 * 8 * 3  # one object, colour and state for each cell
+    for action in range(3):
         env.reset(seed=3)
         np.testing.assert_array_equal(following[0, action], env.step(action)[0])
-    targets = random_reward_targets(following, 4, seed=0)
-    assert targets.q.shape == (30, 7, 4)
+    targets = random_reward_targets(following, 4, 1.0, seed=0)
+    assert targets.q.shape == (110, 3, 4)
     np.testing.assert_allclose(targets.advantage.mean(1), 0, atol=1e-12)
 
 
-def test_an_unknown_task_is_refused_before_work() -> None:
-    with pytest.raises(InputError, match="Nowhere"):
-        make_task("Nowhere-v0")
-    with pytest.raises(InputError, match="discrete"):
-        make_task("Pendulum-v1")
+def test_rewards_of_near_states_are_alike_and_of_far_states_independent() -> None:
+    """The correlation is exp(−(frequency · root mean square difference)² / 2)."""
+    rng = np.random.default_rng(0)
+    states = rng.standard_normal((1, 400, 3))
+    scale = states[0].std(0)
+    near = states + scale * 0.5  # half a standard deviation in each direction
+    following = np.concatenate([states, near], axis=1)
+    spread = following.reshape(-1, 3).std(0)
+    distance = np.sqrt(np.mean((scale * 0.5 / spread) ** 2))
+    for frequency in (0.5, 2.0, 8.0):
+        q = random_reward_targets(following, 500, frequency, seed=1).q[0]
+        found = np.mean(q[:400] * q[400:]) / np.mean(q**2)
+        assert found == pytest.approx(np.exp(-((frequency * distance) ** 2) / 2), abs=0.06)
+
+
+def test_features_without_structure_explain_nothing() -> None:
+    """Independent features of each state know a state that was fitted, and no other."""
+    states, following = visited_states(GRID, 200, seed=0)
+    targets = random_reward_targets(following, 32, 1.0, seed=0)
+    known: dict[bytes, np.ndarray] = {}
+    rng = np.random.default_rng(1)
+    features = np.array([known.setdefault(s.tobytes(), rng.standard_normal(64)) for s in states])
+    assert max(probe(features, targets).values()) < 0.05
+
+
+@pytest.mark.parametrize("label", TASKS)
+def test_an_untrained_encoder_leaves_room_and_q_is_not_v(label: str) -> None:
+    task = TASKS[label]
+    states, following = visited_states(task, 300, seed=0)
+    targets = random_reward_targets(following, 32, task.frequency, seed=0)
+    torch.manual_seed(0)
+    encoder = Encoder(make_task(task).observation_space, DeepSettings(tasks=TASKS).features)
+    with torch.no_grad():
+        features = encoder(torch.as_tensor(states)).double().numpy()
+    assert max(probe(features, targets).values()) < 0.75
+    assert 0.2 < targets.value_share < 0.85
+
+
+def test_a_task_with_few_states_is_refused_before_it_is_learnt(tmp_path: Path) -> None:
+    few = {"name": "MiniGrid-Empty-5x5-v0", "actions": (0, 1, 2)}  # 8 cells and 4 directions
+    with pytest.raises(InputError, match="32 different states .* a probe needs 100"):
+        run_arm({"tasks": {"empty": few}, "probe_states": 100}, 0, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_action_is_repeated_until_the_episode_ends() -> None:
+    slow, fast = (make_task(Task(name="CartPole-v1", repeat=n)) for n in (3, 1))
+    slow.reset(seed=0)
+    fast.reset(seed=0)
+    ended, total = False, 0.0
+    while not ended:
+        observation, reward, ended, *_ = slow.step(1)
+        total += float(reward)
+    ended, steps = False, 0
+    while not ended:
+        expected, _, ended, *_ = fast.step(1)
+        steps += 1
+    np.testing.assert_array_equal(observation, expected)
+    assert total == steps
+
+
+def test_the_agent_has_the_actions_that_are_named() -> None:
+    forward = make_task(GRID.model_copy(update={"actions": (2, 1)}))
+    assert forward.action_space == gymnasium.spaces.Discrete(2)
+    every = make_task(GRID.model_copy(update={"actions": ()}))
+    for chosen, action in ((0, 2), (1, 1)):
+        forward.reset(seed=5)
+        every.reset(seed=5)
+        np.testing.assert_array_equal(forward.step(chosen)[0], every.step(action)[0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"name": "Nowhere-v0"}, "Nowhere"),
+        ({"name": "Pendulum-v1"}, "discrete"),
+        ({"name": "CartPole-v1", "actions": (0, 2)}, r"no actions \[2\]; it has 0 to 1"),
+        ({"name": "CartPole-v1", "options": {"pole": 2}}, "CartPole.*pole"),
+    ],
+)
+def test_a_task_that_does_not_exist_is_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make_task(Task(**keys))
+
+
+def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
+    keys = {"tasks": {"cartpole": {"name": "CartPole-v1"}}, "auxiliary": {"methd": "pi"}}
+    with pytest.raises(InputError, match="study byol-deep: auxiliary.methd: .*'method'"):
+        run_arm(keys, 0, tmp_path)
 
 
 @pytest.mark.parametrize("added", [7, 25])  # not full, and overwritten twice
@@ -70,18 +189,22 @@ def test_sequences_stay_in_order_and_mark_the_end_of_an_episode(added: int) -> N
         assert valid == [h < steps_left for h in range(3)]
 
 
-@pytest.mark.parametrize("method", ["none", "var"])
-def test_an_arm_learns_its_tasks_and_returns_the_measures(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"learns": False}, {"auxiliary": {"method": "var"}}])
+def test_an_arm_learns_its_tasks_and_returns_the_measures(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
     study = load_study("byol-deep")
-    DeepSettings(**study.base)
+    for arm in study.arms.values():
+        DeepSettings(**{**study.base, **arm})
     keys = {
-        "tasks": {"cartpole": "CartPole-v1"},
+        "tasks": {"cartpole": {"name": "CartPole-v1"}},
         "steps": 300,
         "points": 4,
-        "probe_states": 40,
+        "probe_states": 100,
         "evaluation_episodes": 1,
-        "auxiliary": {"method": method, "steps": 2, "ensemble": 2},
+        **changes,
     }
+    (tmp_path / "cartpole.partial").write_text('{"return": 7')  # of a call that was killed
     found = run_arm(keys, 0, tmp_path)
     named = {name for name in study.measures if "_" not in name or name.endswith("_cartpole")}
     assert found.keys() == named
@@ -90,7 +213,17 @@ def test_an_arm_learns_its_tasks_and_returns_the_measures(method: str, tmp_path:
     assert [line["step"] for line in lines] == [75, 150, 225, 300]
     assert lines[-1]["return_cartpole"] >= 8
     # A finished task is not learnt again.
+    assert not [*tmp_path.glob("*.partial")]
     (tmp_path / "cartpole.json").write_text(
         json.dumps({**json.loads((tmp_path / "cartpole.json").read_text()), "return": 77.0})
     )
     assert run_arm(keys, 0, tmp_path)["return_cartpole"] == 77.0
+
+
+def test_an_agent_that_does_not_learn_keeps_its_encoder() -> None:
+    settings = DeepSettings(tasks={"cartpole": Task(name="CartPole-v1")}, steps=300, learns=False)
+    agent = make_agent(settings.tasks["cartpole"], settings, seed=0)
+    before = [p.clone() for p in agent.encoder.parameters()]
+    agent.learn(settings.steps)
+    for first, last in zip(before, agent.encoder.parameters(), strict=True):
+        assert torch.equal(first, last)

@@ -1,13 +1,14 @@
 """The study `byol-deep`: DQN with each auxiliary loss on Gymnasium and MiniGrid tasks.
 
-An arm is an auxiliary loss, and one run of an arm learns all tasks, one after another. Needs
-gymnasium, minigrid and stable-baselines3.
+An arm is an auxiliary loss, or no training at all, and one run of an arm learns all tasks, one
+after another. Needs gymnasium, minigrid and stable-baselines3.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from tramontane.config import Section
+from tramontane.config import Section, parse
 from tramontane.errors import InputError
 
 if missing := [m for m in ("gymnasium", "minigrid", "stable_baselines3") if find_spec(m) is None]:
@@ -30,8 +31,14 @@ from stable_baselines3.common.monitor import Monitor
 
 from tramontane.representation.agent import Encoder, SelfPredictiveDQN, SequenceBuffer
 from tramontane.representation.losses import SelfPredictionConfig, evaluating
-from tramontane.representation.probes import probe
-from tramontane.representation.tasks import make_task, random_reward_targets, visited_states
+from tramontane.representation.probes import Targets, probe
+from tramontane.representation.tasks import (
+    LEAST_STATES,
+    Task,
+    make_task,
+    random_reward_targets,
+    visited_states,
+)
 
 RECENT_EPISODES = 20  # behind a point of a learning curve
 FUNCTIONS = ("value", "q", "advantage")
@@ -40,15 +47,17 @@ FUNCTIONS = ("value", "q", "advantage")
 class DeepSettings(Section):
     """Keys of an arm of `byol-deep`."""
 
-    tasks: dict[str, str]
-    """Gymnasium's name of each task, by the name in the measures."""
+    tasks: dict[str, Task] = Field(min_length=1)
+    """The tasks, by their names in the measures."""
+    learns: bool = True
+    """Whether the agent learns; otherwise it acts uniformly, and its encoder stays as it began."""
     auxiliary: SelfPredictionConfig = SelfPredictionConfig()
     """The auxiliary loss."""
     steps: int = Field(30_000, ge=200)
     """Environment steps on each task."""
     points: int = Field(20, ge=1)
     """Points of a learning curve."""
-    features: int = Field(64, ge=1)
+    features: int = Field(16, ge=1)
     """Size of a latent."""
     learning_rate: float = Field(1e-3, gt=0)
     """Learning rate of the agent."""
@@ -56,10 +65,11 @@ class DeepSettings(Section):
     """Environment steps between gradient steps."""
     batch_size: int = Field(64, ge=1)
     """Transitions of a gradient step, and sequences of the auxiliary loss."""
-    evaluation_episodes: int = Field(10, ge=1)
+    evaluation_episodes: int = Field(20, ge=1)
     """Episodes of the greedy policy after training."""
-    probe_states: int = Field(600, ge=20)
-    """States of the uniform policy at which the frozen encoder is probed."""
+    probe_states: int = Field(600, ge=LEAST_STATES)
+    """States of the uniform policy at which the frozen encoder is probed: fewer, if a task has
+    fewer."""
     probe_functions: int = Field(32, ge=1)
     """Random rewards whose V, Q and advantage the probes fit."""
 
@@ -72,16 +82,21 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     Returns:
         For each task: `return_TASK`, mean return of the greedy policy after training;
         `curve_TASK`, mean of the learning curve; `value_TASK`, `q_TASK`, `advantage_TASK`, R² of
-        linear probes. And `value`, `q`, `advantage`: means over tasks.
+        linear probes; `share_TASK`, the share of V in the variance of Q. And `value`, `q`,
+        `advantage`: means over tasks.
+
+    Raises:
+        InputError: invalid keys, or a task that cannot be made or has too few states.
     """
-    settings = DeepSettings(**keys)
-    for name in settings.tasks.values():
-        make_task(name).close()
+    settings = parse(DeepSettings, keys, "study byol-deep")
+    probed = {label: _probed(task, settings, seed) for label, task in settings.tasks.items()}
     found = {}
-    for label, name in settings.tasks.items():
+    for label, task in settings.tasks.items():
         file = folder / f"{label}.json"
         if not file.is_file():
-            file.write_text(json.dumps(_learn(name, settings, seed)))
+            partial = file.with_suffix(".partial")
+            partial.write_text(json.dumps(_learn(task, probed[label], settings, seed)))
+            partial.replace(file)
         found[label] = json.loads(file.read_text())
     with (folder / "metrics.jsonl").open("w") as log:
         for point in range(settings.points):
@@ -97,8 +112,23 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     for label, task in found.items():
         known = [value for value in task["curve"] if value is not None]
         measures[f"curve_{label}"] = float(np.mean(known)) if known else math.nan
+        measures[f"share_{label}"] = probed[label].targets.value_share
     means = {key: float(np.mean([t[key] for t in found.values()])) for key in FUNCTIONS}
     return measures | means
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """States of a task, [N, size], and the functions that probes fit there."""
+
+    states: np.ndarray
+    targets: Targets
+
+
+def _probed(task: Task, settings: DeepSettings, seed: int) -> _Probed:
+    states, following = visited_states(task, settings.probe_states, seed)
+    functions = settings.probe_functions
+    return _Probed(states, random_reward_targets(following, functions, task.frequency, seed))
 
 
 class _Curve(BaseCallback):
@@ -119,16 +149,18 @@ class _Curve(BaseCallback):
         return True
 
 
-def _learn(name: str, settings: DeepSettings, seed: int) -> dict[str, Any]:
-    """One task: its learning curve, return after training, and probes."""
+def make_agent(task: Task, settings: DeepSettings, seed: int) -> SelfPredictiveDQN:
+    """The agent of a task before it learns."""
     torch.manual_seed(seed)
+    # Until training starts, actions are uniform.
+    uniform_steps = min(1000, settings.steps // 10) if settings.learns else 2 * settings.steps
     agent = SelfPredictiveDQN(
         auxiliary=settings.auxiliary,
         policy="MlpPolicy",
-        env=Monitor(make_task(name)),
+        env=Monitor(make_task(task)),
         learning_rate=settings.learning_rate,
         buffer_size=settings.steps,
-        learning_starts=min(1000, settings.steps // 10),
+        learning_starts=uniform_steps,
         batch_size=settings.batch_size,
         train_freq=settings.train_every,
         target_update_interval=500,
@@ -143,19 +175,27 @@ def _learn(name: str, settings: DeepSettings, seed: int) -> dict[str, Any]:
         device="cpu",
     )
     agent.set_logger(Logger(None, []))  # the default one leaves a folder in the system's /tmp
+    return agent
+
+
+def _learn(task: Task, probed: _Probed, settings: DeepSettings, seed: int) -> dict[str, Any]:
+    """One task: its learning curve, return after training, and R² of probes."""
+    agent = make_agent(task, settings, seed)
     curve = _Curve(settings.steps, settings.points)
     agent.learn(settings.steps, callback=curve)
+    with evaluating(agent.encoder):
+        features = agent.encoder(torch.as_tensor(probed.states)).numpy().astype(np.float64)
     return {
         "steps": curve.steps,
         "curve": curve.values,
-        "return": greedy_return(agent, name, settings.evaluation_episodes, seed),
-        **_probe(agent.encoder, name, settings, seed),
+        "return": greedy_return(agent, task, settings.evaluation_episodes, seed),
+        **probe(features, probed.targets, seed),
     }
 
 
-def greedy_return(agent: SelfPredictiveDQN, name: str, episodes: int, seed: int) -> float:
-    """Mean return of the greedy policy over episodes that no training has seen."""
-    env = make_task(name)
+def greedy_return(agent: SelfPredictiveDQN, task: Task, episodes: int, seed: int) -> float:
+    """Mean return of the greedy policy over episodes with starts of their own."""
+    env = make_task(task)
     total = 0.0
     for episode in range(episodes):
         observation, _ = env.reset(seed=1_000_000 + 1000 * seed + episode)
@@ -166,11 +206,3 @@ def greedy_return(agent: SelfPredictiveDQN, name: str, episodes: int, seed: int)
             total += float(reward)
             ended = terminated or truncated
     return total / episodes
-
-
-def _probe(encoder: Encoder, name: str, settings: DeepSettings, seed: int) -> dict[str, float]:
-    states, following = visited_states(name, settings.probe_states, seed)
-    targets = random_reward_targets(following, settings.probe_functions, seed)
-    with evaluating(encoder):
-        features = encoder(torch.as_tensor(states)).numpy().astype(np.float64)
-    return probe(features, targets, seed)
