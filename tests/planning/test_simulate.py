@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tramontane.config import Config
@@ -148,6 +148,7 @@ def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
     token=st.sampled_from([0.0, 1e-4, 1e-2]),
     filtered=st.sampled_from([0.0, 0.4]),
 )
+@example(2, 1, 3, 5, 1, 1, 0.0, 0.0)  # one of two generators has two of three groups
 def test_no_group_is_lost_and_no_token_older_than_the_bound(
     generators: int,
     verifiers: int,

@@ -37,7 +37,7 @@ class Outcome:
         generator_idle, trainer_idle, verifier_idle: share of the time, over all workers of a kind.
         held: part of `generator_idle` in which the staleness bound, or the end of the run, left a
             generator without work.
-        utilisation: live sequences over `n_async`, averaged over decode steps.
+        utilisation: live sequences over a generator's slots, averaged over decode steps.
         staleness_mean, staleness_max: age of trained tokens, in versions.
         filtered_tokens: tokens of filtered groups over all generated tokens.
     """
@@ -93,8 +93,6 @@ class Simulation:
         self.verifiers = [0.0] * config.verifier.workers  # time at which each is free
         self.formed: deque[Batch] = deque()  # the queued batch, and one that waits for the queue
         self.training = _Training(self)
-        share = config.pipeline.n_async / config.generator.workers
-        self._slots = min(share, config.generator.slots or share)  # of a generator, on average
         self.verifying = 0.0
         self.dropped_tokens = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -193,7 +191,7 @@ class Simulation:
             held=total["held"] / generators,
             trainer_idle=max(0.0, 1 - total["training"] / seconds),
             verifier_idle=1 - total["verifying"] / (seconds * len(self.verifiers)),
-            utilisation=total["live"] / max(1.0, total["steps"] * self._slots),
+            utilisation=total["live"] / max(1.0, total["steps"] * slots(self.config)),
             staleness_mean=sum(age * n for age, n in ages) / tokens,
             staleness_max=max(age for age, _ in ages),
             filtered_tokens=total["dropped"] / max(1, total["live"]),

@@ -29,6 +29,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 
+from tramontane.outputs import write_whole
 from tramontane.representation.agent import Encoder, SelfPredictiveDQN, SequenceBuffer
 from tramontane.representation.losses import SelfPredictionConfig, evaluating
 from tramontane.representation.probes import Targets, probe
@@ -94,9 +95,7 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     for label, task in settings.tasks.items():
         file = folder / f"{label}.json"
         if not file.is_file():
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(_learn(task, probed[label], settings, seed)))
-            partial.replace(file)
+            write_whole(file, json.dumps(_learn(task, probed[label], settings, seed)))
         found[label] = json.loads(file.read_text())
     with (folder / "metrics.jsonl").open("w") as log:
         for point in range(settings.points):

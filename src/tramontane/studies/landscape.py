@@ -20,6 +20,7 @@ import numpy as np
 
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import SamplingOptions, evaluate_checkpoint, settings_for
+from tramontane.outputs import write_whole
 from tramontane.run.folder import read_log
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (
@@ -162,9 +163,7 @@ def _plane(run: Path, out: Path, updates: Sequence[int], folders: Sequence[Path]
     plane = principal_plane(folders)
     write_directions(folders, plane, out)
     arrays = {key: value.tolist() for key, value in vars(plane).items()}
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(checkpoints | arrays, indent=1) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_whole(file, json.dumps(checkpoints | arrays, indent=1) + "\n")
     return plane
 
 
