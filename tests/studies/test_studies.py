@@ -12,7 +12,7 @@ from tests.runs import SMALL
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, FinishedRun
 from tramontane.studies.plan import LEAST_SHARE, Plan, minutes_of, share_of
-from tramontane.studies.procedures import collated
+from tramontane.studies.procedures import collated, trained
 from tramontane.studies.runner import finished_runs, write_settings
 from tramontane.studies.study import load_study, names
 
@@ -195,6 +195,18 @@ def test_right_solutions_differ_by_their_texts(tmp_path):
     assert value(FinishedRun(tmp_path)) == pytest.approx((2 / 3 + 0) / 2)
     tmp_path.joinpath("evaluation_after.jsonl").write_text(samples[-1])
     assert math.isnan(value(FinishedRun(tmp_path)))
+
+
+@pytest.mark.slow
+def test_a_run_that_arms_share_is_kept_and_no_other_taken_for_it(tmp_path):
+    small = {"n_async": 16, "n_batch": 8, "group_size": 4, "updates": 1, "l_max": 64, "l_cache": 16}
+    changes = {f"pipeline.{key}": value for key, value in small.items()} | {"seed": 0}
+    weights = trained(tmp_path / "teacher/run", changes)
+    made = (tmp_path / "teacher/run/summary.json").stat().st_mtime_ns
+    assert trained(tmp_path / "teacher/run", changes) == weights
+    assert (tmp_path / "teacher/run/summary.json").stat().st_mtime_ns == made
+    with pytest.raises(InputError, match=r"teacher/run: a run of other settings"):
+        trained(tmp_path / "teacher/run", changes | {"trainer.learning_rate": 1e-5})
 
 
 def test_collation_is_compared_with_batches_of_as_many_as_always_fit(tmp_path):

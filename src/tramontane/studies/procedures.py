@@ -19,11 +19,11 @@ import numpy as np
 from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.playground import problems
-from tramontane.errors import InputError
 from tramontane.outputs import write_whole
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
+from tramontane.studies.runner import check_same, write_settings
 from tramontane.studies.study import base_config
 from tramontane.trainer.collate import collate, padding_fraction
 
@@ -45,7 +45,7 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
     model = "tiny"
     if keys["sft"]:
         with _locked(shared := folder.parents[1] / f"teacher_{seed}"):
-            _train(shared / "run", {"pipeline.updates": keys["teacher_updates"], "seed": seed})
+            trained(shared / "run", {"pipeline.updates": keys["teacher_updates"], "seed": seed})
         traces = folder / "traces.jsonl"
         found = harvest(shared / "run", traces, HarvestConfig(seed=seed))
         tokens = found.rows * (found.mean_tokens + PROMPT_TOKENS) * keys["epochs"]
@@ -66,7 +66,7 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
             (folder / "sft.done").touch()
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
-        model = str(_train(folder / "run", changes))
+        model = str(trained(folder / "run", changes))
     return _figures(model, keys["problems"])
 
 
@@ -94,7 +94,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     for number in range(1, keys["passes"] + 1):
         stage = "difficulty" if number == 1 else "regrade"
         if number == 2:
-            model = str(_train(folder / "first", _on(train, keys, seed)))
+            model = str(trained(folder / "first", _on(train, keys, seed)))
         settings = {
             "inputs": [str(pool)],
             "stages": [stage],
@@ -110,7 +110,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         _write(folder / f"pass_{number}.json", settings)
         result = api.curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
         train = result.problems
-    model = str(_train(folder / "run", _on(train, keys, seed)))
+    model = str(trained(folder / "run", _on(train, keys, seed)))
     with train.open(encoding="utf-8") as file:
         kept = sum(1 for _ in file)
     return _figures(model, keys["problems"]) | {"kept": kept / keys["pool"]}
@@ -134,7 +134,7 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         "checkpoint.keep": 1000,
         "checkpoint.weights_dtype": "float32",
     }
-    _train(folder / "run", changes)
+    trained(folder / "run", changes)
     found = study_landscape(
         folder / "run",
         grid=Grid(keys["points"]),
@@ -183,7 +183,7 @@ def _on(train: Path, keys: dict[str, Any], seed: int) -> dict[str, Any]:
     return {"data.train": str(train), "pipeline.updates": keys["updates"], "seed": seed}
 
 
-def _train(folder: Path, changes: dict[str, Any]) -> Path:
+def trained(folder: Path, changes: dict[str, Any]) -> Path:
     """Train on the studies' base with changed keys, or continue a run; returns its weights.
 
     Raises:
@@ -194,11 +194,11 @@ def _train(folder: Path, changes: dict[str, Any]) -> Path:
     changes = changes | {"run_dir": str(folder), "evaluation.problems": 8}
     texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     config = parse_settings(Config, read_settings(base_config()), texts, str(folder))
-    begun = (folder / "config.yaml").is_file()
-    if begun and run.config([f"run_dir={folder}"]) != config:
-        raise InputError(f"{folder}: a run of other settings; name another folder, or remove it")
+    settings = config.model_dump(mode="json")
+    check_same(folder, settings)
+    write_settings(folder, settings)
     if not run.finished:
-        if begun:
+        if (folder / "config.yaml").is_file():
             api.train(resume=folder, report=False)
         else:
             api.train(config, report=False)

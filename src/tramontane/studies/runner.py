@@ -44,10 +44,7 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
     if plan.trajectories:
         first = [(plan.trajectories, plan.trajectories_settings())]
     for folder, settings in first + runs:
-        if folder.is_dir() and not _is_same(folder, settings):
-            raise InputError(
-                f"{folder}: a run of other settings; name another folder (--out), or remove it"
-            )
+        check_same(folder, settings)
     todo = [(folder, settings) for folder, settings in runs if not finished(folder)]
     cores = plan.study.cores
     for folder, settings in first:
@@ -101,9 +98,23 @@ def other_runs(plan: Plan) -> list[Path]:
     return [folder for folder, now in made if finished(folder) and not _is_same(folder, now)]
 
 
+def check_same(folder: Path, settings: dict[str, Any]) -> None:
+    """Check that a run can go on in a folder, if there is one.
+
+    Raises:
+        InputError: the folder has a run of other settings.
+    """
+    if folder.is_dir() and not _is_same(folder, settings):
+        raise InputError(
+            f"{folder}: a run of other settings; name another folder (--out), or remove it"
+        )
+
+
 def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
     """True if a run has these settings, wherever it lies."""
-    then = read_settings(settings_file(folder))
+    if not (file := settings_file(folder)).is_file():
+        return False
+    then = read_settings(file)
     if "runner" in settings or "runner" in then:
         return then == settings
     configs = [parse(Config, found, str(folder)) for found in (then, settings)]
