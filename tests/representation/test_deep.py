@@ -204,7 +204,7 @@ def test_an_arm_learns_its_tasks_and_returns_the_measures(
         "evaluation_episodes": 1,
         **changes,
     }
-    (tmp_path / "cartpole.partial").write_text('{"return": 7')  # of a call that was killed
+    (tmp_path / "cartpole.json.partial").write_text('{"return": 7')  # of a call that was killed
     found = run_arm(keys, 0, tmp_path)
     named = {name for name in study.measures if "_" not in name or name.endswith("_cartpole")}
     assert found.keys() == named
