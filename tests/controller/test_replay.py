@@ -78,7 +78,7 @@ def test_each_epoch_has_every_completion_once(
 def test_groups_of_any_size_fill_the_minibatches(
     sizes: list[int], minibatch: int, count: int
 ) -> None:
-    """As many optimizer steps as there are minibatches, each of its full size."""
+    """A batch is trained in as many steps as it has full minibatches of drawn completions."""
     found = Replay(groups(sizes)).take(0, count * minibatch, minibatch)
     settings = BatchSettings("", 1.0, 100, minibatch)
     sequences = [[TrainSequence.of(c) for c in group.completions] for group in found]
