@@ -120,12 +120,18 @@ def test_an_endless_source_has_a_bound_before_its_problems_are_known(encoder):
     dropping, refusing = (PromptFilter(encoder, limit(1000), drop=drop) for drop in (True, False))
     for filtered in (dropping, refusing):
         filtered.bound_endless(sample, 10)
-        assert filtered.longest == most
+        assert filtered.longest == int(1.5 * most)
         assert filtered.encode(sample[1]) == encoder.encode(sample[1].problem)
-    [late] = sums(21)
+    [later] = sums(21)  # a little longer than all of the sample
+    assert dropping.accepts(later)
+    assert refusing.encode(later) == encoder.encode(later.problem)
+    [late] = sums(60)
     assert not dropping.accepts(late)
     assert refusing.accepts(late)
-    with pytest.raises(InputError, match="'sum-21'"):
+    with pytest.raises(InputError, match=r"'sum-60'.* set data.max_prompt_tokens to \d+ or more"):
         refusing.encode(late)
+    [never] = sums(2000)
+    with pytest.raises(InputError, match="'sum-2000'.*the limit is 1000"):
+        refusing.encode(never)
     with pytest.raises(InputError, match="1 of 2 prompts"):
         PromptFilter(encoder, limit(most - 1), drop=False).bound_endless(sample, 10)

@@ -12,6 +12,7 @@ from markdown.extensions.toc import slugify
 from tests.paths import ROOT
 from tests.studies.test_studies import WALKS
 from tramontane.cli import app
+from tramontane.cli.studies import study as study_commands
 from tramontane.config import DataConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
@@ -28,6 +29,14 @@ from tramontane.studies.runner import finished_runs, other_runs, settings_file, 
 from tramontane.studies.smoke import run_smoke, smoke_plans
 from tramontane.studies.study import load_study, names
 from tramontane.studies.verdicts import judge
+
+
+def test_no_study_has_the_name_of_a_command_on_runs():
+    """`tramontane study NAME` would mean the command."""
+    registered = study_commands.registered_commands
+    commands = {command.name or command.callback.__name__ for command in registered}
+    assert {"run", "landscape", "length", "curve"} <= commands
+    assert not commands & set(names())
 
 
 @pytest.mark.parametrize("chosen", ["magistral", "siblings"])

@@ -22,6 +22,7 @@ FINITE_LIMIT = 1024  # tokens of a prompt from a finite source, if the config se
 MAX_MEASURED = 8192  # prompts that fit for certain and are still tokenized, to know the longest
 _CHUNK = 1024  # prompts tokenized at once
 _SLACK = 16  # tokens that a statement may add at its ends, where it meets the template
+_ROOM = 1.5  # for the prompts of an endless source, times the longest of a sample
 
 
 @dataclass(frozen=True)
@@ -147,15 +148,17 @@ class PromptFilter:
         return [p for place, p in enumerate(problems) if place not in lengths.overlong]
 
     def bound_endless(self, sample: Sequence[Problem], least: int) -> None:
-        """Set the bound for the prompts of an endless source: at least `least` tokens, the longest
-        of a sample, and never more than the limit.
+        """Set the bound for the prompts of an endless source: at least `least` tokens, one and a
+        half times the longest of a sample, and never more than the limit.
 
         Raises:
             InputError: as `keep`.
         """
         lengths = measure_prompts(self.encoder, sample, self.limit)
         self._check(sample, lengths.overlong)
-        self.longest = min(self.limit.tokens, max(self.longest, least, lengths.longest))
+        self.longest = min(
+            self.limit.tokens, max(self.longest, least, int(_ROOM * lengths.longest))
+        )
 
     def _check(self, problems: Sequence[Problem], overlong: dict[int, int]) -> None:
         """Refuse overlong prompts, unless they are to be dropped and others remain."""
@@ -171,8 +174,15 @@ class PromptFilter:
             InputError: it is longer than `longest`, as an endless source may draw it.
         """
         ids = self.encoder.encode(problem.prompt)
-        if len(ids) > self.longest:
+        if len(ids) > self.limit.tokens:
             raise self.limit.refusal(problem.id, len(ids))
+        if len(ids) > self.longest:
+            raise InputError(
+                f"problem {problem.id!r}: its prompt has {len(ids):,} tokens, and by the first "
+                f"problems of its endless source there is room for {self.longest:,}: set "
+                f"data.max_prompt_tokens to {len(ids):,} or more, or leave such problems out "
+                f"(data.overlong_prompts: drop)"
+            )
         return ids
 
     def accepts(self, problem: Problem) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -90,7 +91,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             for p in islice(found, keys["pool"])
         ]
         write_whole(pool, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    train, model = pool, "tiny"
+    train, model, dropped, recovered = pool, "tiny", set[str](), math.nan
     for number in range(1, keys["passes"] + 1):
         stage = "difficulty" if number == 1 else "regrade"
         if number == 2:
@@ -110,10 +111,15 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         _write(folder / f"pass_{number}.json", settings)
         result = api.curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
         train = result.problems
+        kept = {row["id"] for row in _rows(train)}
+        if number == 1:
+            decisions = _rows(folder / "pass_1/decisions.jsonl")
+            dropped = {row["id"] for row in decisions if row["reason"] == "unsolved"}
+        else:
+            recovered = len(kept & dropped) / len(dropped) if dropped else math.nan
     model = str(trained(folder / "run", _on(train, keys, seed)))
-    with train.open(encoding="utf-8") as file:
-        kept = sum(1 for _ in file)
-    return _figures(model, keys["problems"]) | {"kept": kept / keys["pool"]}
+    kept_share = len(_rows(train)) / keys["pool"]
+    return _figures(model, keys["problems"]) | {"kept": kept_share, "recovered": recovered}
 
 
 def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -213,6 +219,11 @@ def _figures(model: str, count: int) -> dict[str, float]:
         "format_rate": found.format_rate,
         "completion_tokens": found.mean_completion_tokens,
     }
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    with file.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def _write(file: Path, settings: dict[str, Any]) -> None:
