@@ -187,6 +187,8 @@ def shrunk(settings: dict[str, Any], where: str) -> dict[str, Any]:
     pipeline = settings["pipeline"]
     pipeline["group_size"] = max(2, pipeline["group_size"] // GROUP_SHARE)
     pipeline["updates"] = max(UPDATES, len(settings["stages"]))
+    if settings["cold_start"] is not None:
+        settings["cold_start"]["steps"] = UPDATES
     for stage in settings["stages"]:
         if stage["until"] is not None:
             stage["until"]["updates"] = 1
