@@ -82,6 +82,10 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             of each pass, `updates` of each training, `problems` of the evaluation.
         seed: of all steps.
         folder: of the run.
+
+    Returns:
+        The measures, among them `kept`, the share of the pool that is trained on, and `recovered`:
+        of the problems that the first pass never solved, the share that the second keeps.
     """
     pool = folder / "pool.jsonl"
     if not pool.is_file():  # a curation that goes on needs the file that it began with
