@@ -19,6 +19,7 @@ import numpy as np
 
 from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
+from tramontane.data.files import read_rows
 from tramontane.data.playground import problems
 from tramontane.outputs import write_whole
 from tramontane.recipes.config import HarvestConfig
@@ -95,7 +96,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             for p in islice(found, keys["pool"])
         ]
         write_whole(pool, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    train, model, dropped, recovered = pool, "tiny", set[str](), math.nan
+    train, model = pool, "tiny"
     for number in range(1, keys["passes"] + 1):
         stage = "difficulty" if number == 1 else "regrade"
         if number == 2:
@@ -115,15 +116,21 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         _write(folder / f"pass_{number}.json", settings)
         result = api.curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
         train = result.problems
-        kept = {row["id"] for row in _rows(train)}
-        if number == 1:
-            decisions = _rows(folder / "pass_1/decisions.jsonl")
-            dropped = {row["id"] for row in decisions if row["reason"] == "unsolved"}
-        else:
-            recovered = len(kept & dropped) / len(dropped) if dropped else math.nan
     model = str(trained(folder / "run", _on(train, keys, seed)))
-    kept_share = len(_rows(train)) / keys["pool"]
-    return _figures(model, keys["problems"]) | {"kept": kept_share, "recovered": recovered}
+    selected = {
+        "kept": sum(1 for _ in read_rows(str(train))) / keys["pool"],
+        "recovered": _recovered(folder, train) if keys["passes"] == 2 else math.nan,
+    }
+    return selected | _figures(model, keys["problems"])
+
+
+def _recovered(folder: Path, train: Path) -> float:
+    """Share of the problems that the first pass never solved which are trained on; NaN if it solved
+    all."""
+    decisions = read_rows(str(folder / "pass_1/decisions.jsonl"))
+    unsolved = {row["id"] for _, row in decisions if row["reason"] == "unsolved"}
+    kept = {row["id"] for _, row in read_rows(str(train))}
+    return len(kept & unsolved) / len(unsolved) if unsolved else math.nan
 
 
 def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -223,11 +230,6 @@ def _figures(model: str, count: int) -> dict[str, float]:
         "format_rate": found.format_rate,
         "completion_tokens": found.mean_completion_tokens,
     }
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    with file.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def _write(file: Path, settings: dict[str, Any]) -> None:
