@@ -11,6 +11,7 @@ import tramontane
 from tests.runs import SMALL
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, FinishedRun
+from tramontane.studies.page import plot_curve
 from tramontane.studies.plan import LEAST_SHARE, Plan, minutes_of, share_of
 from tramontane.studies.procedures import collated, trained
 from tramontane.studies.runner import finished_runs, write_settings
@@ -98,6 +99,28 @@ def files(tmp_path):
     }
     base.write_text(yaml.safe_dump(raw))
     return study, base
+
+
+def test_a_divergence_that_explodes_is_seen_beside_the_others(tmp_path):
+    def finished(name, divergences):
+        lines = [json.dumps({"update": i + 1, "kl": d}) for i, d in enumerate(divergences)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        return FinishedRun(tmp_path / name)
+
+    held, exploded = finished("held", [0.0, 0.02, 0.1, 0.3]), finished("far", [0.0, 1, 1e3, 1e8])
+    assert plot_curve("kl", {"held": [held]}, "update").axes[0].get_yscale() == "linear"
+    (axes,) = plot_curve("kl", {"held": [held], "far": [exploded]}, "update").axes
+    assert axes.get_yscale() == "log"
+    low, high = axes.get_ylim()
+    assert 1e-3 < low < high < 1e9
+
+
+def test_one_outlier_among_updates_does_not_hide_the_divergence(tmp_path):
+    rows = [{"update": i + 1, "kl_reference": 10.0 ** (6 if i == 7 else -2)} for i in range(8)]
+    tmp_path.joinpath("metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    # Two updates are the last quarter: the mean of 6 and −2.
+    assert MEASURES["late_log_kl"].value(FinishedRun(tmp_path)) == pytest.approx(2.0)
 
 
 @pytest.mark.slow

@@ -43,10 +43,10 @@ class FinishedRun:
         """A metric over updates: float, [updates]; NaN where an update does not have it."""
         return np.array([m.get(key, np.nan) for m in self.updates], dtype=np.float64)
 
-    def late(self, key: str) -> float:
-        """Mean of a metric over the last quarter of the updates."""
+    def late(self, key: str, of: Callable[[np.ndarray], np.ndarray] = np.asarray) -> float:
+        """Mean of a metric, or of a function of it, over the last quarter of the updates."""
         curve = self.curve(key)
-        return float(np.nanmean(curve[-max(1, len(curve) // 4) :]))
+        return float(np.nanmean(of(curve[-max(1, len(curve) // 4) :])))
 
     def at_common_time(self, key: str) -> float:
         """Mean of a metric over the last quarter of `common_seconds`; NaN without an update
@@ -169,10 +169,11 @@ MEASURES: dict[str, Measure] = {
     "mismatch": Measure(
         "KL(μ ‖ π), last quarter (nats)", lambda run: run.late("kl_behavior"), ".2g"
     ),
-    "late_kl": Measure(
-        "KL(π ‖ π_ref), last quarter (nats)", lambda run: run.late("kl_reference"), ".2g"
+    # A logarithm, since a single token far from π_ref can be most of an update's mean.
+    "late_log_kl": Measure(
+        "log₁₀ KL(π ‖ π_ref), last quarter", lambda run: run.late("kl_reference", np.log10), ".2f"
     ),
-    "grad_norm": Measure("gradient norm, last quarter", lambda run: run.late("grad_norm")),
+    "grad_norm": Measure("gradient norm, last quarter", lambda run: run.late("grad_norm"), ".3g"),
     "kept_share": Measure(
         "groups trained on",
         lambda run: float(

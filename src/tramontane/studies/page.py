@@ -169,8 +169,14 @@ def plot_arms(study: Study, result: Result) -> Figure:
 
 def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -> Figure:
     """A metric over another: the mean of an arm's seeds as a line, with its 95 % interval over
-    seeds as a band. A moving mean of three points smooths every run first."""
+    seeds as a band. A moving mean of three points smooths every run first. The axis is logarithmic
+    where the largest value is over a thousand times the median: a run that explodes would make
+    straight lines of all others."""
     figure, (axes,) = new_figure()
+    values = np.concatenate([run.curve(key) for every in runs.values() for run in every])
+    values = values[values > 0]
+    if len(values) and values.max() > 1000 * np.median(values):
+        axes.set_yscale("log", nonpositive="mask")
     for n, (colour, (arm, found)) in enumerate(zip(colours(len(runs)), runs.items(), strict=True)):
         length = min(len(run.updates) for run in found)
         if not length or not any(np.isfinite(run.curve(key)).any() for run in found):
@@ -186,7 +192,10 @@ def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -
     axes.set_xlabel(over.replace("_", " "))
     axes.set_title(key.replace("_", " "), loc="left", fontsize=10)
     if axes.lines:
-        axes.legend(frameon=False, fontsize=8)
+        if len(axes.lines) > 6:  # they would cover the lines
+            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        else:
+            axes.legend(frameon=False, fontsize=8)
     return figure
 
 
