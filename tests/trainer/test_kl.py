@@ -84,7 +84,9 @@ def test_two_steps_of_the_paper():
 
 
 def test_the_table_in_the_docs_is_measured():
-    rows = re.findall(r"^\| (k\d) \| (\w+) \| (.*) \|$", DOCS.read_text(), re.M)
+    # The second table, of the tiny base, is a study's: its figures are on the reproduction page.
+    exact = DOCS.read_text().partition("## On the tiny base")[0]
+    rows = re.findall(r"^\| (k\d) \| (\w+) \| (.*) \|$", exact, re.M)
     assert len(rows) == 9
     for estimator, place, cells in rows:
         numbers = [float(cell.strip("* ").replace("−", "-")) for cell in cells.split("|")]
