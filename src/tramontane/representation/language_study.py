@@ -70,9 +70,9 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     model = load_model(settings.model)
     stream = solutions(encoder, "test", seed, levels=settings.levels, p=settings.step_right)
     unseen = [next(stream) for _ in range(settings.probe_solutions)]
-    before = probe_solutions(model, unseen, settings.step_right, seed)
+    before = probe_latents(model, unseen, settings.step_right, seed)
     losses = _fine_tune(model, encoder, settings, seed, folder)
-    measures = probe_solutions(model, unseen, settings.step_right, seed)
+    measures = probe_latents(model, unseen, settings.step_right, seed)
     measures |= {f"{name}_before": value for name, value in before.items()}
     return measures | {"loss": float(np.mean(losses[-max(1, len(losses) // 10) :]))}
 
@@ -108,7 +108,7 @@ def _fine_tune(
     return losses
 
 
-def probe_solutions(model: Any, unseen: list[Solution], p: float, seed: int) -> dict[str, float]:
+def probe_latents(model: Any, unseen: list[Solution], p: float, seed: int) -> dict[str, float]:
     """R² of linear probes of V, Q and advantage, beyond what the number of steps tells.
 
     V is fitted from the latent of a state. Q and the advantage are fitted from the latent of a

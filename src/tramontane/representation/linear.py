@@ -18,7 +18,6 @@ import numpy as np
 
 Method = Literal["pi", "ac", "var"]
 METHODS: tuple[Method, ...] = get_args(Method)
-TITLES: dict[Method, str] = {"pi": "BYOL-Π", "ac": "BYOL-AC", "var": "BYOL-VAR"}
 
 BLOCK = 128  # draws that are integrated together, so that they stay in the processor's cache
 MAX_STEP = 0.5  # keeps ΦᵀΦ within 1e-3 for eigenvalues of T_a up to 1

@@ -6,7 +6,7 @@ asks how well linear functions of Φᵀx fit V, Q or the advantage. Source: arXi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from tramontane.representation.linear import (
 )
 
 Function = Literal["value", "q", "advantage"]
-FUNCTIONS: dict[Function, str] = {"value": "V", "q": "Q", "advantage": "advantage"}
+FUNCTIONS: tuple[Function, ...] = get_args(Function)
 BEST: dict[Function, Method] = {"value": "pi", "q": "ac", "advantage": "var"}
 
 
