@@ -7,6 +7,7 @@ import pytest
 
 from tramontane.errors import InputError
 from tramontane.representation.linear_study import LinearSettings, run_arm
+from tramontane.representation.views import FUNCTIONS
 from tramontane.studies.study import load_study
 
 SMALL = {"draws": 12, "starts": 2, "shared_starts": 2, "time": 40}
@@ -32,6 +33,42 @@ def test_an_arm_returns_every_measure_of_the_study(tmp_path: Path) -> None:
     assert min(errors, key=lambda arm: errors[arm]["advantage"]) == "var"
     again = run_arm({**SMALL, "method": "var"}, 0, tmp_path)
     assert again == errors["var"]
+
+
+def arm(folder: Path, **keys: object) -> tuple[dict[str, float], dict[str, float]]:
+    """The measures, and the last line of the path."""
+    found = run_arm({**SMALL, "method": "pi", **keys}, 0, folder)
+    return found, json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_discount_changes_the_functions_and_not_the_representation(tmp_path: Path) -> None:
+    (one_step, last), (discounted, last_discounted) = (arm(tmp_path, discount=g) for g in (0, 0.9))
+    for function in FUNCTIONS:
+        assert discounted[function] > 1.01 * one_step[function]
+        assert last_discounted[function] > 1.01 * last[function]
+    same = ("objective_pi", "fit_pi", "wins", "shared_bound")
+    assert [discounted[name] for name in same] == [one_step[name] for name in same]
+
+
+def test_more_starts_end_higher(tmp_path: Path) -> None:
+    few, _ = arm(tmp_path, starts=1, shared_starts=1)
+    many, _ = arm(tmp_path, starts=8, shared_starts=8)
+    assert many["objective_pi"] > few["objective_pi"]
+    assert many["shared_bound"] > few["shared_bound"]
+    assert few["wins_one_start"] == few["wins"]
+    assert few["shared_named_one_start"] == few["shared_named"]
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.9])
+def test_the_path_of_a_flow_that_converges_ends_at_the_measures(
+    discount: float, tmp_path: Path
+) -> None:
+    """With one start; the path has the time of the dynamics, and the measures a scaled one."""
+    keys = {"states": 4, "width": 2, "draws": 4, "starts": 1, "time": 1000, "discount": discount}
+    measures, last = arm(tmp_path, **keys)
+    assert last["time"] == pytest.approx(1000)
+    for name in (*FUNCTIONS, "objective_pi", "objective_ac", "objective_var"):
+        assert last[name] == pytest.approx(measures[name], abs=1e-4), name
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,8 @@ def _write_path(settings: LinearSettings, dynamics: np.ndarray, seed: int, folde
             line = {"time": time, "gram_drift": float(moved)}
             for method in METHODS:
                 value = trace_objective(method, dynamics, phi)
-                line[f"objective_{method}"] = float(value.mean())
+                line[f"objective_{method}"] = _mean(value)
             for function in FUNCTIONS:
-                line[function] = float(function_error(function, dynamics, phi).mean())
+                line[function] = _mean(function_error(function, dynamics, phi, settings.discount))
             file.write(json.dumps(line) + "\n")
     return float(drift.max())
