@@ -15,6 +15,7 @@ import numpy as np
 
 RIDGES = tuple(10.0**k for k in range(-4, 3))  # penalties, times the number of states
 TRAINING_SHARE = 0.7
+LEAST_DEVIATION = 1e-5  # of a feature, as a share of all features' size; below, float32 rounds it
 COMPONENTS = 16  # of two representations whose products are features
 
 
@@ -66,17 +67,22 @@ def probe(features: np.ndarray, targets: Targets, seed: int = 0) -> dict[str, fl
 def held_out_r2(features: np.ndarray, targets: np.ndarray, fitted: np.ndarray) -> float:
     """R² of ridge regression on the states that were not fitted.
 
+    A feature that is constant in the fitted states up to rounding (`LEAST_DEVIATION`) is left out.
+    Scaled up to unit variance, it would move the prediction at a held-out state by any amount.
+
     Args:
         features: [N, width].
         targets: [N, J].
         fitted: [N] bool, the states that the regression sees.
     """
-    mean, scale = features[fitted].mean(0), features[fitted].std(0)
-    x = (features - mean) / np.where(scale > 1e-8, scale, 1.0)
+    mean, deviation = features[fitted].mean(0), features[fitted].std(0)
+    size = float(np.sqrt((features[fitted] ** 2).mean()))
+    varies = deviation > max(LEAST_DEVIATION * size, 1e-8)
+    x = (features - mean) * varies / np.where(varies, deviation, 1.0)
     centre = targets[fitted].mean(0)
     weights = _ridge(x[fitted], targets[fitted] - centre)
-    residual = targets[~fitted] - centre - x[~fitted] @ weights
-    return float(1 - (residual**2).sum() / ((targets[~fitted] - centre) ** 2).sum())
+    errors = targets[~fitted] - centre - x[~fitted] @ weights
+    return float(1 - (errors**2).sum() / ((targets[~fitted] - centre) ** 2).sum())
 
 
 def residual(x: np.ndarray, cells: np.ndarray, fitted: np.ndarray) -> np.ndarray:
