@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -35,6 +36,20 @@ def test_probes_find_what_is_linear_and_nothing_else() -> None:
     # Only V is linear: the advantage, on top of it, is noise.
     mixed = probe(features, Targets(q.mean(1, keepdims=True) + rng.standard_normal((400, 3, 5))))
     assert mixed["value"] > mixed["q"] > 0.3 > 0.05 > mixed["advantage"]
+
+
+def test_a_feature_that_is_constant_where_it_is_fitted_is_left_out() -> None:
+    """It varies by a millionth in fitted states, and by 1 in a few of those that are held out."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((400, 4))
+    y = features @ rng.standard_normal((4, 3)) + rng.standard_normal((400, 3))
+    fitted = np.arange(400) < 280
+    collapsed = 1e-6 * rng.standard_normal((400, 12))
+    collapsed[-5:] += 1
+    joint = held_out_r2(np.hstack([features, collapsed]), y, fitted)
+    assert joint == pytest.approx(held_out_r2(features, y, fitted))
+    # All features may have collapsed, around a latent that is not 0.
+    assert -0.05 < held_out_r2(1 + collapsed, y, fitted) <= 0
 
 
 def test_v_and_the_advantage_share_the_variance_of_q() -> None:
@@ -152,13 +167,66 @@ def test_the_agent_has_the_actions_that_are_named() -> None:
         np.testing.assert_array_equal(forward.step(chosen)[0], every.step(action)[0])
 
 
+class Digits(gymnasium.Env):
+    """Two rows of bytes, and a choice of one action or more."""
+
+    def __init__(self, actions: int = 2) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (2, 3), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(actions)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.arange(6, dtype=np.uint8).reshape(2, 3), {}
+
+    def step(self, action):
+        return np.full((2, 3), action, np.uint8), 0.0, False, False, {}
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", {**gymnasium.registry})
+    gymnasium.register("Digits-v0", Digits)
+    return "Digits-v0"
+
+
+def test_any_array_of_numbers_is_seen_flat_and_in_float32(digits: str) -> None:
+    env = make_task(Task(name=digits))
+    observation, _ = env.reset()
+    assert observation.dtype == env.observation_space.dtype == np.float32
+    np.testing.assert_array_equal(observation, np.arange(6))
+    np.testing.assert_array_equal(env.step(1)[0], np.ones(6))
+    with pytest.raises(InputError, match=r"actions are Discrete\(1\); they must be .* two"):
+        make_task(Task(name=digits, options={"actions": 1}))
+
+
+@pytest.mark.parametrize("name", ["minigrid:MiniGrid-Empty-5x5-v0", "BabyAI-GoToObj-v0"])
+def test_a_task_of_minigrid_is_seen_whole_whatever_its_name(name: str) -> None:
+    env = make_task(Task(name=name))
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == env.observation_space.shape
+    assert observation.sum() == 3 * env.unwrapped.width * env.unwrapped.height
+
+
+def test_a_list_of_a_file_is_a_place_in_a_grid() -> None:
+    env = make_task(Task(name="MiniGrid-Empty-8x8-v0", options={"agent_start_pos": [2, 3]}))
+    env.reset(seed=0)
+    assert tuple(env.unwrapped.agent_pos) == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"name": "Nowhere-v0"}, "Nowhere"),
+        ({"name": "Nowhere-v0"}, "Nowhere.*; change name$"),
+        ({"name": "nowhere:Grid-v0"}, "No module named 'nowhere'.*; change name$"),
         ({"name": "Pendulum-v1"}, "discrete"),
-        ({"name": "CartPole-v1", "actions": (0, 2)}, r"no actions \[2\]; it has 0 to 1"),
-        ({"name": "CartPole-v1", "options": {"pole": 2}}, "CartPole.*pole"),
+        ({"name": "FrozenLake-v1"}, r"observations are Discrete\(16\); name a task of MiniGrid"),
+        ({"name": "Blackjack-v1"}, "observations are Tuple.*; name a task of MiniGrid"),
+        ({"name": "CartPole-v1", "actions": (0, 2)}, r"actions: no actions \[2\]; it has 0 to 1"),
+        ({"name": "CartPole-v1", "options": {"pole": 2}}, "CartPole.*pole.*; change name or opt"),
+        (
+            {"name": "MiniGrid-Empty-8x8-v0", "options": {"agent_start_pos": [50, 50]}},
+            r"agent_start_pos.*\[50, 50\].*AssertionError; change name or options",
+        ),
     ],
 )
 def test_a_task_that_does_not_exist_is_refused(keys: dict[str, object], said: str) -> None:
@@ -170,6 +238,33 @@ def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
     keys = {"tasks": {"cartpole": {"name": "CartPole-v1"}}, "auxiliary": {"methd": "pi"}}
     with pytest.raises(InputError, match="study byol-deep: auxiliary.methd: .*'method'"):
         run_arm(keys, 0, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"points": 201}, "points: 201 points in 200 steps; ask for at most one for each step"),
+        ({"label": "a/b"}, "tasks: 'a/b' cannot name a task .* letters, digits"),
+        ({"label": "summary"}, "tasks: 'summary' cannot name a task"),
+        ({"actions": (1,)}, r"tasks.pole.actions: \[1\]: name at least two"),
+        ({"actions": (0, 1, 0)}, r"tasks.pole.actions: \[0, 1, 0\]: .*, and each once"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_before_it_is_learnt(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    task = {"name": "CartPole-v1", "actions": changes.get("actions", ())}
+    keys = {"tasks": {changes.get("label", "pole"): task}, "steps": 200}
+    with pytest.raises(InputError, match=f"study byol-deep: {said}"):
+        run_arm({**keys, "points": changes.get("points", 20)}, 0, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_learning_curve_may_have_a_point_for_each_step(tmp_path: Path) -> None:
+    keys = {"steps": 200, "points": 200, "probe_states": 100, "evaluation_episodes": 1}
+    run_arm({**keys, "tasks": {"pole-1": {"name": "CartPole-v1"}}}, 0, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines] == [*range(1, 201)]
 
 
 @pytest.mark.parametrize("added", [7, 25])  # not full, and overwritten twice

@@ -40,7 +40,8 @@ class Sequences(NamedTuple):
     """B stretches of an episode, of H steps.
 
     Fields: `observations` [B, size]; `actions` [B, H] int64; `following` [B, H, size], the
-    observation after each action; `valid` [B, H] bool, False after the end of an episode.
+    observation after each action; `valid` [B, H] bool, False after the end of an episode and
+    beyond the newest step.
     """
 
     observations: torch.Tensor
@@ -59,11 +60,12 @@ class SequenceBuffer(ReplayBuffer):
         starts = np.random.randint(0, max(1, size - steps + 1), size=count)
         index = (oldest + starts[:, None] + np.arange(steps)) % self.buffer_size
         ended = self.dones[index, 0].cumsum(1) - self.dones[index, 0]
+        filled = starts[:, None] + np.arange(steps) < size
         return Sequences(
             torch.as_tensor(self.observations[index[:, 0], 0]),
             torch.as_tensor(self.actions[index, 0, 0]).long(),
             torch.as_tensor(self.next_observations[index, 0]),
-            torch.as_tensor(ended == 0),
+            torch.as_tensor((ended == 0) & filled),
         )
 
 

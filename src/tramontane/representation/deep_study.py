@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tramontane.config import Section, parse
+from tramontane.config import Section, key_error, parse
 from tramontane.errors import InputError
 
 if missing := [m for m in ("gymnasium", "minigrid", "stable_baselines3") if find_spec(m) is None]:
@@ -40,16 +41,17 @@ from tramontane.representation.tasks import (
     random_reward_targets,
     visited_states,
 )
+from tramontane.representation.views import FUNCTIONS
 
 RECENT_EPISODES = 20  # behind a point of a learning curve
-FUNCTIONS = ("value", "q", "advantage")
+TASK_LABEL = re.compile(r"(?!summary$)[\w-]+")  # of a file next to the run's summary.json
 
 
 class DeepSettings(Section):
     """Keys of an arm of `byol-deep`."""
 
     tasks: dict[str, Task] = Field(min_length=1)
-    """The tasks, by their names in the measures."""
+    """The tasks, by their names in the measures, of letters, digits, `_` and `-`."""
     learns: bool = True
     """Whether the agent learns; otherwise it acts uniformly, and its encoder stays as it began."""
     auxiliary: SelfPredictionConfig = SelfPredictionConfig()
@@ -57,7 +59,7 @@ class DeepSettings(Section):
     steps: int = Field(30_000, ge=200)
     """Environment steps on each task."""
     points: int = Field(20, ge=1)
-    """Points of a learning curve."""
+    """Points of a learning curve, at most one for each step."""
     features: int = Field(16, ge=1)
     """Size of a latent."""
     learning_rate: float = Field(1e-3, gt=0)
@@ -73,6 +75,23 @@ class DeepSettings(Section):
     fewer."""
     probe_functions: int = Field(32, ge=1)
     """Random rewards whose V, Q and advantage the probes fit."""
+
+    @model_validator(mode="after")
+    def _can_be_written(self) -> DeepSettings:
+        if self.points > self.steps:
+            raise key_error(
+                f"{self.points} points in {self.steps} steps; ask for at most one for each step",
+                "points",
+                "steps",
+            )
+        for label in self.tasks:
+            if not TASK_LABEL.fullmatch(label):
+                raise key_error(
+                    f"{label!r} cannot name a task and its file; take another name, of letters, "
+                    "digits, _ and -",
+                    "tasks",
+                )
+        return self
 
 
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:

@@ -8,12 +8,13 @@ from typing import Any
 import gymnasium
 import minigrid  # noqa: F401  # registers its tasks
 import numpy as np
-from gymnasium.wrappers import TransformAction
+from gymnasium.wrappers import DtypeObservation, FlattenObservation, TransformAction
 from minigrid.core.constants import COLOR_TO_IDX, OBJECT_TO_IDX, STATE_TO_IDX
+from minigrid.minigrid_env import MiniGridEnv
 from minigrid.wrappers import FullyObsWrapper
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tramontane.config import Section
+from tramontane.config import Section, key_error
 from tramontane.errors import InputError
 from tramontane.representation.probes import Targets
 
@@ -30,7 +31,7 @@ class Task(Section):
     name: str
     """Gymnasium's name."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments that `gymnasium.make` hands to the task."""
+    """Arguments that `gymnasium.make` hands to the task; a list arrives as a tuple."""
     actions: tuple[int, ...] = ()
     """The actions that the agent has; all of the task's, unless some are named."""
     repeat: int = Field(1, ge=1)
@@ -38,6 +39,14 @@ class Task(Section):
     frequency: float = Field(1.0, gt=0)
     """How rough the random rewards of the probes are: standardised observations whose root mean
     square difference is 1 / `frequency` have rewards that correlate with exp(−½)."""
+
+    @model_validator(mode="after")
+    def _two_actions(self) -> Task:
+        if self.actions and not 1 < len(set(self.actions)) == len(self.actions):
+            raise key_error(
+                f"{list(self.actions)}: name at least two actions, and each once", "actions"
+            )
+        return self
 
 
 class OneHotGrid(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
@@ -76,26 +85,58 @@ class Repeated(gymnasium.Wrapper[np.ndarray, int, np.ndarray, int]):
 
 
 def make_task(task: Task) -> gymnasium.Env[np.ndarray, Any]:
-    """The task with flat observations and discrete actions.
+    """The task with flat observations in float32 and discrete actions.
 
     Raises:
-        InputError: no such task, options or actions, or actions that are not discrete.
+        InputError: no such task, options or actions, or a task without two discrete actions or
+            without observations in numbers.
     """
-    try:
-        env = gymnasium.make(task.name, **task.options)
-    except (gymnasium.error.Error, TypeError) as error:
-        raise InputError(f"task {task.name!r}: {error}") from None
+    env = _made(task)
     space = env.action_space
-    if not isinstance(space, gymnasium.spaces.Discrete):
-        raise InputError(f"task {task.name!r}: its actions are {space}; they must be discrete")
+    if not isinstance(space, gymnasium.spaces.Discrete) or space.n < 2:
+        raise InputError(
+            f"task {task.name!r}: its actions are {space}; they must be discrete, and at least two"
+        )
     if unknown := [a for a in task.actions if not 0 <= a < space.n]:
-        raise InputError(f"task {task.name!r}: no actions {unknown}; it has 0 to {space.n - 1}")
-    if task.name.startswith("MiniGrid"):
+        raise InputError(
+            f"task {task.name!r}: actions: no actions {unknown}; it has 0 to {space.n - 1}"
+        )
+    if isinstance(env.unwrapped, MiniGridEnv):
         env = OneHotGrid(env)
+    seen = env.observation_space
+    if not isinstance(seen, gymnasium.spaces.Box):
+        raise InputError(
+            f"task {task.name!r}: its observations are {seen}; name a task of MiniGrid, or one "
+            "whose observations are an array of numbers (Box)"
+        )
+    if len(seen.shape) != 1:
+        env = FlattenObservation(env)
+    if seen.dtype != np.float32:
+        env = DtypeObservation(env, np.float32)
     if task.actions:
         chosen = gymnasium.spaces.Discrete(len(task.actions))
         env = TransformAction(env, lambda action: task.actions[action], chosen)
     return Repeated(env, task.repeat)
+
+
+def _made(task: Task) -> gymnasium.Env[Any, Any]:
+    """Gymnasium's task as it is.
+
+    Raises:
+        InputError: no such task or options.
+    """
+    options: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in task.options.items()
+    }
+    try:
+        env = gymnasium.make(task.name, **options)
+        env.reset(seed=0)  # some tasks look at their options only here
+    except Exception as error:  # whatever the task's own code raises
+        given, remedy = (f", options {task.options}", " or options") if options else ("", "")
+        said = str(error) or type(error).__name__
+        raise InputError(f"task {task.name!r}{given}: {said}; change name{remedy}") from None
+    return env
 
 
 def visited_states(task: Task, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
