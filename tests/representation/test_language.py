@@ -4,6 +4,7 @@ import json
 from itertools import islice, pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tramontane.config import ObjectiveConfig, TrainerConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.representation import language_study
 from tramontane.representation.language import SelfPredictiveSFT, state_latents
 from tramontane.representation.language_study import LanguageSettings, run_arm, split_by_prompt
 from tramontane.representation.losses import SelfPredictionConfig
@@ -136,6 +138,113 @@ def test_without_a_method_training_is_supervised_fine_tuning(encoder: PromptEnco
         weights.append(trainer.weights())
     for name, tensor in weights[0].items():
         assert torch.equal(tensor, weights[1][name]), name
+
+
+@pytest.mark.parametrize("method", ["pi", "ac", "var"])
+def test_the_auxiliary_loss_is_a_mean_over_the_batch_however_it_is_cut(
+    method: str, encoder: PromptEncoder
+) -> None:
+    batch = drawn(encoder, 6, seed=4)
+    gradients, seen = [], []
+    for tokens in (150, 100_000):
+        torch.manual_seed(0)
+        model = load_model("tiny")
+        objective = SelfPredictiveSFT(model, SelfPredictionConfig(method=method, steps=2, weight=3))
+        inner = objective.predictions.forward
+        parts: list[tuple[torch.Tensor, ...]] = []
+        objective.predictions.forward = lambda *p, of=inner, to=parts: to.append(p) or of(*p)
+        settings = TrainerConfig(
+            objective=ObjectiveConfig(name="sft"), dtype="float32", microbatch_tokens=tokens
+        )
+        trainer = Trainer(model, settings, 1)
+        trainer.objective = objective
+        trainer.step(objective.begin(batch))
+        gradients.append([p.grad.clone() for p in objective.predictions.parameters()])
+        seen.append(parts)
+    assert len(seen[0]) > 1 == len(seen[1])
+    # The gradient of the mean over the whole batch, of latents as they were.
+    objective.predictions.zero_grad()
+    (whole,) = seen[1]
+    objective.predictions.forward(*(part.detach() for part in whole))[0].backward()
+    expected = [p.grad for p in objective.predictions.parameters()]
+    for found in gradients:
+        for first, second in zip(found, expected, strict=True):
+            torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-3)
+
+
+def test_the_auxiliary_loss_moves_the_model(encoder: PromptEncoder) -> None:
+    batch, weights = drawn(encoder, 4, seed=3), []
+    for weight in (0.0, 3.0):
+        torch.manual_seed(0)
+        model = load_model("tiny")
+        settings = TrainerConfig(objective=ObjectiveConfig(name="sft"), dtype="float32")
+        trainer = Trainer(model, settings, 1)
+        trainer.objective = SelfPredictiveSFT(
+            model, SelfPredictionConfig(method="ac", weight=weight)
+        )
+        trainer.step(trainer.objective.begin(batch))
+        weights.append(trainer.weights())
+    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_probes_fit_values_and_not_the_number_of_steps(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, unseen = load_model("tiny"), drawn(encoder, 500)
+
+    def counts(solution: Solution) -> np.ndarray:
+        t = np.arange(solution.steps + 1)
+        return np.concatenate([np.eye(8)[t], np.eye(8)[solution.steps - t]], axis=1)
+
+    def values(solution: Solution) -> np.ndarray:
+        found = solution.values(0.6)
+        return np.stack([found, [*found[1:], 0]], axis=1)  # of the state, and of the next
+
+    found = {}
+    for latent in (counts, values):
+        latents = [torch.tensor(latent(solution)) for solution in unseen]
+        monkeypatch.setattr(language_study, "state_latents", lambda *_, known=latents: known)
+        found[latent] = language_study.probe_latents(model, unseen, 0.6, seed=0)
+    assert min(found[values].values()) > 0.999
+    assert max(found[counts].values()) < 0.05
+
+
+SMALL = {"steps": 2, "batch_tokens": 400, "probe_solutions": 30, "auxiliary": {"method": "ac"}}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    return arm({}, tmp_path_factory.mktemp("small"))
+
+
+def arm(changes: dict[str, Any], folder: Path) -> dict[str, float]:
+    """The measures of an arm, and the last line of its log."""
+    found = run_arm({**SMALL, **changes}, 0, folder)
+    return found | json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "changed"),
+    [
+        ({"auxiliary": {"method": "ac", "predictor_speed": 50.0}}, ["error_ac"]),
+        ({"auxiliary": {"method": "ac", "predictor_speed": 1e-9}}, ["error_ac"]),
+        ({"learning_rate": 5e-3}, ["error_ac", "nll", "q"]),
+        ({"levels": (3, 3)}, ["nll", "q_before", "q"]),
+        ({"step_right": 0.5}, ["nll", "q_before", "q"]),
+        ({"batch_tokens": 800}, ["nll", "q"]),
+        ({"probe_solutions": 40}, ["q_before", "q"]),
+    ],
+    ids=str,
+)
+def test_every_key_of_an_arm_is_read(
+    changes: dict[str, Any], changed: list[str], small: dict[str, float], tmp_path: Path
+) -> None:
+    found = arm(changes, tmp_path)
+    for name in changed:
+        assert abs(found[name] - small[name]) > 1e-4 * abs(small[name]), name
+    if "auxiliary" in changes:  # the predictors alone are faster or slower
+        faster = changes["auxiliary"]["predictor_speed"] > 5
+        assert (found["error_ac"] < small["error_ac"]) == faster
 
 
 def test_an_arm_returns_every_measure_of_the_study(tmp_path: Path) -> None:

@@ -244,6 +244,20 @@ def test_each_method_is_best_at_its_own_objective_in_99_of_100_draws() -> None:
 
 
 @pytest.mark.slow
+def test_the_best_of_many_starts_is_the_named_eigenspace_of_pi() -> None:
+    """Of Π on the dynamics of the study, for which Π's maximiser is always known."""
+    dynamics = draw_dynamics("sinkhorn", 100, seed=0)
+    named = named_eigenspace("pi", dynamics, 4)
+    few, many = (
+        limits("pi", dynamics, starts=starts, time=time, width=4, seed=0)
+        for starts, time in ((8, 150), (64, 300))
+    )
+    ends = [few[:, 0], *(best_start("pi", dynamics, found) for found in (few, many))]
+    reached = [np.mean(subspace_distance(end, named) < 0.05) for end in ends]
+    assert reached == pytest.approx([0.17, 0.55, 0.97], abs=0.02)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_limit_is_the_named_eigenspace_if_actions_share_eigenvectors(method: Method) -> None:
     """Draws with a small gap between kept and dropped eigenvalues converge slowly: left out."""

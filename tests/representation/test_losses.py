@@ -97,6 +97,25 @@ def test_the_loss_of_an_ensemble_is_the_mean_over_its_members() -> None:
     assert errors["pi"] == pytest.approx(np.mean(single))
 
 
+@pytest.mark.parametrize(
+    ("normalize", "weight", "expected"), [(True, 1.0, 0.4), (True, 2.5, 1.0), (False, 2.0, 26.0)]
+)
+def test_the_loss_by_hand(normalize: bool, weight: float, expected: float) -> None:
+    """(3, 4) stays; (0, 2) was to come. Of unit length: (0.6, 0.8) and (0, 1)."""
+    config = SelfPredictionConfig(method="pi", hidden=0, normalize=normalize, weight=weight)
+    module = SelfPrediction(2, 2, config)
+    with torch.no_grad():
+        module.members["pi"][0].matrices.copy_(torch.eye(2))
+    loss, errors = module(
+        torch.tensor([[3.0, 4.0]]),
+        torch.zeros(1, 1, 2),
+        torch.tensor([[[0.0, 2.0]]]),
+        torch.ones(1, 1, dtype=torch.bool),
+    )
+    assert float(loss) == pytest.approx(expected)
+    assert errors["pi"] == pytest.approx(expected / weight)  # of the predictor alone
+
+
 def test_a_target_network_follows_its_encoder() -> None:
     encoder = nn.Linear(3, 3)
     target = TargetNetwork(encoder, 0.25)
