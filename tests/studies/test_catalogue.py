@@ -1,5 +1,6 @@
 """The whole catalogue: its plan, its page, and its smoke test."""
 
+import inspect
 import json
 import re
 import shutil
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
+import tramontane
 from tests.paths import ROOT
 from tests.studies.test_studies import WALKS
 from tramontane.cli import app
@@ -86,6 +88,21 @@ def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
     assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
     for file in (ROOT / "docs/reproduction").iterdir():
         assert (page.with_suffix("") / file.name).read_bytes() == file.read_bytes()
+
+
+def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_path):
+    default = inspect.signature(tramontane.study).parameters["seeds"].default
+    results = write_report(default_plans(tmp_path / "studies"), page)
+    assert {result.seeds for result in results.values()} > {default}
+    for name, result in results.items():
+        seeds = "" if result.seeds == default else f" --seeds {result.seeds}"
+        assert f"\ntramontane study {name}{seeds}\n" in page.read_text()
+
+
+def test_the_page_counts_updates_and_no_lines_of_a_function(page, tmp_path):
+    write_report(default_plans(tmp_path / "studies"), page)
+    sizes = re.findall(r"^\d+ seeds?(.*) for each arm", page.read_text(), re.M)
+    assert "" in sizes and all(re.fullmatch(r"( of [\d to]+ updates)?", size) for size in sizes)
 
 
 def test_results_of_other_arms_leave_the_page(page, tmp_path):

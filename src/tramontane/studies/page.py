@@ -250,9 +250,10 @@ def _markdown(study: Study, result: Result) -> str:
 
 def size_of(study: Study, result: Result) -> str:
     """`3 seeds of 12 to 48 updates for each arm; runs of 20 minutes in all`, and the share of the
-    budget if it is not the study's own."""
-    low, high = result.lines
-    lines = f" of {low if low == high else f'{low} to {high}'} {study.over}s" if high else ""
+    budget if it is not the study's own. The log has a line for each update; those of anything else
+    (`over`) may stand for any number of it, so that they are not counted."""
+    low, high = result.lines if study.over == "update" else (0, 0)
+    lines = f" of {low if low == high else f'{low} to {high}'} updates" if high else ""
     seeds = f"{result.seeds} seed{'s' if result.seeds != 1 else ''}"
     minutes = f"{result.minutes:.0f}" if result.minutes >= 10 else f"{result.minutes:.1f}"
     budget = "" if result.share == 1 else f", {result.share:.2g} of the study's own budget"
