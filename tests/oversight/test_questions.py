@@ -1,6 +1,7 @@
 """Questions: the generated task, and the layouts of public sets."""
 
 import json
+import re
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ from tramontane import InputError
 from tramontane.config import LANGUAGES
 from tramontane.oversight.config import QuestionsConfig
 from tramontane.oversight.extractive import FRAMES, extractive_questions
-from tramontane.oversight.extractive.generate import frames
+from tramontane.oversight.extractive.generate import load_frames
 from tramontane.oversight.layouts import CATALOG, LAYOUTS, converted
 from tramontane.oversight.load import load_questions
 from tramontane.oversight.questions import Question, two_choices
@@ -65,12 +66,27 @@ def test_the_streams_are_seeded_distinct_and_split() -> None:
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_every_language_has_the_same_frames(code: str) -> None:
-    assert tuple(frames(code)) == FRAMES
-    for frame in frames(code).values():
+    assert tuple(load_frames(code)) == FRAMES
+    for frame in load_frames(code).values():
         assert len(frame.goals) == len(set(frame.goals)) == 8
-        for wordings in (frame.first, frame.second, frame.question):
-            assert len(wordings) == 2
+        for phrasings in (frame.first, frame.second, frame.question):
+            assert len(phrasings) == 2
+        # What is asked for stands behind what it is found by.
+        assert frame.first[0].startswith("{name}") and frame.second[0].index("{n}") < (
+            frame.second[0].index("{goal}")
+        )
         assert not any(a != b and a in b for a in frame.goals for b in frame.goals)
+
+
+def test_one_phrasing_is_the_first_of_its_frame() -> None:
+    for question in drawn(60, languages=["en"], phrasings=1):
+        for chain in question.metadata["chains"]:
+            assert re.fullmatch(rf"{chain['name']} (has key|takes train) \d\d\.", chain["first"])
+            assert re.fullmatch(
+                rf"(Key|Train) \d\d (opens|goes to) {chain['goal']}\.", chain["second"]
+            )
+    starts = {q.metadata["chains"][0]["first"].split()[0] for q in drawn(60, languages=["en"])}
+    assert {"Key", "The"} < starts
 
 
 ARTICLE = "A long story."
@@ -125,6 +141,12 @@ def test_a_known_set_is_read_from_a_file_of_its_layout(name: str, tmp_path: Path
         assert question.text == text and question.article == article
         assert question.right is not None and question.choices[question.right] == right
         assert len(set(question.choices)) == 2
+
+
+@pytest.mark.parametrize("source", ["qualty", "mmul", "extractive"])
+def test_a_misspelt_set_is_not_asked_of_the_hub(source: str) -> None:
+    with pytest.raises(InputError, match=r"questions\.source: no set .* did you mean"):
+        load_questions(QuestionsConfig(source=source))
 
 
 def test_the_authors_file_of_quality_has_several_questions_a_row(tmp_path: Path) -> None:

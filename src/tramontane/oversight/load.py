@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from tramontane.config import nearest
 from tramontane.data.files import read_rows
@@ -25,7 +26,7 @@ def load_questions(config: QuestionsConfig) -> list[Question]:
     if config.source == GENERATED:
         drawn = config.extractive
         stream = extractive_questions(
-            drawn.split, config.seed, drawn.levels, drawn.languages, drawn.frames
+            drawn.split, config.seed, drawn.levels, drawn.languages, drawn.frames, drawn.phrasings
         )
         found = list(islice(stream, config.limit))
     else:
@@ -43,6 +44,11 @@ def source_of(config: QuestionsConfig) -> str:
 
 def _read(config: QuestionsConfig) -> list[Question]:
     name = config.source.partition("@")[0]
+    # A slip in a known name would be asked of the hub for half a minute.
+    path = Path(name)
+    bare = name not in CATALOG and path.name == name and not path.suffix and not path.exists()
+    if bare and (near := nearest(name, [GENERATED, *CATALOG])):
+        raise InputError(f"questions.source: no set {name!r}; did you mean {near!r}?")
     known = CATALOG.get(name) or KnownSet(config.source, config.split, "plain")
     layout = config.layout or known.layout
     if layout not in LAYOUTS:

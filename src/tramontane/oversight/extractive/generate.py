@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -35,9 +35,9 @@ class Frame:
     """The sentences about one kind of things in one language.
 
     Args:
-        first: wordings of the first fact, with {name} and {n}.
-        second: wordings of the second fact, with {n} and {goal}.
-        question: wordings of the question, with {name}.
+        first: phrasings of the first fact, with {name} and {n}; the first one begins with the name.
+        second: phrasings of the second fact, with {n} and {goal}; the first one ends with the goal.
+        question: phrasings of the question, with {name}.
         goals: answers, in the form that the second fact needs.
     """
 
@@ -58,7 +58,7 @@ class Chain:
 
 
 @lru_cache
-def frames(code: str) -> dict[str, Frame]:
+def load_frames(code: str) -> dict[str, Frame]:
     """The frames of `templates/<code>.yaml`, by name."""
     path = files(__package__) / "templates" / f"{code}.yaml"
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -70,7 +70,8 @@ def extractive_questions(
     seed: int,
     levels: tuple[int, int] = (2, 4),
     languages: Sequence[str] = LANGUAGES,
-    kinds: Sequence[str] = FRAMES,
+    frames: Sequence[str] = FRAMES,
+    phrasings: int | None = None,
 ) -> Iterator[Question]:
     """An endless stream of questions of one split, all different.
 
@@ -82,36 +83,41 @@ def extractive_questions(
         seed: of the stream.
         levels: fewest and most chains in an article.
         languages: ISO 639-1 codes, drawn uniformly.
-        kinds: frames, drawn uniformly.
+        frames: names of frames, drawn uniformly.
+        phrasings: number of phrasings of every sentence that are drawn from, the first of its
+            frame; None: all.
     """
     rng, seen = Random(f"extractive/{split}/{seed}"), set[str]()
     while True:
         level = levels[0] + int(rng.random() * (levels[1] - levels[0] + 1))
-        question = _draw(rng, pick(rng, languages), pick(rng, kinds), level)
+        question = _draw(rng, pick(rng, languages), pick(rng, frames), level, phrasings)
         canonical = f"{question.article}\n{question.text}"
         if split_of(canonical) == split and canonical not in seen:
             seen.add(canonical)
             yield question
 
 
-def _draw(rng: Random, code: str, kind: str, level: int) -> Question:
-    frame, lang = frames(code)[kind], playground_language(code)
+def _draw(rng: Random, code: str, frame_name: str, level: int, phrasings: int | None) -> Question:
+    def phrase(sentences: list[str], **facts: Any) -> str:
+        return pick(rng, sentences[:phrasings]).format(**facts)
+
+    frame, lang = load_frames(code)[frame_name], playground_language(code)
     names = rng.sample([*lang.names["m"], *lang.names["f"]], level)
     numbers, goals = rng.sample(NUMBERS, level), rng.sample(frame.goals, level)
     chains = [
         Chain(
             name=name,
             goal=goal,
-            first=pick(rng, frame.first).format(name=name, n=n),
-            second=pick(rng, frame.second).format(n=n, goal=goal),
+            first=phrase(frame.first, name=name, n=n),
+            second=phrase(frame.second, n=n, goal=goal),
         )
         for name, n, goal in zip(names, numbers, goals, strict=True)
     ]
     sentences = [sentence for chain in chains for sentence in (chain.first, chain.second)]
     rng.shuffle(sentences)
-    text = pick(rng, frame.question).format(name=chains[0].name)
+    text = phrase(frame.question, name=chains[0].name)
     article = lang.joiner.join(sentences)
     digest = hashlib.sha256(f"{article}\n{text}".encode()).hexdigest()[:16]
     choices = tuple(chain.goal for chain in chains)
-    metadata = {"kind": kind, "level": level, "chains": [vars(chain) for chain in chains]}
+    metadata = {"frame": frame_name, "level": level, "chains": [vars(chain) for chain in chains]}
     return Question(f"extractive-{digest}", text, choices, 0, article, code, metadata)
