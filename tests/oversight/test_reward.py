@@ -40,7 +40,9 @@ def test_an_oracle_accepts_the_right_answer_alone(protocol: str, tmp_path: Path)
         assert check(problem(n), "A")[0] == check(problem(n), "red")[0] == 1
         share, reason = check(problem(n), "Answer: B")
         assert share == 0 and reason.startswith("the judge rejected (B) blue;")
-    assert check(problem(), "green") == (0.0, "'green' is none of the choices")
+    assert check(problem(), "green") == (0, "no discussion: 'green' is not one of the choices")
+    several = problem(choices=["red", "blue", "green", "grey"])
+    assert [check(several, letter)[0] for letter in "ABCD"] == [1, 0, 0, 0]
 
 
 def test_a_judge_errs_as_often_as_the_protocol_lets_it(tmp_path: Path) -> None:
@@ -66,14 +68,25 @@ def test_the_probability_as_a_result(tmp_path: Path) -> None:
     assert check(problem(), "A")[0] in (0.0, 1.0)  # a judge that states none is certain
 
 
-def test_the_other_answer_and_the_order_are_drawn() -> None:
-    facts = problem(choices=["red", "blue", "green", "grey"])
-    question, side = discussed_question(facts, "(C)", 0) or (None, 0)
-    assert question and question.choices[side] == "green"
-    if "red" in question.choices:
-        assert question.right == question.choices.index("red")
+def test_an_answer_is_discussed_against_the_other_choice_or_against_any_other() -> None:
+    question, side = discussed_question(problem(), "(B)", 0) or (None, 0)
+    assert question and question.choices[side] == "blue" and question.choices[1 - side] == "red"
+    assert question.right == 1 - side
+    several = problem(choices=["red", "blue", "green", "grey"])
+    for letter, choice in zip("ABCD", several.metadata["choices"], strict=True):
+        question, side = discussed_question(several, letter, 0) or (None, 0)
+        assert question and question.choices[side] == choice
+        assert question.choices[1 - side] == OTHER
+        assert question.right == (side if choice == "red" else 1 - side)
     orders = {(discussed_question(problem(n), "A", 0) or (None, 9))[1] for n in range(20)}
     assert orders == {0, 1}
+
+
+@pytest.mark.parametrize("answer", ["", "  ", OTHER, f" {OTHER}\n", "<v_passage></v_passage>"])
+def test_an_answer_that_says_nothing_earns_nothing(answer: str, tmp_path: Path) -> None:
+    """Else not answering would be a coin flip before the judge."""
+    share, reason = judged(tmp_path)(Problem("p", "judged", "Why?"), answer)
+    assert share == 0 and reason.endswith("is not an answer")
 
 
 def test_a_problem_without_choices_and_without_a_known_answer() -> None:
@@ -155,7 +168,7 @@ def test_the_four_cases_are_counted() -> None:
     rows = [row(i % 3, *case, n=i) for i, case in enumerate(cases)]
     found = audit_of(rows)
     assert found.whole.answers == 12
-    assert found.whole.accuracy.value == pytest.approx(9 / 12)
+    assert found.whole.accuracy and found.whole.accuracy.value == pytest.approx(9 / 12)
     assert found.whole.false_acceptance == pytest.approx(1 / 4)
     assert found.whole.false_rejection == pytest.approx(2 / 8)
     assert found.whole.accepted == pytest.approx(7 / 12)
@@ -164,6 +177,23 @@ def test_the_four_cases_are_counted() -> None:
     assert len(found.examples) == 3
     page = markdown(found)
     assert "part 3 of 3" in page and page.count("- update") == 3
+
+
+def test_answers_without_a_verdict_are_counted_apart(tmp_path: Path) -> None:
+    """A judge that is always wrong gains nothing by answers that it never saw."""
+    check = judged(tmp_path, {"blind_accuracy": 0.0})
+    rows = [row(0, False, True, n) | {"reason": check(problem(n), "A")[1]} for n in range(4)]
+    rows += [
+        row(0, False, False, n) | {"reason": check(problem(n), "green")[1]} for n in range(4, 9)
+    ]
+    rows += [row(0, False, False, 9) | {"reason": "the judge gave no verdict on (B) blue"}]
+    found = audit_of(rows).whole
+    assert (found.answers, found.unheard, found.no_verdict) == (10, 5, 1)
+    assert found.accuracy and found.accuracy.value == 0
+    assert found.false_rejection == 1 and found.false_acceptance is None
+    assert (found.accepted, found.right) == (0, 0.4)
+    silent = audit_of(rows[4:])
+    assert silent.whole.accuracy is None and "| 5 | 1 |" in markdown(silent)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +266,7 @@ def test_a_run_trains_on_a_judges_verdicts_and_its_errors_are_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = module(tmp_path, monkeypatch, rounds=1)
-    english = {"languages": ["en"], "levels": (2, 2), "kinds": ["trains"]}
+    english = {"languages": ["en"], "levels": (2, 2), "frames": ["trains"]}
     taught = (pair for pair in lessons(0, 60, **english) if pair[0].endswith("Answer?"))
     write_lessons(tmp_path / "lessons.jsonl", taught)
     write_problems(tmp_path / "problems.jsonl", "train", 1, 40, **english)
@@ -254,5 +284,5 @@ def test_a_run_trains_on_a_judges_verdicts_and_its_errors_are_audited(
     train(config, quiet=True)
     found = judge_errors(tmp_path / "run")
     assert found.whole.answers > 0 and len(found.parts) == 2
-    assert 0 <= found.whole.accuracy.value <= 1
+    assert found.whole.accuracy and 0 <= found.whole.accuracy.value <= 1
     assert (tmp_path / "run/judge_errors.md").read_text().startswith("# Errors of the judge")

@@ -19,7 +19,7 @@ from typing import Any
 from tramontane.errors import InputError
 from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.oversight.labels import letter_of
-from tramontane.oversight.reward import judged_choice
+from tramontane.oversight.reward import NO_VERDICT, UNHEARD, judged_choice
 from tramontane.run.rollouts import read_run
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
@@ -32,16 +32,21 @@ class Errors:
     """The judge's errors on some answers; None where no such answer was given.
 
     Args:
-        answers: number of judged answers.
-        accuracy: share of right verdicts; its interval counts each problem once.
+        answers: number of answers.
+        unheard: of these, the answers that no judge was asked about, since they are no choice.
+        no_verdict: of these, the answers on which the judge gave no verdict.
+        accuracy: share of right verdicts among the others, and so are the next two; its interval
+            counts each problem once.
         false_acceptance: share of the wrong answers that were accepted.
         false_rejection: share of the right answers that were rejected.
-        accepted: share of answers that were accepted, which is the reward.
-        right: share of answers that are right.
+        accepted: share of all answers that were accepted, which is the reward.
+        right: share of all answers that are right.
     """
 
     answers: int
-    accuracy: Estimate
+    unheard: int
+    no_verdict: int
+    accuracy: Estimate | None
     false_acceptance: float | None
     false_rejection: float | None
     accepted: float
@@ -93,7 +98,7 @@ def audit_of(rows: Sequence[Mapping[str, Any]]) -> JudgeErrors:
     parts: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         parts[part_of[row["update"]]].append(row)
-    wrong = [dict(row) for row in rows if _accepted(row) != _is_right(row)]
+    wrong = [dict(row) for row in rows if _judged(row) and _accepted(row) != _is_right(row)]
     return JudgeErrors(
         _errors(rows), tuple(_errors(parts[i]) for i in sorted(parts)), wrong[:SHOWN]
     )
@@ -101,13 +106,15 @@ def audit_of(rows: Sequence[Mapping[str, Any]]) -> JudgeErrors:
 
 def markdown(found: JudgeErrors) -> str:
     """The audit as a page."""
-    head = "| | answers | accepted | right | judge right | accepted if wrong | rejected if right |"
-    lines = ["# Errors of the judge", "", head, "|---|---|---|---|---|---|---|"]
+    head = "| | answers | unheard | no verdict | accepted | right | judge right "
+    head += "| accepted if wrong | rejected if right |"
+    lines = ["# Errors of the judge", "", head, "|---" * 9 + "|"]
     names = ["whole run", *(f"part {i} of {len(found.parts)}" for i in range(1, PARTS + 1))]
     for name, errors in zip(names, (found.whole, *found.parts), strict=False):
         rates = [errors.accepted, errors.right]
         conditional = [errors.false_acceptance, errors.false_rejection]
-        cells = [f"{errors.answers}", *(f"{rate:.3f}" for rate in rates), str(errors.accuracy)]
+        counts = [errors.answers, errors.unheard, errors.no_verdict]
+        cells = [*map(str, counts), *(f"{rate:.3f}" for rate in rates), str(errors.accuracy or "–")]
         cells += ["–" if rate is None else f"{rate:.3f}" for rate in conditional]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", "## Wrong verdicts", ""]
@@ -128,6 +135,11 @@ def _is_judged(row: Mapping[str, Any], domain: str) -> bool:
     )
 
 
+def _judged(row: Mapping[str, Any]) -> bool:
+    """True if the judge gave a verdict on the answer."""
+    return not (row["reason"] or "").startswith((UNHEARD, NO_VERDICT))
+
+
 def _accepted(row: Mapping[str, Any]) -> bool:
     return bool(row["verdict"] == "right")
 
@@ -142,19 +154,23 @@ def _is_right(row: Mapping[str, Any]) -> bool:
 
 
 def _errors(rows: Iterable[Mapping[str, Any]]) -> Errors:
+    rows = list(rows)
     counts: Counter[tuple[bool, bool]] = Counter()
     by_problem: defaultdict[str, list[bool]] = defaultdict(list)
-    for row in rows:
+    for row in filter(_judged, rows):
         accepted, right = _accepted(row), _is_right(row)
         counts[accepted, right] += 1
         by_problem[row["problem_id"]].append(accepted == right)
-    total = counts.total()
+    unheard = sum((row["reason"] or "").startswith(UNHEARD) for row in rows)
     n_right, n_wrong = (counts[True, kind] + counts[False, kind] for kind in (True, False))
+    hits = [sum(found) / len(found) for found in by_problem.values()]
     return Errors(
-        answers=total,
-        accuracy=mean_interval([sum(hits) / len(hits) for hits in by_problem.values()]),
+        answers=len(rows),
+        unheard=unheard,
+        no_verdict=len(rows) - counts.total() - unheard,
+        accuracy=mean_interval(hits) if hits else None,
         false_acceptance=counts[True, False] / n_wrong if n_wrong else None,
         false_rejection=counts[False, True] / n_right if n_right else None,
-        accepted=(counts[True, True] + counts[True, False]) / total,
-        right=n_right / total,
+        accepted=sum(map(_accepted, rows)) / len(rows),
+        right=sum(map(_is_right, rows)) / len(rows),
     )

@@ -31,7 +31,11 @@ from tramontane.oversight.transcript import Transcript
 from tramontane.oversight.wording import load_wording
 from tramontane.types import Problem
 
-OTHER = "Another answer is right."  # what an opponent argues for if the problem has no choices
+# What an opponent argues for, unless the problem has two choices.
+OTHER = "Another answer is right."
+UNHEARD = "no discussion: "  # begins the reason of an answer that is not discussed
+
+NO_VERDICT = "the judge gave no verdict on "  # begins the reason where the judge named no answer
 
 _REASON = re.compile(
     r"the judge (?:accepted|rejected|gave no verdict on) \(([A-Z])\) (.*?)"
@@ -75,8 +79,10 @@ class JudgedAnswer:
     """A verifier of (problem, answer): the judge's verdict after a discussion of the answer.
 
     A problem has `choices` in its metadata, and optionally `question` and `article`; the answer is
-    the letter or the text of a choice. An answer that is no choice is wrong. A problem without
-    choices is discussed as "ANSWER" against "Another answer is right".
+    the letter or the text of a choice. Of two choices the other one is the opponent's; otherwise,
+    and without choices, the answer is discussed against "Another answer is right", so that a wrong
+    answer is never discussed against another wrong one. What is no choice, or no answer, is wrong
+    without a discussion.
 
     The truth, `problem.answer`, is read by simulated participants alone; it is kept with the
     transcripts for the audit of the judge. Equal answers to a problem have the same discussion. The
@@ -101,7 +107,8 @@ class JudgedAnswer:
         """
         found = discussed_question(problem, answer, self._open().seed)
         if found is None:
-            return 0.0, f"{answer!r} is none of the choices"
+            kind = "one of the choices" if _choices(problem) else "an answer"
+            return 0.0, f"{UNHEARD}{answer!r} is not {kind}"
         question, side = found
         key = problem.id, question.choices[side]
         if key not in self._known:
@@ -138,36 +145,33 @@ class JudgedAnswer:
 
 def discussed_question(problem: Problem, answer: str, seed: int) -> tuple[Question, int] | None:
     """The question that is discussed, with its two answers in a drawn order, and the index of the
-    one that was given; None if it is no choice of the problem.
+    one that was given; None if it is no choice of the problem, or empty.
 
-    Of more than two choices, the other one is drawn by the seed. An answer without choices is one
-    line without marks, since the judge reads it.
+    An answer without choices is one line without marks, since the judge reads it.
 
     Raises:
         InputError: `choices` is no list of 2 to 26 different texts.
     """
     facts, choices = problem.metadata, _choices(problem)
-    text, right = str(facts.get("question") or problem.problem), None
-    if not choices:
-        pair = [without_marks(answer), OTHER]
-        if problem.answer is not None:
-            right = 0 if answer.strip() == problem.answer.strip() else 1
-    else:
+    given, true = without_marks(answer), (problem.answer or "").strip()
+    if choices:
         chosen = _choice(answer, choices)
         if chosen is None:
             return None
-        others = [i for i in range(len(choices)) if i != chosen]
-        other = Random(f"{seed}/{problem.id}/{chosen}").choice(others)
-        pair = [choices[chosen], choices[other]]
-        true = None if problem.answer is None else _choice(problem.answer, choices)
-        right = {chosen: 0, other: 1}.get(true) if true is not None else None
+        given = choices[chosen]
+        right_choice = _choice(true, choices)
+        true = "" if right_choice is None else choices[right_choice]
+    if given in ("", OTHER):
+        return None
+    pair = [given, OTHER if len(choices) != 2 else choices[1 - choices.index(given)]]
+    right = int(given != true) if true else None
     side = int(Random(f"{seed}/{problem.id}/order").random() < 0.5)
     if side:
         pair.reverse()
         right = None if right is None else 1 - right
     question = Question(
         id=problem.id,
-        text=text,
+        text=str(facts.get("question") or problem.problem),
         choices=tuple(pair),
         right=right,
         article=facts.get("article"),
@@ -211,7 +215,7 @@ def _name(problem: Problem, answer: str) -> str:
 
 def _result(transcript: Transcript, side: int, score: str, name: str) -> tuple[float, str]:
     if transcript.verdict is None or transcript.probability is None:
-        return 0.0, f"the judge gave no verdict on {name}"
+        return 0.0, f"{NO_VERDICT}{name}"
     probability = transcript.probability if side == 0 else 1 - transcript.probability
     accepted = transcript.verdict == side
     verb = "accepted" if accepted else "rejected"
