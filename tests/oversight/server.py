@@ -29,6 +29,9 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         time.sleep(DELAY_S)
         prompt = asked["messages"][-1]["content"]
+        if "REFUSED" in self.path:
+            self.respond(401, b"no key")
+            return
         if "BROKEN" in prompt:
             self.respond(400, b"no")
             return

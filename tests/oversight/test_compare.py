@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+import tramontane
 from tramontane import InputError
 from tramontane.oversight.agents import open_agents
 from tramontane.oversight.agents.local import LocalAgent, letter_probability
 from tramontane.oversight.compare import compare_protocols
-from tramontane.oversight.config import OversightConfig
-from tramontane.oversight.transcript import Transcript
+from tramontane.oversight.config import ModelConfig, OversightConfig
+from tramontane.oversight.questions import Question
+from tramontane.oversight.transcript import Call, Transcript
 from tramontane.oversight.wording import load_wording
 from tramontane.types import PAPER_TAGS, Completion
 
@@ -93,6 +96,86 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
         file.write_text(before)
 
 
+def test_a_folder_without_replies_takes_corrected_settings(tmp_path: Path) -> None:
+    questions = tmp_path / "rows.jsonl"
+    asked = config(
+        tmp_path / "out",
+        questions={"source": str(questions)},
+        arms={"direct": {"protocol": "direct"}},
+    )
+    for content, message in ((None, "no such file"), ('{"question": 1}', "choices")):
+        if content:
+            questions.write_text(content)
+        with pytest.raises(InputError, match=message):
+            compare_protocols(asked)
+    questions.write_text('{"question": "?", "choices": ["x", "y"], "answer": 0}\n')
+    assert compare_protocols(asked).figures["direct"].n == 1
+
+
+def test_a_checkpoint_that_was_trained_again_is_refused(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(Path(tramontane.__file__).with_name("tiny_base"), model)
+    judge = tiny(max_tokens=2)
+    judge["checkpoint"] |= {"path": str(model)}
+    arms = {"direct": {"protocol": "direct"}}
+    asked = config(tmp_path / "out", 2, models={"judge": judge}, arms=arms)
+    compare_protocols(asked)
+    compare_protocols(asked)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(InputError, match=r"other settings \(weights\)"):
+        compare_protocols(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("settings.json", "settings of its replies cannot be read"), ("replies.jsonl", "jsonl:3: ")],
+)
+def test_a_damaged_file_of_the_folder_is_named(name: str, message: str, tmp_path: Path) -> None:
+    asked = config(tmp_path, arms={"direct": {"protocol": "direct"}})
+    compare_protocols(asked)
+    file = tmp_path / "direct" / name
+    lines = file.read_text().splitlines()
+    lines[2] = "{"
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(InputError, match=message):
+        compare_protocols(asked)
+
+
+def test_ratings_are_of_debates_before_the_same_judge(tmp_path: Path) -> None:
+    models = SIMULATED | {"expert": {"simulated": {"accuracy": 0.99, "blind_accuracy": 0.99}}}
+    debate = {"protocol": "debate", "rounds": 1}
+    arms = {
+        "one": debate,
+        "open": debate | {"protocol": "open_debate"},
+        "expert": debate | {"judge": "expert"},
+        "longer": debate | {"rounds": 2},
+        "direct": {"protocol": "direct"},
+    }
+    found = compare_protocols(config(tmp_path, 300, models=models, arms=arms)).elo
+    assert [ratings.arms for ratings in found] == [("one", "open"), ("expert",), ("longer",)]
+    gaps = [r.sides[0]["agent, right"] - r.sides[0]["agent, wrong"] for r in found]
+    assert gaps[1] > gaps[0] + 300 and gaps[1] > gaps[2] + 300
+
+
+def test_turns_without_words_and_questions_without_answer_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    asked = [{"question": str(n), "choices": ["x", "y"], "answer": n or None} for n in range(2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in asked))
+    settings = config(
+        tmp_path / "out",
+        questions={"source": str(file)},
+        models={"judge": tiny(), "agent": tiny(max_tokens=1, response_prefix="<think>")},
+        arms={"debate": {"protocol": "debate", "rounds": 1}},
+        wording="brief",
+    )
+    found = compare_protocols(settings).figures["debate"]
+    assert (found.n, found.unknown, found.unfinished) == (1, 1, 0)
+    assert found.silent_turns == 1
+
+
 @pytest.mark.parametrize(
     "line", ['["x", 0, "t", 1, null]', '{"a": 1}', "not json", '{"question": 1}']
 )
@@ -104,11 +187,25 @@ def test_a_file_that_holds_no_transcripts_is_named(line: str, tmp_path: Path) ->
         compare_protocols(config(tmp_path / "out", arms=arms))
 
 
+def same_samples(protocol: str, **numbers: int) -> dict[str, Any]:
+    greedy = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "temperature": 0}
+    return {
+        "models": {"judge": greedy, "agent": greedy},
+        "arms": {"x": {"protocol": protocol, **numbers}},
+    }
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
         ({"arms": {"x": {"protocol": "debate", "agent": "agnet"}}}, "did you mean 'agent'"),
+        ({"arms": {"x": {"protocol": "direct", "agent": "agnet"}}}, "did you mean 'agent'"),
+        ({"arms": {"figures.json": {"protocol": "direct"}}}, "rename the arm"),
         ({"models": {"judge": {}}}, "give one of simulated, checkpoint and endpoint"),
+        ({"questions": {"extractive": {"languages": []}}}, "languages"),
+        ({"questions": {"extractive": {"frames": []}}}, "frames"),
+        (same_samples("debate", best_of=4), "models.agent.temperature"),
+        (same_samples("direct", judge_samples=3), "models.judge.temperature"),
         ({"arms": {}}, "at least one arm"),
     ],
 )
@@ -197,6 +294,41 @@ def test_a_discussion_that_cannot_be_finished_is_named_and_left_out(
     assert broken.question.text == "BROKEN" and "HTTP 400" in broken.fault
 
 
+def test_an_arm_that_cannot_be_judged_leaves_the_others_their_figures(
+    endpoint: tuple[dict[str, Any], Path], tmp_path: Path
+) -> None:
+    model, log = endpoint
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "?", "choices": ["x", "y"], "answer": 0, "article": "BROKEN"}')
+    arms = {name: {"protocol": name} for name in ("direct", "direct_article")}
+    keys = {"models": {"judge": model}, "arms": arms, "questions": {"source": str(file)}}
+    with pytest.raises(InputError, match=r"'direct_article': none of 1 .*HTTP 400.*other arms"):
+        compare_protocols(config(tmp_path / "out", **keys))
+    figures = json.loads((tmp_path / "out/figures.json").read_text())
+    assert list(figures["arms"]) == ["direct"] and "HTTP 400" in figures["faults"]["direct_article"]
+    assert "HTTP 400" in (tmp_path / "out/oversight.html").read_text()
+    asked = len(rows(log))
+    with pytest.raises(InputError, match="HTTP 400"):  # the same command tries it again
+        compare_protocols(config(tmp_path / "out", **keys))
+    assert len(rows(log)) == asked  # and what was answered is not asked again
+
+
+def test_a_server_that_refuses_everything_is_not_asked_again(
+    endpoint: tuple[dict[str, Any], Path],
+) -> None:
+    model, _ = endpoint
+    model["endpoint"] |= {"url": model["endpoint"]["url"] + "/REFUSED"}
+    agent = open_agents({"judge": ModelConfig.model_validate(model)}, load_wording("brief"))[
+        "judge"
+    ]
+    question = Question("q", "?", ("x", "y"), 0)
+    agent.submit(0, "k", Call("judge", "judge", question), ())
+    with pytest.raises(InputError, match="401"):
+        agent.poll(60)
+    with pytest.raises(InputError, match="401"):
+        agent.submit(1, "k", Call("judge", "judge", question), ())
+
+
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_and_asks_nothing_twice(
     endpoint: tuple[dict[str, Any], Path], tmp_path: Path
@@ -258,6 +390,7 @@ def test_a_checkpoint_plays_all_roles_in_one_generator(tmp_path: Path) -> None:
     # Killed after half of its replies: they are kept, and only the rest is sampled.
     replies = tmp_path / "b/debate/replies.jsonl"
     replies.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "a/debate/settings.json", replies.parent)
     lines = (tmp_path / "a/debate/replies.jsonl").read_bytes().splitlines(keepends=True)
     replies.write_bytes(b"".join(lines[: len(lines) // 2]) + b'["cut off')
     again = config(tmp_path / "b", 3, models=models, arms=arms, wording="brief")

@@ -283,6 +283,11 @@ def test_an_unknown_slot_of_any_template_is_refused(template: str, tmp_path: Pat
         load_wording(str(file))
 
 
+def test_a_misspelt_wording_is_told_those_of_the_package() -> None:
+    with pytest.raises(InputError, match="'brif' is no file.* default and brief"):
+        load_wording("brif")
+
+
 def test_a_transcript_survives_json_and_can_be_read() -> None:
     transcript = asked("debate", Rules(best_of=2), lambda c: Reply("<think>x</think>Answer: A"))[1]
     assert Transcript.from_dict(transcript.to_dict()) == transcript

@@ -52,8 +52,10 @@ def oversight_data(
     seed: int = 0,
 ) -> None:
     """Write generated lessons for `sft`, and judged problems for `train`."""
+    from tramontane.outputs import check_folder
     from tramontane.oversight import lessons as writing
 
+    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     count = writing.write_lessons(out / "lessons.jsonl", writing.lessons(seed, lessons))
     writing.write_problems(out / "problems.jsonl", "train", seed + 1, problems)

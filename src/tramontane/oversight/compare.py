@@ -12,16 +12,33 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from tramontane.curation.backend.journal import Journal
 from tramontane.data.files import read_rows
 from tramontane.errors import InputError
+from tramontane.evaluation.basis import weights_hash
+from tramontane.outputs import check_folder, write_whole
 from tramontane.oversight.agents import Agent, open_agents
-from tramontane.oversight.config import ArmConfig, OversightConfig, WorkedExamples, cast_of
+from tramontane.oversight.config import (
+    ArmConfig,
+    ModelConfig,
+    OversightConfig,
+    WorkedExamples,
+    cast_of,
+)
 from tramontane.oversight.episode import Episode, Rules
-from tramontane.oversight.figures import ArmFigures, PairedTest, elo_of, figures_of, paired_test
+from tramontane.oversight.figures import (
+    ArmFigures,
+    PairedTest,
+    Ratings,
+    elo_of,
+    figures_of,
+    paired_test,
+    unjudged,
+)
 from tramontane.oversight.load import load_questions, source_of
 from tramontane.oversight.play import Game, play, recorded_replies
 from tramontane.oversight.protocols import PROTOCOLS
@@ -30,6 +47,10 @@ from tramontane.oversight.transcript import Transcript
 from tramontane.oversight.wording import load_wording
 
 Progress = Callable[[int, int], None]  # discussions ended, and in all
+
+# Files in an arm's folder.
+REPLIES = "replies.jsonl"
+SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
@@ -40,14 +61,16 @@ class Comparison:
         transcripts: of each arm, in the order of the questions.
         figures: of each arm.
         tests: of each pair of arms, the later one compared to the earlier one.
-        elo: ratings of debaters, by `models` and by `sides`, a dict for each group of debaters that
-            met (`figures.elo_of`).
+        elo: ratings of debaters, one for each set of arms with the same judge and numbers, whose
+            debates alone can be compared.
+        faults: of each arm without figures, why none of its discussions was judged.
     """
 
     transcripts: dict[str, list[Transcript]]
     figures: dict[str, ArmFigures]
     tests: dict[tuple[str, str], PairedTest]
-    elo: dict[str, list[dict[str, float]]]
+    elo: list[Ratings]
+    faults: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
         """The figures in JSON types."""
@@ -57,7 +80,8 @@ class Comparison:
                 {"arm": second, "against": first, **asdict(test)}
                 for (first, second), test in self.tests.items()
             ],
-            "elo": self.elo,
+            "elo": [asdict(ratings) for ratings in self.elo],
+            "faults": self.faults,
         }
 
 
@@ -74,19 +98,23 @@ def compare_protocols(
         on_progress: called when a discussion has ended.
 
     Raises:
-        InputError: a source, model or wording that cannot be read, a model that cannot answer, an
-            arm none of whose discussions was judged, or a folder with replies of other settings.
+        InputError: a source, model or wording that cannot be read, a model that cannot answer, a
+            folder with replies of other settings, or, when all else has been written, an arm none
+            of whose discussions was judged.
     """
     out = Path(config.out)
+    check_folder(out)
+    settings = {name: _settings(config, name) for name in config.arms}
     for name in config.arms:
-        _check_same(out / name, _settings(config, name))
+        _check_same(out / name, settings[name])
     questions = load_questions(config.questions)
     examples = {name: _examples(arm.examples) for name, arm in config.arms.items()}
     agents = open_agents(_used(config), load_wording(config.wording))
     with ExitStack() as stack:
         games: dict[str, list[Game]] = {}
         for name, arm in config.arms.items():
-            journal = stack.enter_context(Journal(out / name / "replies.jsonl"))
+            _record(out / name, settings[name])
+            journal = stack.enter_context(Journal(out / name / REPLIES))
             cast = {role: agents[model] for role, model in cast_of(arm).items()}
             games[name] = _games(config, name, questions, cast, journal, examples[name])
         total = sum(map(len, games.values()))
@@ -96,39 +124,46 @@ def compare_protocols(
     for name, found in transcripts.items():
         _write_transcripts(out / name, found)
     comparison = compared(config, transcripts)
-    (out / "figures.json").write_text(json.dumps(comparison.to_dict(), indent=1))
+    write_whole(out / "figures.json", json.dumps(comparison.to_dict(), indent=1))
     from tramontane.oversight.page import write_page
 
     write_page(config, comparison, out / "oversight.html")
+    if comparison.faults:
+        arms = "; ".join(f"arm {name!r}: {fault}" for name, fault in comparison.faults.items())
+        raise InputError(f"{arms}; the other arms' figures are in {out}")
     return comparison
 
 
 def compared(config: OversightConfig, transcripts: dict[str, list[Transcript]]) -> Comparison:
-    """The figures of played arms.
-
-    Raises:
-        InputError: an arm none of whose discussions was judged.
-    """
-    figures = {}
-    for name, arm in transcripts.items():
-        try:
-            figures[name] = figures_of(arm)
-        except ValueError as error:
-            raise InputError(f"arm {name!r}: {error}") from None
-    names = list(transcripts)
+    """The figures of played arms."""
+    faults = {name: fault for name, arm in transcripts.items() if (fault := unjudged(arm))}
+    judged = {name: arm for name, arm in transcripts.items() if name not in faults}
     tests = {}
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            test = paired_test(transcripts[first], transcripts[second], config.permutations)
-            if test is not None:
-                tests[first, second] = test
-    debates = [
-        (cast["agent"], cast["opponent"], transcript)
-        for name, arm in transcripts.items()
-        if "opponent" in (cast := cast_of(config.arms[name]))
-        for transcript in arm
-    ]
-    return Comparison(transcripts, figures, tests, elo_of(debates))
+    for first, second in combinations(judged, 2):
+        test = paired_test(judged[first], judged[second], config.permutations)
+        if test is not None:
+            tests[first, second] = test
+    figures = {name: figures_of(arm) for name, arm in judged.items()}
+    return Comparison(transcripts, figures, tests, _ratings(config, judged), faults)
+
+
+def _ratings(config: OversightConfig, judged: Mapping[str, list[Transcript]]) -> list[Ratings]:
+    """Elo ratings of the debaters of arms that differ in protocol and debaters only."""
+    arms: dict[str, list[str]] = {}
+    for name in judged:
+        if config.arms[name].protocol.endswith("debate"):
+            terms = config.arms[name].model_dump_json(exclude={"protocol", "agent", "opponent"})
+            arms.setdefault(terms, []).append(name)
+    found = []
+    for names in arms.values():
+        casts = {name: cast_of(config.arms[name]) for name in names}
+        debates = [
+            (casts[name]["agent"], casts[name]["opponent"], transcript)
+            for name in names
+            for transcript in judged[name]
+        ]
+        found.append(Ratings(tuple(names), **elo_of(debates)))
+    return found
 
 
 def rules_of(arm: ArmConfig) -> Rules:
@@ -201,7 +236,13 @@ def _settings(config: OversightConfig, name: str) -> dict[str, Any]:
     kept = {key: whole[key] for key in ("seed", "questions", "wording")}
     named = [source_of(config.questions), config.wording]
     named += [arm.examples.file] if arm.examples else []
-    return {"arm": whole["arms"][name], "models": models, **kept, "files": _hashes(named)}
+    return {
+        "arm": whole["arms"][name],
+        "models": models,
+        **kept,
+        "files": _hashes(named),
+        "weights": _weights([config.models[model] for model in models]),
+    }
 
 
 def _hashes(names: Sequence[str]) -> dict[str, str]:
@@ -214,19 +255,41 @@ def _hashes(names: Sequence[str]) -> dict[str, str]:
     }
 
 
+def _weights(models: Sequence[ModelConfig]) -> dict[str, str]:
+    """Hashes of the checkpoints, since a model may be trained again in the same folder."""
+    paths = {model.checkpoint.path for model in models if model.checkpoint}
+    return {path: weights_hash(path) for path in sorted(paths)}
+
+
 def _check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder with replies of other settings; record those of a new one."""
-    file = folder / "settings.json"
+    """Refuse a folder with replies of other settings."""
+    if not _has_replies(folder):
+        return
+    file = folder / SETTINGS
+    remedy = "name another folder (out), or remove this one"
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{folder}: the settings of its replies cannot be read ({file.name}: {error}); {remedy}"
+        ) from None
+    changed = [key for key, value in settings.items() if before.get(key) != value]
+    if changed:
+        raise InputError(
+            f"{folder}: its replies were made with other settings ({', '.join(changed)}); {remedy}"
+        )
+
+
+def _has_replies(folder: Path) -> bool:
+    replies = folder / REPLIES
+    return replies.is_file() and replies.stat().st_size > 0
+
+
+def _record(folder: Path, settings: dict[str, Any]) -> None:
+    """Keep the settings of a folder's replies, before the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    if file.is_file():
-        before = json.loads(file.read_text())
-        changed = [key for key, value in settings.items() if before.get(key) != value]
-        if changed:
-            raise InputError(
-                f"{folder}: its replies were made with other settings ({', '.join(changed)}); name "
-                f"another folder (out), or remove this one"
-            )
-    file.write_text(json.dumps(settings, indent=1))
+    if not _has_replies(folder):
+        write_whole(folder / SETTINGS, json.dumps(settings, indent=1))
 
 
 def _write_transcripts(folder: Path, transcripts: Sequence[Transcript]) -> None:

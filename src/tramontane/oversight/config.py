@@ -12,6 +12,7 @@ from tramontane.curation.config import CheckpointModel, EndpointModel
 from tramontane.curation.config import ModelConfig as AskedModelConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+PAGES = ("figures.json", "oversight.html")  # files beside the arms' folders
 ProtocolName = Literal[
     "direct", "direct_article", "consultancy", "debate", "open_consultancy", "open_debate"
 ]
@@ -24,10 +25,14 @@ class ExtractiveConfig(Section):
     levels: tuple[int, int] = (2, 4)
     """Fewest and most chains of two facts in an article, from 2 to 5. All but one are
     distractors."""
-    languages: tuple[Language, ...] = LANGUAGES
+    languages: tuple[Language, ...] = Field(LANGUAGES, min_length=1)
     """Languages, drawn uniformly. The default is Magistral's seven."""
-    frames: tuple[Literal["keys", "trains"], ...] = ("keys", "trains")
+    frames: tuple[Literal["keys", "trains"], ...] = Field(("keys", "trains"), min_length=1)
     """Kinds of facts, drawn uniformly: keys that open rooms, trains that go to cities."""
+    phrasings: int | None = Field(None, ge=1)
+    """Number of phrasings of every sentence that are drawn from, the first of its frame. null: all.
+    With 1 every first fact begins with its name, and every second fact ends with its goal, which a
+    tiny model learns to look up sooner."""
     split: Literal["train", "test"] = "test"
     """Split that is drawn from. No question is in both; seven in eight are in `train`."""
 
@@ -112,7 +117,9 @@ class ModelConfig(AskedModelConfig):
         given = [name for name in ("simulated", "checkpoint", "endpoint") if getattr(self, name)]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise key_error(f"give one of simulated, checkpoint and endpoint, not {found}", "name")
+            raise key_error(
+                f"give one of simulated, checkpoint and endpoint, not {found}", "checkpoint"
+            )
         return self
 
 
@@ -179,14 +186,34 @@ class OversightConfig(Section):
         if not self.arms:
             raise key_error("name at least one arm", "arms")
         for name, arm in self.arms.items():
-            for role, model in cast_of(arm).items():
-                if model not in self.models:
-                    near = nearest(model, self.models)
-                    hint = f"did you mean {near!r}?" if near else f"there are {list(self.models)}"
-                    raise key_error(
-                        f"no model {model!r} in `models`; {hint}", f"arms.{name}.{role}"
-                    )
+            if name in PAGES:
+                raise key_error(f"{name!r} is a file of the comparison; rename the arm", "arms")
+            for role in ("judge", "agent", "opponent", "preference"):
+                model = getattr(arm, role)
+                if model is not None and role in arm.model_fields_set | cast_of(arm).keys():
+                    self._check_model(model, f"arms.{name}.{role}")
+            self._check_variety(name, arm)
         return self
+
+    def _check_model(self, model: str, key: str) -> None:
+        if model not in self.models:
+            near = nearest(model, self.models)
+            hint = f"did you mean {near!r}?" if near else f"there are {list(self.models)}"
+            raise key_error(f"no model {model!r} in `models`; {hint}", key)
+
+    def _check_variety(self, name: str, arm: ArmConfig) -> None:
+        """Several samples of a model that always answers the same would be one."""
+        cast = cast_of(arm)
+        several = {"judge": ("judge_samples", arm.judge_samples)}
+        several |= dict.fromkeys(("agent", "opponent"), ("best_of", arm.best_of))
+        for role, (key, number) in several.items():
+            model = self.models[cast[role]] if role in cast else None
+            if number > 1 and model and not model.simulated and model.temperature == 0:
+                raise key_error(
+                    f"{number} samples of {cast[role]!r} are equal at temperature 0; raise "
+                    f"models.{cast[role]}.temperature, or set {key} to 1",
+                    f"arms.{name}.{key}",
+                )
 
 
 def cast_of(arm: ArmConfig) -> dict[str, str]:

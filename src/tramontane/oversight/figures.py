@@ -59,6 +59,8 @@ class ArmFigures:
     Args:
         n: judged discussions.
         unfinished: discussions that ended with a fault; they are in no other figure.
+        unknown: discussions of questions whose right answer is unknown; they are in no other
+            figure.
         accuracy: share of right verdicts. A discussion without a verdict counts as not right.
         verdicts: share of discussions with a verdict.
         win_rate: share of discussions that the agent won; `win_rate_right` and `win_rate_wrong` are
@@ -68,11 +70,14 @@ class ArmFigures:
         calibration: of the judge's probability.
         by_language: accuracy by the question's language.
         verified_quotes: share of the quotes in arguments that were found in the article.
+        silent_turns: share of the agents' turns without words, e.g. since their thoughts did not
+            end.
         tokens: mean number of generated tokens of a discussion.
     """
 
     n: int
     unfinished: int
+    unknown: int
     accuracy: Estimate
     verdicts: float
     win_rate: Estimate | None
@@ -82,23 +87,27 @@ class ArmFigures:
     calibration: Calibration | None
     by_language: dict[str, Estimate]
     verified_quotes: float | None
+    silent_turns: float | None
     tokens: float
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def figures_of(transcripts: Sequence[Transcript]) -> ArmFigures:
-    """The figures of one arm, over questions whose right answer is known.
+def unjudged(transcripts: Sequence[Transcript]) -> str | None:
+    """Why an arm has no figures; None if it has."""
+    known = [t for t in transcripts if t.question.right is not None]
+    if any(not t.fault for t in known):
+        return None
+    fault = f" ({known[0].fault})" if known else ": no right answer is known"
+    return f"none of {len(transcripts)} discussions was judged{fault}"
 
-    Raises:
-        ValueError: no discussion was judged.
-    """
+
+def figures_of(transcripts: Sequence[Transcript]) -> ArmFigures:
+    """The figures of one arm, over questions whose right answer is known; at least one of them was
+    judged (`unjudged`)."""
     known = [t for t in transcripts if t.question.right is not None]
     judged = [t for t in known if not t.fault]
-    if not judged:
-        fault = f" ({known[0].fault})" if known else ": no right answer is known"
-        raise ValueError(f"none of {len(transcripts)} discussions was judged{fault}")
     argued = [t for t in judged if t.side is not None]
     of_right = [t for t in argued if t.side == t.question.right]
     of_wrong = [t for t in argued if t.side != t.question.right]
@@ -115,6 +124,7 @@ def figures_of(transcripts: Sequence[Transcript]) -> ArmFigures:
     return ArmFigures(
         n=len(judged),
         unfinished=len(known) - len(judged),
+        unknown=len(transcripts) - len(known),
         accuracy=mean_interval([bool(t.judged_right) for t in judged]),
         verdicts=sum(t.verdict is not None for t in judged) / len(judged),
         win_rate=_share_won(argued),
@@ -127,6 +137,9 @@ def figures_of(transcripts: Sequence[Transcript]) -> ArmFigures:
             for code in sorted(languages)
         },
         verified_quotes=verified / (verified + unverified) if verified + unverified else None,
+        silent_turns=sum(not turn.text for turn in argued_turns) / len(argued_turns)
+        if argued_turns
+        else None,
         tokens=sum(t.tokens for t in judged) / len(judged),
     )
 
@@ -222,16 +235,28 @@ def permutation_p_value(
     return (1 + extreme) / (1 + permutations)
 
 
+@dataclass(frozen=True)
+class Ratings:
+    """Elo ratings of debaters before the same judge.
+
+    Args:
+        arms: whose debates are counted.
+        models: ratings by model, from debates of two different models.
+        sides: ratings by model and side (`NAME, right` and `NAME, wrong`), from all debates.
+
+    Both have a dict for each group of debaters that met, directly or through others, with mean 0 in
+    each.
+    """
+
+    arms: tuple[str, ...]
+    models: list[dict[str, float]]
+    sides: list[dict[str, float]]
+
+
 def elo_of(
     debates: Iterable[tuple[str, str, Transcript]],
 ) -> dict[str, list[dict[str, float]]]:
-    """Elo ratings of debaters, from (agent's model, opponent's model, transcript).
-
-    Returns:
-        `models`: ratings by model, from debates of two different models; `sides`: ratings by model
-        and side (`NAME, right` and `NAME, wrong`), from all debates. Each is a list with a dict for
-        each group of debaters that met, directly or through others, with mean 0 in each.
-    """
+    """The `models` and `sides` of `Ratings`, from (agent's model, opponent's model, transcript)."""
     models: defaultdict[tuple[str, str], float] = defaultdict(float)
     sides: defaultdict[tuple[str, str], float] = defaultdict(float)
     for agent, opponent, transcript in debates:
@@ -242,10 +267,7 @@ def elo_of(
             models[(agent, opponent) if won else (opponent, agent)] += 1
         names = (f"{agent}, {_side(right)}", f"{opponent}, {_side(not right)}")
         sides[names if won else names[::-1]] += 1
-    return {
-        "models": fit_ratings(models),
-        "sides": fit_ratings(sides),
-    }
+    return {"models": fit_ratings(models), "sides": fit_ratings(sides)}
 
 
 def _side(right: bool) -> str:

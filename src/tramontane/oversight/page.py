@@ -29,16 +29,18 @@ def write_page(config: OversightConfig, comparison: Comparison, path: Path) -> N
         name=config.name,
         source=config.questions.source,
         permutations=config.permutations,
-        rows=[_row(config, comparison, name) for name in config.arms],
+        rows=[_row(config, comparison, name) for name in comparison.figures],
+        faults=comparison.faults,
         tests=[
             {"arm": second, "against": first, "test": comparison.tests[first, second]}
             for first, second in combinations(config.arms, 2)
             if (first, second) in comparison.tests
         ],
         elo=[
-            (kind, _sorted(ratings))
-            for kind, groups in comparison.elo.items()
-            for ratings in groups
+            (ratings.arms, kind, _sorted(group))
+            for ratings in comparison.elo
+            for kind, groups in (("model", ratings.models), ("model, side", ratings.sides))
+            for group in groups
         ],
         languages=_languages(comparison),
         samples={name: _samples(found) for name, found in comparison.transcripts.items()},

@@ -117,6 +117,10 @@ def load_wording(name: str) -> Wording:
             not have.
     """
     source = files(__package__) / "wordings" / f"{name}.yaml" if name in WORDINGS else name
+    if name not in WORDINGS and not Path(name).is_file():
+        raise InputError(
+            f"wording: {name!r} is no file, and of the package there are {' and '.join(WORDINGS)}"
+        )
     raw = read_settings(Path(str(source)))
     try:
         wording = Wording.model_validate(raw)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tramontane.errors import InputError
+
 
 class Journal:
     """Appends values to a file, and iterates over the values in it.
@@ -23,8 +25,21 @@ class Journal:
         self._file.truncate(_last_line_end(path) if end is None else end)
 
     def __iter__(self) -> Iterator[Any]:
+        """The values.
+
+        Raises:
+            InputError: a line that this class has not written.
+        """
         with self.path.open("rb") as lines:
-            yield from map(json.loads, lines)
+            for number, line in enumerate(lines, 1):
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise InputError(
+                        f"{self.path}:{number}: damaged ({error}); remove this line, and its "
+                        f"result is computed again"
+                    ) from None
+                yield value
 
     def add(self, *values: Any) -> int:
         """Write one line per value; returns the file's new length in bytes."""

@@ -145,8 +145,13 @@ def letter_probability(
     tags: ThinkingTags,
     choices: Sequence[str] = (),
 ) -> float | None:
-    """Probability of the answer's letter at its place, under the distribution that was sampled
-    from, given the tokens before it; None without an answer."""
+    """Probability of the answer's letter at its place, given the tokens before it; None without an
+    answer.
+
+    It is that of the sampled token at the model's temperature, before top-p and top-k. What is left
+    counts for the other letter, so that a model that might have said something else there is taken
+    to be less certain than it is.
+    """
     ids = list(completion.token_ids)
 
     def text(end: int) -> str:

@@ -32,7 +32,8 @@ class RemoteAgent:
         self._endpoint = Endpoint(config)
         self._tasks: queue.SimpleQueue[tuple[int, Prompt]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[int, Answer | Exception]] = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self._stop = threading.Event()  # set by an error that concerns all tasks
+        self._fatal: Exception | None = None  # that error, since a judged reward goes on asking
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting = 0
@@ -42,7 +43,13 @@ class RemoteAgent:
         return self._waiting
 
     def submit(self, ticket: int, key: str, call: Call, examples: Sequence[Transcript]) -> None:
-        """See `Agent`."""
+        """See `Agent`.
+
+        Raises:
+            InputError: the server refused all requests before.
+        """
+        if self._fatal is not None:
+            raise self._fatal
         prompt = Prompt(key, self.wording.prompt(call, examples))
         self._waiting += 1
         with self._lock:  # a thread that finds no task ends under this lock
@@ -63,6 +70,7 @@ class RemoteAgent:
             except queue.Empty:
                 return replies
             if isinstance(answer, Exception):
+                self._fatal = answer
                 raise answer
             self._waiting -= 1
             replies.append((ticket, Reply(answer.text, answer.tokens, fault=answer.fault)))
