@@ -198,7 +198,8 @@ def test_probes_fit_values_and_not_the_number_of_steps(
 
     def values(solution: Solution) -> np.ndarray:
         found = solution.values(0.6)
-        return np.stack([found, [*found[1:], 0]], axis=1)  # of the state, and of the next
+        t = np.arange(len(found))  # which the probe has to know in order to see the values
+        return np.stack([found + 10 * t, [*found[1:], 0] - 7 * t**2], axis=1)
 
     found = {}
     for latent in (counts, values):
