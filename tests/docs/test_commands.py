@@ -162,7 +162,8 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         "generate": ["--max-tokens", "8"],
         "plan": ["--n-batch", "256"],
         "oversight": ["questions.limit=1", f"out=overseen/{Path(args[-1]).stem}"],
-        "oversight-data": ["--lessons", "2", "--problems", "2", "--held-out", "2"],
+        "oversight-data": ["--lessons", "2", "--drills", "2", "--problems", "2"]
+        + ["--held-out", "2"],
         "sft": ["steps=1", "batch_tokens=512", f"output=made/{Path(args[-1]).stem}"]
         + ["new_model.tokenizer_examples=600"] * ("tiny_base" in args[-1]),
     }.get(command, [])

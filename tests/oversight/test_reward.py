@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import yaml
 from tests.paths import ROOT
 from tests.runs import small_config
 from tramontane import InputError, train
-from tramontane.config import VerifierConfig, load_section
+from tramontane.config import LANGUAGES, VerifierConfig, load_section
+from tramontane.data.playground.language import language
+from tramontane.oversight.drills import drills
 from tramontane.oversight.judge_errors import audit_of, judge_errors, markdown
 from tramontane.oversight.lessons import lessons, write_lessons, write_problems
 from tramontane.oversight.reward import OTHER, JudgedAnswer, JudgedConfig, discussed_question
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool
 
+NAMES = {name for names in language("en").names.values() for name in names}
 RATES = {"simulated": {"persuasiveness": {"right": 0.9, "wrong": 0.6}}}
 
 
@@ -245,20 +249,50 @@ def test_lessons_are_the_same_for_equal_seeds() -> None:
 def test_lessons_teach_every_role_and_only_train_questions(tmp_path: Path) -> None:
     pairs = list(lessons(seed=0, questions=30))
     prompts = [prompt for prompt, _ in pairs]
-    for ending in ("Answer?", "Verdict?", "Ask.", "Argue for A.", "Argue for B."):
+    for ending in ("Answer?", "Verdict?", "Ask.", ": A.", ": B."):
         assert any(prompt.endswith(ending) for prompt in prompts), ending
     judged_after = [(p, r) for p, r in pairs if p.endswith("Verdict?") and "passage>" in p]
     assert judged_after and all(r in ("Answer: A", "Answer: B") for _, r in judged_after)
     assert any("<u_passage>" in prompt for prompt, _ in judged_after)
-    # The first discussion of a question with its right answer in the verdict.
-    for prompt, response in pairs:
-        if prompt.endswith("Answer?"):
-            *facts, letter = response.replace("Answer: ", "Answer:").rsplit("Answer:", 1)
-            choice = next(line for line in prompt.splitlines() if line.startswith(f"{letter} "))
-            assert choice.removeprefix(f"{letter} ") in facts[0]
-            assert facts[0].strip().split(" ")[0] in prompt
     assert write_lessons(tmp_path / "lessons.jsonl", iter(pairs)) == len(pairs)
     assert len((tmp_path / "lessons.jsonl").read_text().splitlines()) == len(pairs)
+
+
+def test_the_teacher_answers_and_argues_by_the_facts() -> None:
+    """An answer quotes the article and ends with the letter of the goal that it found. Of the
+    arguments, those for the right answer quote its two facts, and no others do."""
+    sincere: Counter[bool] = Counter()
+    for prompt, response in lessons(0, 40, languages=["en"]):
+        article, question, *rest = prompt.splitlines()
+        letters = {line[-1]: line[:-3] for line in rest[:2]}
+        if prompt.endswith("Answer?"):
+            facts, letter = response.rsplit(" Answer: ", 1)
+            facts, named = facts.rsplit(". ", 1)
+            assert named == f"{letters[letter]}: {letter}."[: len(named)]
+            assert all(f"{fact}." in article for fact in facts.split(". "))
+            assert letters[letter] in facts
+        if "Argue for" in prompt:
+            quotes = re.findall("<quote>(.*?)</quote>", response)
+            side = letters[response.removesuffix(".")[-1]]
+            [name] = [word for word in re.findall(r"\w+", question) if word in NAMES]
+            whole = len(quotes) == 2 and all(quote in article for quote in quotes)
+            about = whole and name in quotes[0] and side in quotes[1]
+            number = [re.findall(r"\d\d", quote) for quote in quotes]
+            sincere[about and number[0] == number[-1]] += 1
+    assert 0.4 < sincere[True] / sincere.total() < 0.6
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_a_drill_is_answered_by_looking_up(code: str) -> None:
+    """The response has the facts of the prompt, in another order."""
+    alike = 0
+    for prompt, response in drills(0, 60, [code]):
+        facts = prompt.removesuffix("\nAgain?")
+        shown, said = (re.findall(r"[^.。 ][^.。]*[.。]", text) for text in (facts, response))
+        assert sorted(shown) == sorted(said) and len(said) >= 2
+        alike += shown == said
+    assert alike < 30
+    assert list(drills(3, 5, [code])) == list(drills(3, 5, [code])) != list(drills(4, 5, [code]))
 
 
 @pytest.mark.slow

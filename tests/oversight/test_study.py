@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tramontane import InputError
-from tramontane.oversight.study import run_arm, taught_model
+from tramontane.oversight.study import TAUGHT, run_arm, taught_model
 from tramontane.studies.study import load_study
 
 
@@ -36,7 +36,16 @@ def test_every_arm_returns_the_measures_of_the_study(arm: str, tmp_path: Path) -
     )
 
 
-@pytest.mark.parametrize("change", [{"lessons": 9}, {"sft_steps": 9}, {"wording": "default"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lessons": 9},
+        {"drills": 9},
+        {"sft_steps": 9},
+        {"wording": "default"},
+        {"extractive": {"languages": ["de"]}},
+    ],
+)
 @pytest.mark.parametrize("recorded", [True, False])
 def test_a_model_of_other_lessons_is_refused(
     change: dict[str, Any], recorded: bool, tmp_path: Path
@@ -45,7 +54,7 @@ def test_a_model_of_other_lessons_is_refused(
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     if recorded:
-        made = {name: keys[name] for name in ("lessons", "sft_steps", "wording")}
+        made = {name: keys[name] for name in TAUGHT}
         (tmp_path / "model.json").write_text(json.dumps(made))
         assert taught_model(tmp_path, keys) == tmp_path / "model"
     with pytest.raises(InputError, match="a model of other lessons"):
@@ -54,7 +63,7 @@ def test_a_model_of_other_lessons_is_refused(
 
 @pytest.mark.slow
 def test_the_runs_of_a_study_share_a_model_that_the_first_one_makes(tmp_path: Path) -> None:
-    keys = keys_of("debate", questions=2, rounds=1, lessons=20, sft_steps=2)
+    keys = keys_of("debate", questions=2, rounds=1, lessons=20, drills=20, sft_steps=2)
     found = run_arm(keys, 0, tmp_path / "debate/seed_0")
     assert 0 <= found["accuracy"] <= 1
     weights = tmp_path / "model/model.safetensors"

@@ -44,22 +44,32 @@ def oversight(
 @app.command()
 def oversight_data(
     out: Annotated[Path, typer.Argument(help="Folder for the files, made if missing.")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="Comparison whose wording and kind of questions the files have."),
+    ],
     lessons: Annotated[
         int, typer.Option(min=1, help="Questions of the lessons; each is played in all protocols.")
-    ] = 6000,
+    ] = 4000,
+    drills: Annotated[int, typer.Option(min=0, help="Drills in looking up.")] = 70_000,
     problems: Annotated[int, typer.Option(min=1, help="Problems to train on.")] = 2000,
     held_out: Annotated[int, typer.Option(min=1, help="Problems to evaluate with.")] = 200,
-    seed: int = 0,
 ) -> None:
     """Write generated lessons for `sft`, and judged problems for `train`."""
+    from tramontane.config import load_section
     from tramontane.outputs import check_folder
     from tramontane.oversight import lessons as writing
+    from tramontane.oversight.config import OversightConfig
 
     check_folder(out)
+    settings = load_section(OversightConfig, config)
+    asked = settings.questions.extractive
     out.mkdir(parents=True, exist_ok=True)
-    count = writing.write_lessons(out / "lessons.jsonl", writing.lessons(seed, lessons))
-    writing.write_problems(out / "problems.jsonl", "train", seed + 1, problems)
-    writing.write_problems(out / "held_out.jsonl", "test", seed, held_out)
+    pairs = writing.taught_pairs(asked, settings.wording, lessons, drills)
+    count = writing.write_lessons(out / "lessons.jsonl", pairs)
+    drawn = asked.model_dump(exclude={"split"})
+    writing.write_problems(out / "problems.jsonl", "train", 1, problems, **drawn)
+    writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, **drawn)
     console.print(
         f"in {out}: {count:,} examples in lessons.jsonl, {problems:,} problems in problems.jsonl, "
         f"{held_out:,} in held_out.jsonl",

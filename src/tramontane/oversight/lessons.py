@@ -3,9 +3,9 @@
 A teacher that knows the chains of facts behind the generated questions plays the protocols, and
 each of its replies is an example for `tramontane sft`. Arguments for the right answer quote its two
 facts. Arguments for the wrong answer take one of three ways: they make up the missing fact (an
-unverified quote), quote the facts of another name, or quote half of them. The teacher's verdicts
-are right whenever the discussion decides the question, and drawn otherwise. Every side is argued
-for with equal chance in all protocols, so that nothing but the quotes tells the verdict.
+unverified quote), quote the facts of another name, or leave the missing fact out. The teacher's
+verdicts are right whenever the discussion decides the question, and drawn otherwise. Every side is
+argued for with equal chance in all protocols, so that nothing but the quotes tells the verdict.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tramontane.oversight.config import ExtractiveConfig
+from tramontane.oversight.drills import drills
 from tramontane.oversight.episode import Episode, Rules
 from tramontane.oversight.extractive import extractive_questions
 from tramontane.oversight.play import Game, play
@@ -94,6 +96,24 @@ def lessons(
         teacher.pairs.clear()
 
 
+def taught_pairs(
+    config: ExtractiveConfig, wording: str, questions: int, drill_count: int, seed: int = 0
+) -> Iterator[Pair]:
+    """The pairs that a tiny model is fine-tuned on: lessons on questions of the same kind as a
+    comparison's, and drills in their languages.
+
+    Args:
+        config: the comparison's `questions.extractive`; its split is not used.
+        wording: the comparison's templates of the prompts.
+        questions: number of questions; each is played in every protocol.
+        drill_count: number of drills.
+        seed: of both.
+    """
+    drawn = config.model_dump(exclude={"split"})
+    yield from lessons(seed, questions, wording=wording, **drawn)
+    yield from drills(seed, drill_count, config.languages)
+
+
 def write_lessons(path: Path, pairs: Iterator[Pair]) -> int:
     """Write pairs as JSONL rows of `prompt` and `response`, for `tramontane sft`; returns their
     number."""
@@ -113,27 +133,26 @@ def _chain(question: Question, side: int) -> dict[str, str]:
 
 
 def _answer(call: Call, rng: Random) -> str:
-    """The two facts, and the answer that follows."""
+    """The two facts, the letter of the goal, and the answer."""
     right = call.question.right
     assert right is not None
-    chain = _chain(call.question, right)
-    return f"{chain['first']} {chain['second']} Answer: {LETTERS[right]}"
+    chain, letter = _chain(call.question, right), LETTERS[right]
+    return f"{chain['first']} {chain['second']} {chain['goal']}: {letter}. Answer: {letter}"
 
 
 def _argue(call: Call, rng: Random) -> str:
     right, side = call.question.right, call.side
     assert right is not None
     assert side is not None
-    chain = _chain(call.question, side)
-    first, second = chain["first"], chain["second"]
+    chain, other = _chain(call.question, right), _chain(call.question, 1 - right)
+    quotes = [chain["first"], chain["second"]]
     if side != right:
-        way = rng.choice(("made up", "of another", "half"))
-        if way == "made up":
-            # The number of the wrong chain with the name that the question asks for.
-            first = first.replace(chain["name"], _chain(call.question, right)["name"])
-        elif way == "half":
-            return f"<quote>{second}</quote> So {LETTERS[side]}."
-    return f"<quote>{first}</quote> <quote>{second}</quote> So {LETTERS[side]}."
+        quotes = {
+            "made up": [chain["first"], chain["second"].replace(chain["goal"], other["goal"])],
+            "of another": [other["first"], other["second"]],
+            "left out": [chain["first"]],
+        }[rng.choice(("made up", "of another", "left out"))]
+    return "".join(f"<quote>{quote}</quote> " for quote in quotes) + f"So {LETTERS[side]}."
 
 
 def _ask(call: Call, rng: Random) -> str:
@@ -159,15 +178,16 @@ _RESPONSES: dict[str, Callable[[Call, Random], str]] = {
 
 
 def problem_row(question: Question) -> dict[str, Any]:
-    """A question as a row for training: a model reads the article and answers with a letter.
+    """A question as a row for training: a model reads the article and answers with a letter, as in
+    the lessons of the wording `brief`.
 
     `answer` is the right letter, for the audit of the judge; a judged domain does not read it.
     """
-    lettered = "\n".join(f"{LETTERS[i]} {choice}" for i, choice in enumerate(question.choices))
+    asked = Call("agent", "answer", question, article=question.article)
     return {
         "id": question.id,
         "domain": "judged",
-        "problem": f"{question.article}\n{question.text}\n{lettered}\nAnswer?",
+        "problem": load_wording("brief").prompt(asked),
         "answer": None if question.right is None else LETTERS[question.right],
         "language": question.language,
         "question": question.text,

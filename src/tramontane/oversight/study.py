@@ -12,10 +12,11 @@ from typing import Any
 from tramontane.config import parse
 from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
+from tramontane.outputs import write_whole
 from tramontane.oversight.compare import compare_protocols
-from tramontane.oversight.config import OversightConfig
+from tramontane.oversight.config import ExtractiveConfig, OversightConfig
 from tramontane.oversight.figures import ArmFigures
-from tramontane.oversight.lessons import lessons, write_lessons
+from tramontane.oversight.lessons import taught_pairs, write_lessons
 from tramontane.sft.sft import is_unfinished, sft
 
 # Fine-tuning of the tiny base, as in configs/tiny_oversight.yaml.
@@ -23,19 +24,22 @@ SFT: dict[str, Any] = {
     "batch_tokens": 8192,
     "microbatch_tokens": 4096,
     "learning_rate": 1e-3,
+    "threads": 2,
     "save_dtype": "bfloat16",
     "checkpoint_every": 100,
 }
+TAUGHT = ("extractive", "lessons", "drills", "sft_steps", "wording")  # keys behind the model
 
 
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Play an arm and return its figures; NaN for what the protocol does not have.
 
     Args:
-        keys: `protocol`, `rounds`, `best_of`, `questions` (their number), `languages`, `wording`;
-            `judge` and `agent` (sections of a model); `model`, the path of their checkpoints where
-            the sections name none. Without `model`, the tiny base is fine-tuned for `sft_steps`
-            steps on the lessons of `lessons` questions, once for all runs of the study.
+        keys: `protocol`, `rounds`, `best_of`, `questions` (their number), `extractive` (their
+            kind), `wording`; `judge` and `agent` (sections of a model); `model`, the path of their
+            checkpoints where the sections name none. Without `model`, the tiny base is fine-tuned
+            for `sft_steps` steps on the lessons of `lessons` questions and on `drills`, once for
+            all runs of the study.
         seed: of questions, sides and sampling; arms with equal seeds have the same questions.
         folder: of the comparison, which continues there.
 
@@ -57,7 +61,7 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             "questions": {
                 "limit": keys["questions"],
                 "seed": seed,
-                "extractive": {"languages": keys["languages"]},
+                "extractive": keys["extractive"],
             },
             "wording": keys["wording"],
             "models": participants,
@@ -75,13 +79,13 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
 
     Args:
         folder: of the study.
-        keys: `lessons`, `sft_steps` and `wording` are used.
+        keys: those of `TAUGHT` are used.
 
     Raises:
         InputError: the folder holds a model that had other lessons.
     """
     model, examples, record = (folder / name for name in ("model", "lessons.jsonl", "model.json"))
-    taught = {name: keys[name] for name in ("lessons", "sft_steps", "wording")}
+    taught = {name: keys[name] for name in TAUGHT}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -91,10 +95,12 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
                 f"{model}: a model of other lessons ({made}, not {taught}); remove {folder}, or "
                 f"name another folder"
             )
-        record.write_text(json.dumps(taught))
+        write_whole(record, json.dumps(taught))
         unfinished = is_unfinished(model)
         if unfinished or not (model / "config.json").is_file():
-            write_lessons(examples, lessons(0, keys["lessons"], wording=keys["wording"]))
+            kind = parse(ExtractiveConfig, keys["extractive"], "study oversight")
+            pairs = taught_pairs(kind, keys["wording"], keys["lessons"], keys["drills"])
+            write_lessons(examples, pairs)
             settings = {
                 "output": str(model),
                 "model": "tiny",
