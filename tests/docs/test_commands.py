@@ -22,6 +22,7 @@ from tramontane.config import load_section, parse_settings
 from tramontane.curation.config import CurateConfig
 from tramontane.models.fetch import SOURCES
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.oversight.drills import drills
 from tramontane.oversight.lessons import lessons, write_lessons, write_problems
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.recipe import KINDS
@@ -72,9 +73,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     load_model("tiny").save_pretrained(desk / "my-model")
     load_tokenizer("tiny").save_pretrained(desk / "my-model")
     (desk / "runs").mkdir(exist_ok=True)
-    shutil.copytree(desk / "my-model", desk / "runs/oversight_tiny")
+    for name in ("oversight_drilled", "oversight_tiny"):
+        shutil.copytree(desk / "my-model", desk / "runs" / name)
     (desk / "runs/oversight_data").mkdir()
     write_lessons(desk / "runs/oversight_data/lessons.jsonl", lessons(0, 2))
+    write_lessons(desk / "runs/oversight_data/drills.jsonl", drills(0, 2, ["en"]))
     for name in ("problems", "held_out"):
         write_problems(desk / f"runs/oversight_data/{name}.jsonl", "train", 0, 4)
     (desk / "models").mkdir()
@@ -162,8 +165,7 @@ def shortened(words: list[str], desk: Path) -> list[str]:
         "generate": ["--max-tokens", "8"],
         "plan": ["--n-batch", "256"],
         "oversight": ["questions.limit=1", f"out=overseen/{Path(args[-1]).stem}"],
-        "oversight-data": ["--lessons", "2", "--drills", "2", "--problems", "2"]
-        + ["--held-out", "2"],
+        "oversight-data": ["--lessons=2", "--drills=2", "--problems=2", "--held-out=2"],
         "sft": ["steps=1", "batch_tokens=512", f"output=made/{Path(args[-1]).stem}"]
         + ["new_model.tokenizer_examples=600"] * ("tiny_base" in args[-1]),
     }.get(command, [])

@@ -41,7 +41,8 @@ def test_every_arm_returns_the_measures_of_the_study(arm: str, tmp_path: Path) -
     [
         {"lessons": 9},
         {"drills": 9},
-        {"sft_steps": 9},
+        {"drill_steps": 9},
+        {"lesson_steps": 9},
         {"wording": "default"},
         {"extractive": {"languages": ["de"]}},
     ],
@@ -50,9 +51,10 @@ def test_every_arm_returns_the_measures_of_the_study(arm: str, tmp_path: Path) -
 def test_a_model_of_other_lessons_is_refused(
     change: dict[str, Any], recorded: bool, tmp_path: Path
 ) -> None:
-    keys = keys_of("debate", lessons=5, sft_steps=3)
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
+    keys = keys_of("debate", lessons=5, drills=5, drill_steps=3, lesson_steps=3)
+    for name in ("drilled", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
     if recorded:
         made = {name: keys[name] for name in TAUGHT}
         (tmp_path / "model.json").write_text(json.dumps(made))
@@ -63,7 +65,9 @@ def test_a_model_of_other_lessons_is_refused(
 
 @pytest.mark.slow
 def test_the_runs_of_a_study_share_a_model_that_the_first_one_makes(tmp_path: Path) -> None:
-    keys = keys_of("debate", questions=2, rounds=1, lessons=20, drills=20, sft_steps=2)
+    keys = keys_of(
+        "debate", questions=2, rounds=1, lessons=20, drills=20, drill_steps=2, lesson_steps=2
+    )
     found = run_arm(keys, 0, tmp_path / "debate/seed_0")
     assert 0 <= found["accuracy"] <= 1
     weights = tmp_path / "model/model.safetensors"

@@ -51,7 +51,7 @@ def oversight_data(
     lessons: Annotated[
         int, typer.Option(min=1, help="Questions of the lessons; each is played in all protocols.")
     ] = 4000,
-    drills: Annotated[int, typer.Option(min=0, help="Drills in looking up.")] = 70_000,
+    drills: Annotated[int, typer.Option(min=1, help="Drills in looking up.")] = 70_000,
     problems: Annotated[int, typer.Option(min=1, help="Problems to train on.")] = 2000,
     held_out: Annotated[int, typer.Option(min=1, help="Problems to evaluate with.")] = 200,
 ) -> None:
@@ -60,19 +60,22 @@ def oversight_data(
     from tramontane.outputs import check_folder
     from tramontane.oversight import lessons as writing
     from tramontane.oversight.config import OversightConfig
+    from tramontane.oversight.drills import drills as draw_drills
 
     check_folder(out)
     settings = load_section(OversightConfig, config)
     asked = settings.questions.extractive
     out.mkdir(parents=True, exist_ok=True)
-    pairs = writing.taught_pairs(asked, settings.wording, lessons, drills)
-    count = writing.write_lessons(out / "lessons.jsonl", pairs)
     drawn = asked.model_dump(exclude={"split"})
+    series = draw_drills(0, drills, asked.languages)
+    writing.write_lessons(out / "drills.jsonl", series)
+    pairs = writing.lessons(0, lessons, wording=settings.wording, **drawn)
+    count = writing.write_lessons(out / "lessons.jsonl", pairs)
     writing.write_problems(out / "problems.jsonl", "train", 1, problems, **drawn)
     writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, **drawn)
     console.print(
-        f"in {out}: {count:,} examples in lessons.jsonl, {problems:,} problems in problems.jsonl, "
-        f"{held_out:,} in held_out.jsonl",
+        f"in {out}: {drills:,} examples in drills.jsonl, {count:,} in lessons.jsonl, {problems:,} "
+        f"problems in problems.jsonl, {held_out:,} in held_out.jsonl",
         highlight=False,
     )
 

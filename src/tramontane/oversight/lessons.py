@@ -17,8 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tramontane.oversight.config import ExtractiveConfig
-from tramontane.oversight.drills import drills
 from tramontane.oversight.episode import Episode, Rules
 from tramontane.oversight.extractive import extractive_questions
 from tramontane.oversight.play import Game, play
@@ -94,24 +92,6 @@ def lessons(
             pass
         yield from teacher.pairs
         teacher.pairs.clear()
-
-
-def taught_pairs(
-    config: ExtractiveConfig, wording: str, questions: int, drill_count: int, seed: int = 0
-) -> Iterator[Pair]:
-    """The pairs that a tiny model is fine-tuned on: lessons on questions of the same kind as a
-    comparison's, and drills in their languages.
-
-    Args:
-        config: the comparison's `questions.extractive`; its split is not used.
-        wording: the comparison's templates of the prompts.
-        questions: number of questions; each is played in every protocol.
-        drill_count: number of drills.
-        seed: of both.
-    """
-    drawn = config.model_dump(exclude={"split"})
-    yield from lessons(seed, questions, wording=wording, **drawn)
-    yield from drills(seed, drill_count, config.languages)
 
 
 def write_lessons(path: Path, pairs: Iterator[Pair]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from tramontane.errors import InputError
 from tramontane.outputs import write_whole
 from tramontane.oversight.compare import compare_protocols
 from tramontane.oversight.config import ExtractiveConfig, OversightConfig
+from tramontane.oversight.drills import drills
 from tramontane.oversight.figures import ArmFigures
-from tramontane.oversight.lessons import taught_pairs, write_lessons
+from tramontane.oversight.lessons import Pair, lessons, write_lessons
 from tramontane.sft.sft import is_unfinished, sft
 
-# Fine-tuning of the tiny base, as in configs/tiny_oversight.yaml.
+# Fine-tuning of the tiny base, as in configs/tiny_drills.yaml and configs/tiny_oversight.yaml.
 SFT: dict[str, Any] = {
     "batch_tokens": 8192,
     "microbatch_tokens": 4096,
@@ -28,7 +29,8 @@ SFT: dict[str, Any] = {
     "save_dtype": "bfloat16",
     "checkpoint_every": 100,
 }
-TAUGHT = ("extractive", "lessons", "drills", "sft_steps", "wording")  # keys behind the model
+# Keys behind the model.
+TAUGHT = ("extractive", "lessons", "drills", "drill_steps", "lesson_steps", "wording")
 
 
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
@@ -38,8 +40,8 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         keys: `protocol`, `rounds`, `best_of`, `questions` (their number), `extractive` (their
             kind), `wording`; `judge` and `agent` (sections of a model); `model`, the path of their
             checkpoints where the sections name none. Without `model`, the tiny base is fine-tuned
-            for `sft_steps` steps on the lessons of `lessons` questions and on `drills`, once for
-            all runs of the study.
+            for `drill_steps` steps on `drills` and for `lesson_steps` on the lessons of `lessons`
+            questions, once for all runs of the study.
         seed: of questions, sides and sampling; arms with equal seeds have the same questions.
         folder: of the comparison, which continues there.
 
@@ -84,33 +86,41 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
     Raises:
         InputError: the folder holds a model that had other lessons.
     """
-    model, examples, record = (folder / name for name in ("model", "lessons.jsonl", "model.json"))
+    model, record = folder / "model", folder / "model.json"
     taught = {name: keys[name] for name in TAUGHT}
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = json.loads(record.read_text()) if record.is_file() else None
-        if model.exists() and made != taught:
+        if (folder / "drilled").exists() and made != taught:
             raise InputError(
                 f"{model}: a model of other lessons ({made}, not {taught}); remove {folder}, or "
                 f"name another folder"
             )
         write_whole(record, json.dumps(taught))
-        unfinished = is_unfinished(model)
-        if unfinished or not (model / "config.json").is_file():
-            kind = parse(ExtractiveConfig, keys["extractive"], "study oversight")
-            pairs = taught_pairs(kind, keys["wording"], keys["lessons"], keys["drills"])
-            write_lessons(examples, pairs)
-            settings = {
-                "output": str(model),
-                "model": "tiny",
-                "data": {"train": str(examples)},
-                "steps": keys["sft_steps"],
-                "warmup_steps": min(100, keys["sft_steps"] // 10),
-                **SFT,
-            }
-            sft(parse(SFTConfig, settings, "study oversight"), resume=unfinished)
+        kind = parse(ExtractiveConfig, keys["extractive"], "study oversight")
+        # A constant rate: the tiny base begins to look up after some hundred steps, all at once.
+        settings = {"model": "tiny", "output": str(folder / "drilled"), "schedule": "constant"}
+        pairs = drills(0, keys["drills"], kind.languages)
+        _fine_tune(settings | {"steps": keys["drill_steps"]}, pairs)
+        settings = {"model": settings["output"], "output": str(model)}
+        drawn = kind.model_dump(exclude={"split"})
+        pairs = lessons(0, keys["lessons"], wording=keys["wording"], **drawn)
+        _fine_tune(settings | {"steps": keys["lesson_steps"]}, pairs)
     return model
+
+
+def _fine_tune(settings: dict[str, Any], pairs: Iterator[Pair]) -> None:
+    """Make the checkpoint `output`, or continue; nothing is done where it is finished."""
+    output = Path(settings["output"])
+    unfinished = is_unfinished(output)
+    if (output / "config.json").is_file() and not unfinished:
+        return
+    examples = output.with_suffix(".jsonl")
+    write_lessons(examples, pairs)
+    warmup = min(100, settings["steps"] // 10)
+    settings = {**SFT, "data": {"train": str(examples)}, "warmup_steps": warmup, **settings}
+    sft(parse(SFTConfig, settings, "study oversight"), resume=unfinished)
 
 
 def measures_of(figures: ArmFigures) -> dict[str, float]:
