@@ -260,7 +260,7 @@ def test_lessons_teach_every_role_and_only_train_questions(tmp_path: Path) -> No
 
 def test_the_teacher_answers_and_argues_by_the_facts() -> None:
     """An answer quotes the article and ends with the letter of the goal that it found. Of the
-    arguments, those for the right answer quote its two facts, and no others do."""
+    arguments, half of those for the right answer quote its two facts, and no others do."""
     sincere: Counter[bool] = Counter()
     for prompt, response in lessons(0, 40, languages=["en"]):
         article, question, *rest = prompt.splitlines()
@@ -279,7 +279,7 @@ def test_the_teacher_answers_and_argues_by_the_facts() -> None:
             about = whole and name in quotes[0] and side in quotes[1]
             number = [re.findall(r"\d\d", quote) for quote in quotes]
             sincere[about and number[0] == number[-1]] += 1
-    assert 0.4 < sincere[True] / sincere.total() < 0.6
+    assert 0.2 < sincere[True] / sincere.total() < 0.3
 
 
 @pytest.mark.parametrize("code", LANGUAGES)

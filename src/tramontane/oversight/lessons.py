@@ -2,10 +2,11 @@
 
 A teacher that knows the chains of facts behind the generated questions plays the protocols, and
 each of its replies is an example for `tramontane sft`. Arguments for the right answer quote its two
-facts. Arguments for the wrong answer take one of three ways: they make up the missing fact (an
-unverified quote), quote the facts of another name, or leave the missing fact out. The teacher's
-verdicts are right whenever the discussion decides the question, and drawn otherwise. Every side is
-argued for with equal chance in all protocols, so that nothing but the quotes tells the verdict.
+facts, or the first alone. Arguments for the wrong answer make up the missing fact (an unverified
+quote), quote the facts of another name, or quote the first fact alone too, so that not every
+argument decides the question. The teacher's verdicts are right, and drawn where nothing was said.
+Every side is argued for with equal chance in all protocols, so that nothing but the quotes tells
+the verdict.
 """
 
 from __future__ import annotations
@@ -125,13 +126,14 @@ def _argue(call: Call, rng: Random) -> str:
     assert right is not None
     assert side is not None
     chain, other = _chain(call.question, right), _chain(call.question, 1 - right)
-    quotes = [chain["first"], chain["second"]]
-    if side != right:
-        quotes = {
-            "made up": [chain["first"], chain["second"].replace(chain["goal"], other["goal"])],
-            "of another": [other["first"], other["second"]],
-            "left out": [chain["first"]],
-        }[rng.choice(("made up", "of another", "left out"))]
+    ways = {
+        "whole": [chain["first"], chain["second"]],
+        "left out": [chain["first"]],
+        "made up": [chain["first"], chain["second"].replace(chain["goal"], other["goal"])],
+        "of another": [other["first"], other["second"]],
+    }
+    known = ("whole", "left out") if side == right else ("made up", "of another", "left out")
+    quotes = ways[rng.choice(known)]
     return "".join(f"<quote>{quote}</quote> " for quote in quotes) + f"So {LETTERS[side]}."
 
 
