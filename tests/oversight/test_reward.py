@@ -14,7 +14,7 @@ from tests.runs import small_config
 from tramontane import InputError, train
 from tramontane.config import LANGUAGES, VerifierConfig, load_section
 from tramontane.data.playground.language import language
-from tramontane.oversight.drills import drills
+from tramontane.oversight.drills import _things, drills
 from tramontane.oversight.judge_errors import audit_of, judge_errors, markdown
 from tramontane.oversight.lessons import lessons, write_lessons, write_problems
 from tramontane.oversight.reward import OTHER, JudgedAnswer, JudgedConfig, discussed_question
@@ -84,6 +84,12 @@ def test_an_answer_is_discussed_against_the_other_choice_or_against_any_other() 
         assert question.right == (side if choice == "red" else 1 - side)
     orders = {(discussed_question(problem(n), "A", 0) or (None, 9))[1] for n in range(20)}
     assert orders == {0, 1}
+
+
+def test_a_free_answer_is_compared_with_its_reference_as_it_is_shown() -> None:
+    asked = Problem("p", "judged", "Why?", "It\n scatters.")
+    question, side = discussed_question(asked, "It  scatters.\n", 0) or (None, 9)
+    assert question and question.right == side
 
 
 @pytest.mark.parametrize("answer", ["", "  ", OTHER, f" {OTHER}\n", "<v_passage></v_passage>"])
@@ -268,7 +274,7 @@ def test_the_teacher_answers_and_argues_by_the_facts() -> None:
         if prompt.endswith("Answer?"):
             facts, letter = response.rsplit(" Answer: ", 1)
             facts, named = facts.rsplit(". ", 1)
-            assert named == f"{letters[letter]}: {letter}."[: len(named)]
+            assert named == f"{letters[letter]}: {letter}."
             assert all(f"{fact}." in article for fact in facts.split(". "))
             assert letters[letter] in facts
         if "Argue for" in prompt:
@@ -285,12 +291,13 @@ def test_the_teacher_answers_and_argues_by_the_facts() -> None:
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_a_drill_is_answered_by_looking_up(code: str) -> None:
     """The response has the facts of the prompt, in another order."""
-    alike = 0
+    alike, known = 0, {thing for things in _things(code) for thing in things}
     for prompt, response in drills(0, 60, [code]):
         facts = prompt.removesuffix("\nAgain?")
         shown, said = (re.findall(r"[^.。 ][^.。]*[.。]", text) for text in (facts, response))
         assert sorted(shown) == sorted(said) and len(said) >= 2
         alike += shown == said
+        assert all(fact.split(": ")[1][:-1] in known for fact in shown if ": " in fact)
     assert alike < 30
     assert list(drills(3, 5, [code])) == list(drills(3, 5, [code])) != list(drills(4, 5, [code]))
 

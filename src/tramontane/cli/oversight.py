@@ -46,7 +46,9 @@ def oversight_data(
     out: Annotated[Path, typer.Argument(help="Folder for the files, made if missing.")],
     config: Annotated[
         Path,
-        typer.Argument(help="Comparison whose wording and kind of questions the files have."),
+        typer.Argument(
+            help="Comparison on `extractive:`; its wording and questions.extractive hold."
+        ),
     ],
     lessons: Annotated[
         int, typer.Option(min=1, help="Questions of the lessons; each is played in all protocols.")
@@ -57,22 +59,29 @@ def oversight_data(
 ) -> None:
     """Write generated lessons for `sft`, and judged problems for `train`."""
     from tramontane.config import load_section
+    from tramontane.errors import InputError
     from tramontane.outputs import check_folder
     from tramontane.oversight import lessons as writing
     from tramontane.oversight.config import OversightConfig
     from tramontane.oversight.drills import drills as draw_drills
+    from tramontane.oversight.load import GENERATED
 
     check_folder(out)
     settings = load_section(OversightConfig, config)
     asked = settings.questions.extractive
+    if settings.questions.source != GENERATED:
+        raise InputError(
+            f"{config}: questions.source: {settings.questions.source!r} has no lessons; name a "
+            f"comparison on {GENERATED!r}"
+        )
     out.mkdir(parents=True, exist_ok=True)
     drawn = asked.model_dump(exclude={"split"})
     series = draw_drills(0, drills, asked.languages)
     writing.write_lessons(out / "drills.jsonl", series)
     pairs = writing.lessons(0, lessons, wording=settings.wording, **drawn)
     count = writing.write_lessons(out / "lessons.jsonl", pairs)
-    writing.write_problems(out / "problems.jsonl", "train", 1, problems, **drawn)
-    writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, **drawn)
+    writing.write_problems(out / "problems.jsonl", "train", 1, problems, settings.wording, **drawn)
+    writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, settings.wording, **drawn)
     console.print(
         f"in {out}: {drills:,} examples in drills.jsonl, {count:,} in lessons.jsonl, {problems:,} "
         f"problems in problems.jsonl, {held_out:,} in held_out.jsonl",

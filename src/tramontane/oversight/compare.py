@@ -130,7 +130,8 @@ def compare_protocols(
     write_page(config, comparison, out / "oversight.html")
     if comparison.faults:
         arms = "; ".join(f"arm {name!r}: {fault}" for name, fault in comparison.faults.items())
-        raise InputError(f"{arms}; the other arms' figures are in {out}")
+        others = f"; the other arms' figures are in {out}" if comparison.figures else ""
+        raise InputError(arms + others)
     return comparison
 
 
@@ -152,8 +153,9 @@ def _ratings(config: OversightConfig, judged: Mapping[str, list[Transcript]]) ->
     arms: dict[str, list[str]] = {}
     for name in judged:
         if config.arms[name].protocol.endswith("debate"):
-            terms = config.arms[name].model_dump_json(exclude={"protocol", "agent", "opponent"})
-            arms.setdefault(terms, []).append(name)
+            arm = config.arms[name]
+            terms = arm.model_dump_json(exclude={"protocol", "agent", "opponent", "preference"})
+            arms.setdefault(f"{terms} {cast_of(arm).get('preference')}", []).append(name)
     found = []
     for names in arms.values():
         casts = {name: cast_of(config.arms[name]) for name in names}

@@ -173,7 +173,7 @@ class OversightConfig(Section):
     models: dict[Name, ModelConfig]
     """The participants by name."""
     arms: dict[Name, ArmConfig]
-    """Protocols with their participants, by name. The first is what others are compared to."""
+    """Protocols with their participants, by name. All pairs are compared."""
     wording: str = "default"
     """Prompts: `default`, `brief` (for models fine-tuned on it), or a YAML file of templates."""
     concurrent: int = Field(512, ge=1)

@@ -39,7 +39,7 @@ def _forms(code: str) -> list[_Form]:
     sentences = [s for f in load_frames(code).values() for s in (f.first[0], f.second[0])]
     matches = [_TWO_SLOTS.fullmatch(sentence) for sentence in sentences]
     found = [_Form(*match.groups()) for match in matches if match]
-    return [*found, _Form("", ": ", found[0].after)]
+    return [*found, _Form("", ": ", found[1].after)]
 
 
 @lru_cache

@@ -34,7 +34,7 @@ class Teacher:
 
     Args:
         wording: templates of the prompts.
-        seed: of wrong arguments, and of verdicts that nothing decides.
+        seed: of arguments, and of verdicts where nothing was said.
 
     Attributes:
         pairs: (prompt, response) of every call so far.
@@ -74,7 +74,7 @@ def lessons(
     """(prompt, response) pairs of all protocols on questions of the train split.
 
     Args:
-        seed: of questions, sides and wrong arguments.
+        seed: of questions, sides and arguments.
         questions: number of questions; each is played in every protocol.
         rounds: rounds of the discussions are drawn from 1 to this number.
         wording: templates of the prompts.
@@ -159,9 +159,9 @@ _RESPONSES: dict[str, Callable[[Call, Random], str]] = {
 }
 
 
-def problem_row(question: Question) -> dict[str, Any]:
+def problem_row(question: Question, wording: str) -> dict[str, Any]:
     """A question as a row for training: a model reads the article and answers with a letter, as in
-    the lessons of the wording `brief`.
+    the lessons of the same wording.
 
     `answer` is the right letter, for the audit of the judge; a judged domain does not read it.
     """
@@ -169,7 +169,7 @@ def problem_row(question: Question) -> dict[str, Any]:
     return {
         "id": question.id,
         "domain": "judged",
-        "problem": load_wording("brief").prompt(asked),
+        "problem": load_wording(wording).prompt(asked),
         "answer": None if question.right is None else LETTERS[question.right],
         "language": question.language,
         "question": question.text,
@@ -179,10 +179,12 @@ def problem_row(question: Question) -> dict[str, Any]:
     }
 
 
-def write_problems(path: Path, split: Any, seed: int, count: int, **drawn: Any) -> None:
+def write_problems(
+    path: Path, split: Any, seed: int, count: int, wording: str = "brief", **drawn: Any
+) -> None:
     """Write generated questions as rows for training or evaluation (`problem_row`)."""
     stream = extractive_questions(split, seed, **drawn)
     with path.open("w", encoding="utf-8") as rows:
         for question in islice(stream, count):
-            row = problem_row(two_choices(question, seed))
+            row = problem_row(two_choices(question, seed), wording)
             rows.write(json.dumps(row, ensure_ascii=False) + "\n")

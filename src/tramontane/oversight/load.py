@@ -48,7 +48,9 @@ def _read(config: QuestionsConfig) -> list[Question]:
     path = Path(name)
     bare = name not in CATALOG and path.name == name and not path.suffix and not path.exists()
     if bare and (near := nearest(name, [GENERATED, *CATALOG])):
-        raise InputError(f"questions.source: no set {name!r}; did you mean {near!r}?")
+        raise InputError(
+            f"questions.source: no set {name!r}; did you mean {near!r}? A dataset is OWNER/NAME"
+        )
     known = CATALOG.get(name) or KnownSet(config.source, config.split, "plain")
     layout = config.layout or known.layout
     if layout not in LAYOUTS:

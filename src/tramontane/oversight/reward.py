@@ -38,7 +38,7 @@ UNHEARD = "no discussion: "  # begins the reason of an answer that is not discus
 NO_VERDICT = "the judge gave no verdict on "  # begins the reason where the judge named no answer
 
 _REASON = re.compile(
-    r"the judge (?:accepted|rejected|gave no verdict on) \(([A-Z])\) (.*?)"
+    rf"(?:the judge accepted |the judge rejected |{NO_VERDICT})\(([A-Z])\) (.*?)"
     r"(?:; probability [\d.]+)?",
     re.DOTALL,
 )
@@ -153,13 +153,13 @@ def discussed_question(problem: Problem, answer: str, seed: int) -> tuple[Questi
         InputError: `choices` is no list of 2 to 26 different texts.
     """
     facts, choices = problem.metadata, _choices(problem)
-    given, true = without_marks(answer), (problem.answer or "").strip()
+    given, true = without_marks(answer), without_marks(problem.answer or "")
     if choices:
         chosen = _choice(answer, choices)
         if chosen is None:
             return None
         given = choices[chosen]
-        right_choice = _choice(true, choices)
+        right_choice = _choice(problem.answer or "", choices)
         true = "" if right_choice is None else choices[right_choice]
     if given in ("", OTHER):
         return None

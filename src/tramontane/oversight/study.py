@@ -92,14 +92,15 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
     with (folder / "model.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = json.loads(record.read_text()) if record.is_file() else None
-        if (folder / "drilled").exists() and made != taught:
+        begun = any((folder / name).exists() for name in ("drilled", "model"))
+        if begun and made != taught:
             raise InputError(
                 f"{model}: a model of other lessons ({made}, not {taught}); remove {folder}, or "
                 f"name another folder"
             )
         write_whole(record, json.dumps(taught))
         kind = parse(ExtractiveConfig, keys["extractive"], "study oversight")
-        # A constant rate: the tiny base begins to look up after some hundred steps, all at once.
+        # A constant rate: the tiny base begins to look up words late, and then all at once.
         settings = {"model": "tiny", "output": str(folder / "drilled"), "schedule": "constant"}
         pairs = drills(0, keys["drills"], kind.languages)
         _fine_tune(settings | {"steps": keys["drill_steps"]}, pairs)

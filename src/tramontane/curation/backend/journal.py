@@ -22,7 +22,8 @@ class Journal:
     def __init__(self, path: Path, end: int | None = None) -> None:
         self.path = path
         self._file = path.open("ab")
-        self._file.truncate(_last_line_end(path) if end is None else end)
+        complete = _last_line_end(path)
+        self._file.truncate(complete if end is None else min(end, complete))
 
     def __iter__(self) -> Iterator[Any]:
         """The values.
