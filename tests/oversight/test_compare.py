@@ -58,6 +58,7 @@ def test_a_comparison_writes_figures_transcripts_and_a_page(tmp_path: Path) -> N
     assert len(figures["paired_tests"]) == 15
     page = (tmp_path / "out/oversight.html").read_text()
     assert all(name in page for name in ALL) and "Elo ratings" in page
+    assert "turns without words" not in page and ">unknown</th>" not in page
     for name in ALL:
         kept = rows(tmp_path / "out" / name / "transcripts.jsonl")
         assert [Transcript.from_dict(row) for row in kept] == found.transcripts[name]
@@ -174,6 +175,8 @@ def test_turns_without_words_and_questions_without_answer_are_counted(tmp_path: 
     found = compare_protocols(settings).figures["debate"]
     assert (found.n, found.unknown, found.unfinished) == (1, 1, 0)
     assert found.silent_turns == 1
+    page = (tmp_path / "out/oversight.html").read_text()
+    assert "turns without words" in page and ">unknown</th>" in page
 
 
 @pytest.mark.parametrize(
