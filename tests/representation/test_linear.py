@@ -245,7 +245,7 @@ def test_each_method_is_best_at_its_own_objective_in_99_of_100_draws() -> None:
 
 @pytest.mark.slow
 def test_the_best_of_many_starts_is_the_named_eigenspace_of_pi() -> None:
-    """Of Π on the dynamics of the study, for which Π's maximiser is always known."""
+    """Π's maximiser is known on the study's dynamics too, where the matrices share no vectors."""
     dynamics = draw_dynamics("sinkhorn", 100, seed=0)
     named = named_eigenspace("pi", dynamics, 4)
     few, many = (
