@@ -185,6 +185,7 @@ def test_the_four_cases_are_counted() -> None:
     assert found.whole.right == pytest.approx(8 / 12)
     assert [part.answers for part in found.parts] == [4, 4, 4]
     assert len(found.examples) == 3
+    assert audit_of([*rows, *rows]).examples == found.examples
     page = markdown(found)
     assert "part 3 of 3" in page and page.count("- update") == 3
 

@@ -60,7 +60,7 @@ class JudgeErrors:
     Args:
         whole: over the run.
         parts: over its first, middle and last third of updates.
-        examples: rows of wrong verdicts.
+        examples: rows of wrong verdicts, one of each problem and answer.
     """
 
     whole: Errors
@@ -98,9 +98,12 @@ def audit_of(rows: Sequence[Mapping[str, Any]]) -> JudgeErrors:
     parts: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         parts[part_of[row["update"]]].append(row)
-    wrong = [dict(row) for row in rows if _judged(row) and _accepted(row) != _is_right(row)]
+    wrong: dict[tuple[str, str], dict[str, Any]] = {}  # equal answers share a discussion
+    for row in rows:
+        if _judged(row) and _accepted(row) != _is_right(row):
+            wrong.setdefault((row["problem_id"], row["answer"]), dict(row))
     return JudgeErrors(
-        _errors(rows), tuple(_errors(parts[i]) for i in sorted(parts)), wrong[:SHOWN]
+        _errors(rows), tuple(_errors(parts[i]) for i in sorted(parts)), [*wrong.values()][:SHOWN]
     )
 
 
