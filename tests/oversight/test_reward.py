@@ -139,6 +139,16 @@ def test_a_config_without_a_judge_is_refused(tmp_path: Path) -> None:
     assert load_section(JudgedConfig, ROOT / "examples/judged_answers.yaml").rounds == 1
 
 
+@pytest.mark.parametrize(("key", "role"), [("best_of", "agent"), ("judge_samples", "judge")])
+def test_equal_samples_of_a_judged_answer_are_refused(key: str, role: str, tmp_path: Path) -> None:
+    greedy = {"endpoint": {"url": "http://127.0.0.1:1/v1", "model": "m"}, "temperature": 0}
+    models = {"judge": RATES, "agent": RATES, role: greedy}
+    file = tmp_path / "judged.yaml"
+    file.write_text(yaml.safe_dump({"models": models, key: 3}))
+    with pytest.raises(InputError, match=rf"{key}: .*models\.{role}\.temperature"):
+        JudgedAnswer(file)(problem(), "A")
+
+
 def module(folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> str:
     """A module of the user's whose `check` is judged by simulated participants."""
     judged(folder, **keys)

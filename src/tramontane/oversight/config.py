@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -192,7 +193,7 @@ class OversightConfig(Section):
                 model = getattr(arm, role)
                 if model is not None and role in arm.model_fields_set | cast_of(arm).keys():
                     self._check_model(model, f"arms.{name}.{role}")
-            self._check_variety(name, arm)
+            check_variety(self.models, cast_of(arm), arm, f"arms.{name}.")
         return self
 
     def _check_model(self, model: str, key: str) -> None:
@@ -201,19 +202,31 @@ class OversightConfig(Section):
             hint = f"did you mean {near!r}?" if near else f"there are {list(self.models)}"
             raise key_error(f"no model {model!r} in `models`; {hint}", key)
 
-    def _check_variety(self, name: str, arm: ArmConfig) -> None:
-        """Several samples of a model that always answers the same would be one."""
-        cast = cast_of(arm)
-        several = {"judge": ("judge_samples", arm.judge_samples)}
-        several |= dict.fromkeys(("agent", "opponent"), ("best_of", arm.best_of))
-        for role, (key, number) in several.items():
-            model = self.models[cast[role]] if role in cast else None
-            if number > 1 and model and not model.simulated and model.temperature == 0:
-                raise key_error(
-                    f"{number} samples of {cast[role]!r} are equal at temperature 0; raise "
-                    f"models.{cast[role]}.temperature, or set {key} to 1",
-                    f"arms.{name}.{key}",
-                )
+
+def check_variety(
+    models: Mapping[str, ModelConfig], cast: Mapping[str, str], numbers: Any, place: str = ""
+) -> None:
+    """Several samples of a model that always answers the same would be one.
+
+    Args:
+        models: the participants by name.
+        cast: names of models by role.
+        numbers: section with `best_of` and `judge_samples`.
+        place: beginning of its keys.
+
+    Raises:
+        ValidationError: several candidates or verdicts of a model at temperature 0.
+    """
+    keys = {"judge": "judge_samples", "agent": "best_of", "opponent": "best_of"}
+    for role in sorted(keys.keys() & cast.keys()):
+        key, model = keys[role], models[cast[role]]
+        number = getattr(numbers, key)
+        if number > 1 and not model.simulated and model.temperature == 0:
+            raise key_error(
+                f"{number} samples of {cast[role]!r} are equal at temperature 0; raise "
+                f"models.{cast[role]}.temperature, or set {key} to 1",
+                f"{place}{key}",
+            )
 
 
 def cast_of(arm: ArmConfig) -> dict[str, str]:

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from tramontane.config import Section, key_error, load_section
 from tramontane.errors import InputError
 from tramontane.oversight.agents import Agent, open_agents
-from tramontane.oversight.config import ModelConfig, Name
+from tramontane.oversight.config import ModelConfig, Name, check_variety
 from tramontane.oversight.episode import Episode, Rules
 from tramontane.oversight.labels import letter_of
 from tramontane.oversight.play import Game, play
@@ -72,6 +72,8 @@ class JudgedConfig(Section):
     def _participants(self) -> JudgedConfig:
         if missing := {"judge", "agent"} - set(self.models):
             raise key_error(f"name the model of {' and '.join(sorted(missing))}", "models")
+        roles = {"judge", "agent", "opponent"} & self.models.keys()
+        check_variety(self.models, dict(zip(roles, roles, strict=True)), self)
         return self
 
 
