@@ -46,9 +46,7 @@ def oversight_data(
     out: Annotated[Path, typer.Argument(help="Folder for the files, made if missing.")],
     config: Annotated[
         Path,
-        typer.Argument(
-            help="Comparison on `extractive:`; its wording and questions.extractive hold."
-        ),
+        typer.Argument(help="Comparison on `extractive:`, for its wording and kind of questions."),
     ],
     lessons: Annotated[
         int, typer.Option(min=1, help="Questions of the lessons; each is played in all protocols.")

@@ -32,8 +32,7 @@ class ExtractiveConfig(Section):
     """Kinds of facts, drawn uniformly: keys that open rooms, trains that go to cities."""
     phrasings: int | None = Field(None, ge=1)
     """Number of phrasings of every sentence that are drawn from, the first of its frame. null: all.
-    With 1 every first fact begins with its name, and every second fact ends with its goal, which a
-    tiny model learns to look up sooner."""
+    With 1 every first fact begins with its name, and every second fact ends with its goal."""
     split: Literal["train", "test"] = "test"
     """Split that is drawn from. No question is in both; seven in eight are in `train`."""
 
