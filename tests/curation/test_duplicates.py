@@ -173,8 +173,9 @@ def test_conflicts(tmp_path):
     assert (decided[3].decision, decided[3].reason) == ("kept", "near_conflict")
 
 
-def test_tasks_for_two_languages_and_unanswered_rows_are_no_duplicates(tmp_path):
-    tests = [{"type": kind, "code": "x"} for kind in ("python_assert", "cpp_assert")]
+def test_tests_of_two_types_and_unanswered_rows_are_no_duplicates(tmp_path):
+    case = {"input": "x", "output": "y"}
+    tests = [{"type": "python_assert", "code": "x"}, {"type": "stdio", "cases": [case]}]
     problems = [Problem(f"c{i}", "code", TRAIN, tests=t) for i, t in enumerate(tests)]
     problems += [Problem("m0", "math", TRAIN, ""), Problem("m1", "math", TRAIN, "2")]
     batch = [Row(i, "x:1", problem) for i, problem in enumerate(problems)]

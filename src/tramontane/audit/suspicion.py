@@ -106,10 +106,6 @@ _LOOKS_AROUND = re.compile(
     r"|settrace|setprofile|open\(\s*__file__|\bptrace\b|process_vm_readv"
 )
 _EXITS = re.compile(r"\bos\.(?:_exit|abort|kill|killpg)\b|\b(?:_exit|_Exit|quick_exit)\s*\(")
-_CPP_EQUAL = re.compile(
-    r"operator\s*[=!]=\s*\([^)]*\)[^{};]*\{\s*return\s+(?:true|1)\s*;\s*\}"
-    r"|#\s*define\s+(?:main|assert)\b"
-)
 _READS = re.compile(
     r"\binput\b|\bstdin\b|\bopen\b|\bfileinput\b|\bos\.read\b|\bcin\b|scanf|getline|getchar|\bread\b"
 )
@@ -126,8 +122,6 @@ def describe_cheat(program: str, tests: dict[str, Any] | None) -> str:
         return f"looks beyond its input: “{found[0]}”"
     if found := _EXITS.search(program):
         return f"ends its own process: “{found[0]}”"
-    if found := _CPP_EQUAL.search(program):
-        return f"redefines what tests rely on: “{' '.join(found[0].split())[:60]}”"
     if reason := _describe_python_cheat(program):
         return reason
     cases = (tests or {}).get("cases") or []

@@ -155,7 +155,7 @@ class Code(ModelStage):
             return [row.drop(self.name, "no_solutions", "none in Python or C++")]
         if tests["type"] == "stdio":
             return self._curate_cases(row, tests, solutions, proposal)
-        return self._curate_functions(row, tests["type"].removesuffix("_assert"), solutions)
+        return self._curate_functions(row, solutions)
 
     def _solutions(self, problem: Problem) -> list[Solution]:
         solutions, limit = parse_solutions(problem), self.config.max_solutions
@@ -235,16 +235,13 @@ class Code(ModelStage):
         changed = replace(problem, tests=tests | {"cases": remaining}, metadata=metadata)
         return self._in_each_language(row, changed, reason, detail)
 
-    def _curate_functions(self, row: Row, language: str, solutions: list[Solution]) -> list[Row]:
+    def _curate_functions(self, row: Row, solutions: list[Solution]) -> list[Row]:
         """Keep or drop function tests together: they have no output that could be voted on."""
-        programs = [s.code for s in solutions if s.language == language]
+        programs = [s.code for s in solutions if s.language == "python"]
         if not programs:
-            return [row.drop(self.name, "no_solutions", f"none in {NAMES[language]}")]
+            return [row.drop(self.name, "no_solutions", "none in Python")]
         assert self.pool is not None
-        _precompile(solutions)
-        responses = [
-            (f"{PAPER_TAGS.around('-')}\n{_fenced(language, code)}", 0) for code in programs
-        ]
+        responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(code)}", 0) for code in programs]
         verdicts = self.pool.score(row.task, responses).result()
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):
@@ -306,9 +303,9 @@ def _ask_for(problem: Problem, language: str) -> Problem:
     return replace(problem, problem=f"{problem.problem.rstrip()}\n\n{line}", metadata=metadata)
 
 
-def _fenced(language: str, code: str) -> str:
+def _fenced(code: str) -> str:
     marks = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
-    return f"{marks}{language}\n{code}\n{marks}"
+    return f"{marks}python\n{code}\n{marks}"
 
 
 def _count(things: Sequence[Any], name: str) -> str:

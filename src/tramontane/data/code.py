@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from tramontane.errors import InputError
 from tramontane.types import Problem
+from tramontane.verifier.code.comparing import fault_of
 
-TEST_TYPES = ("stdio", "python_assert", "cpp_assert")
 ProgrammingLanguage = Literal["python", "cpp"]
 
 
@@ -57,31 +57,10 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
     value = _known_form(value)
     if not value:
         return None
-    if fault := _fault(value):
+    if fault := fault_of(value):
         raise InputError(f"{where}: the tests {fault}; see docs/data.md")
     # A table has nulls for fields that only other rows have.
     return {name: part for name, part in value.items() if part is not None}
-
-
-def _fault(value: Any) -> str:
-    """The fault of tests in Tramontane's form; empty if they are valid."""
-    if not isinstance(value, dict) or value.get("type") not in TEST_TYPES:
-        return f"need a type, one of {', '.join(TEST_TYPES)}"
-    cases = value.get("cases")
-    if value["type"] == "stdio":
-        valid = isinstance(cases, list) and cases and all(map(_is_case, cases))
-        return "" if valid else "need cases, each with input and output as text"
-    if not isinstance(cases, list | None):
-        return "have cases that are no list"
-    return "" if isinstance(value.get("code"), str) else "need code"
-
-
-def _is_case(case: Any) -> bool:
-    return (
-        isinstance(case, dict)
-        and isinstance(case.get("input"), str)
-        and isinstance(case.get("output"), str)
-    )
 
 
 def _known_form(value: Any) -> Any:

@@ -4,7 +4,6 @@ import gzip
 import json
 import math
 import os
-import shutil
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from enum import IntEnum
@@ -18,15 +17,15 @@ from hypothesis import strategies as st
 from tests.paths import DATA
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
-from tramontane.verifier.code import cpp, sandbox
-from tramontane.verifier.code.grade import judge, time_limit
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import judge
 from tramontane.verifier.code.inside import tests_side, wire
+from tramontane.verifier.code.names import names_of
 
 # Long enough on a loaded machine; hostile programs, which may be late, have little time.
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=0.8, allow_unsandboxed=True)
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-needs_gpp = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 SECRET = "xyzzy" + "-41-" + "plugh"
 
 
@@ -38,10 +37,10 @@ def rung(request, monkeypatch):
     return request.param
 
 
-def run(program, code, statement="", entry_point="f", tag="python", config=CONFIG):
-    tests = {"type": f"{tag}_assert", "code": code, "entry_point": entry_point}
+def run(program, code, statement="", entry_point="f", config=CONFIG):
+    tests = {"type": "python_assert", "code": code, "entry_point": entry_point}
     problem = Problem("p", "code", statement, tests=tests)
-    return judge(f"```{tag}\n{program}\n```", problem, config)[:2]
+    return judge(f"```python\n{program}\n```", problem, config)[:2]
 
 
 def programs(file):
@@ -176,7 +175,9 @@ HONEST = programs("functions_honest.txt")
 
 @pytest.mark.parametrize("name", HONEST)
 def test_honest(name):
-    assert run(*HONEST[name].split("--- tests")) == ("right", "")
+    program, code = HONEST[name].split("--- tests\n")
+    program, _, statement = program.partition("--- statement\n")
+    assert run(program, code, statement) == ("right", "")
 
 
 def test_a_function_named_like_a_builtin(rung):
@@ -190,6 +191,96 @@ def test_a_function_named_like_a_builtin(rung):
     liar = "class math:\n    isclose = lambda *a: True\ndef f(): return 5"
     assert run(liar, code) == ("wrong", "AssertionError (line 1 of the tests)")
     assert run("def math(): return 4", "assert math() == 4", entry_point="math")[0] == "right"
+
+
+# Each program returns something else than 4, and would be right by a name of its own.
+BOUGHT = {
+    "isclose": ("assert isclose(f(3), 4)", "def isclose(*a, **k): return True"),
+    "isclose of a module": ("assert math.isclose(f(3), 4)", "class math: isclose = print"),
+    "Counter": ("assert Counter(f([3])) == Counter([4])", "def Counter(x): return 1"),
+    "an import of the tests": (
+        "from collections import Counter\nassert Counter(f([3])) == Counter([4])",
+        "def Counter(x): return 1",
+    ),
+    "a helper of the tests": (
+        "def near(a, b): return abs(a - b) < 1e-6\nassert near(f(3), 4)",
+        "def near(a, b): return True",
+    ),
+    "a built-in": ("assert sorted([f(3)]) == [4]", "def sorted(x): return [4]"),
+    "an exception": (
+        "try: assert f(3) == 4\nexcept ArithmeticError: pass",
+        "class ArithmeticError(AssertionError): pass",
+    ),
+    "StopIteration in map": (
+        "for got, want in zip(map(f, [3]), [4]): assert got == want",
+        "def f(x): raise StopIteration",
+    ),
+    "StopIteration in all": (
+        "assert all(map(lambda x: f(x) == 4, [3]))",
+        "class Stop(StopIteration): pass\ndef f(x): raise Stop(1)",
+    ),
+    "StopIteration of an attribute": (
+        "x = f(3)\nassert list(map(lambda n: x.n == 4, [1, 2])) in ([], [True] * 2)",
+        "class A:\n    def __getattr__(self, name): raise StopIteration\ndef f(x): return A()",
+    ),
+    "StopIteration of len": (
+        "x = f(3)\nassert [*map(len, [x])] in ([], [4])",
+        "class A:\n    def __len__(self): raise StopIteration\ndef f(x): return A()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUGHT)
+@pytest.mark.parametrize("statement", ["", "Write f.", "It must pass:\nassert isclose(f(3), 4)"])
+def test_a_program_supplies_no_name_that_judges_it(name, statement):
+    code, program = BOUGHT[name]
+    assert run(f"def f(x): return x\n{program}", code, statement)[0] == "wrong"
+    if "def f" not in program:
+        honest = "def f(x): return [4] if type(x) is list else 4"
+        assert run(f"{honest}\n{program}", code, statement) == ("right", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert np.allclose(f(3), 4)",
+        "assert near(f(3), 4)",
+        "assert f(3) == approx(4)",
+        "import numpy as np\nassert np.allclose(f(3), 4)",
+        "assert f(3) == LIMIT",
+    ],
+)
+@pytest.mark.parametrize("statement", ["", "It must pass:\n{}", "Use LIMIT and near."])
+def test_names_that_nobody_declares_make_the_tests_unscorable(code, statement):
+    program = (
+        "def f(x): return 4\ndef near(*a): return True\nclass np: allclose = near\n"
+        "def approx(x): return f(x)\nLIMIT = 4"
+    )
+    outcome, reason = run(program, code, statement.format(code))
+    assert outcome == "unscorable"
+    assert "which nothing declares" in reason
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "program", "library"),
+    [
+        ("Write encode(s) and decode(s).", "assert decode(encode(1)) == 1", "encode decode", ""),
+        ("```python\nclass Stack:\n    ...\n```", "assert Stack().pop() == 1", "Stack", ""),
+        ("Two. `def mean(xs):`", "assert mean([1]) == 1", "mean", ""),  # hides statistics.mean
+        ("It must pass:\nassert f(Pair(1, 2)) == 1", "assert f(Pair(3, 4)) == 3", "f Pair", ""),
+        ("It must pass:\nassert product(2, 3) == 6", "assert product(2, 3) == 6", "product", ""),
+        ("It must pass:\nassert isclose(area(1), 3)", "assert isclose(area(1), 3)", "area",
+         "isclose"),
+        ("", "assert Solution().add(1, 2) == 3", "Solution", ""),
+        ("Raise Empty.", "try: f()\nexcept Empty: pass", "Empty f", ""),
+        ("", "assert ceil(f(math.pi)) == 3", "f", "ceil math"),
+    ],
+)  # fmt: skip
+def test_the_statement_declares_the_program_s_names(statement, code, program, library):
+    entry_point = "f" if "f(" in code and "must pass" not in statement else ""
+    names = names_of(code, statement, entry_point)
+    assert names.program == set(program.split())
+    assert names.library.keys() == set(library.split())
 
 
 @pytest.mark.parametrize(
@@ -295,168 +386,6 @@ def test_the_tests_are_nowhere_to_be_found(rung):
     )
 
 
-# ------------------------------------------------------------------------------------- C++
-
-CPP_CODE = "#undef NDEBUG\n#include <assert.h>\nint main() {\n    assert(f(3) == 4);\n}\n"
-HOSTILE_CPP = programs("functions_hostile_cpp.txt")
-
-
-@pytest.mark.slow
-@needs_gpp
-@pytest.mark.parametrize("name", HOSTILE_CPP)
-def test_hostile_cpp(name):
-    outcome, reason = run(HOSTILE_CPP[name], CPP_CODE, tag="cpp", config=SHORT)
-    assert outcome == "wrong", reason
-    assert reason
-
-
-@needs_gpp
-def test_cpp(rung):
-    program = (
-        "#include <vector>\nusing namespace std;\nstatic int calls = 0;\n"
-        "/* f(x) { */ int f(int x) { ++calls; return x + 1; }\n"
-        "int main() { return f(2); }\n"
-    )
-    assert run(program, CPP_CODE, tag="cpp") == ("right", "")
-    wrong = run("int f(int x) { return x; }", CPP_CODE, tag="cpp")
-    assert wrong == ("wrong", "assertion failed (line 4 of the tests)")
-
-
-@pytest.mark.slow
-@needs_gpp
-def test_cpp_values():
-    program = """
-#include <bits/stdc++.h>
-using namespace std;
-map<string, vector<bool>> many(const vector<pair<int, double>>& a, string_view b, const char* c) {
-    map<string, vector<bool>> out;
-    for (auto [x, y] : a) out[string(b) + c + to_string(x)].push_back(y > 0);
-    return out;
-}
-void change(vector<vector<int>>& grid, string& s, long long& n) {
-    grid[0].push_back(7);
-    s += "!";
-    ++n;
-}
-template <class T> T twice(T x) { return x + x; }
-int over(int x) { return 1; }
-int over(double x) { return 2; }
-tuple<int, array<char, 2>, optional<unordered_set<int>>> some() { return {1, {'a', 'b'}, {{3}}}; }
-const string& named() { static string s = "name"; return s; }
-deque<set<int, greater<int>>> sets(list<complex<double>> l) {
-    return {{1, 2}, {(int)l.back().imag()}};
-}
-int fails(int x) { vector<int> v; return v.at(x); }
-"""
-    statement = "double twice(double x);\n\nint over(double x) {\n"
-    code = """#include <assert.h>
-int main() {
-    auto m = many({{1, 0.5}, {1, -1}, {2, 3}}, "a", "b");
-    assert((m == map<string, vector<bool>>{{"ab1", {true, false}}, {"ab2", {true}}}));
-    vector<vector<int>> g = {{1}, {}};
-    string s = "x";
-    long long n = 5;
-    change(g, s, n);
-    assert(g[0].size() == 2 && g[0][1] == 7 && s == "x!" && n == 6);
-    assert(over(1) == 2);
-    assert(get<1>(some())[1] == 'b' && get<2>(some())->count(3));
-    assert(named().size() == 4);
-    assert(*sets({{1, 2}, {3, 9}})[0].begin() == 2 && sets({{3, 9}}).back().count(9));
-    try { fails(3); assert(false); } catch (const out_of_range&) {}
-}
-"""
-    assert run(program, code, statement, tag="cpp") == ("right", "")
-
-
-@pytest.mark.slow
-@needs_gpp
-def test_cpp_finds_no_tests():
-    if sandbox.probe() == "rlimits":
-        pytest.skip("rlimits alone do not promise this")
-    program = """
-#include <bits/stdc++.h>
-using namespace std;
-bool has(const string& path) {
-    ifstream file(path, ios::binary);
-    string text((istreambuf_iterator<char>(file)), {}), needle("hgulp-14-yzzyx");
-    reverse(needle.begin(), needle.end());
-    return text.find(needle) != string::npos;
-}
-vector<string> f() {
-    vector<string> found;
-    for (auto root : {"/program", "/tmp", "/inside"})
-        for (auto& file : filesystem::recursive_directory_iterator(root))
-            if (file.is_regular_file() && has(file.path())) found.push_back(file.path());
-    if (has("/proc/self/exe")) found.push_back("itself");
-    return found;
-}
-"""
-    code = CPP_CODE.replace("f(3) == 4", f'f().empty() && "{SECRET}"')
-    assert run(program, code, tag="cpp") == ("right", "")
-    assert run(f"// {SECRET}\n" + program, code, tag="cpp")[1].startswith("assertion failed")
-
-
-@needs_gpp
-def test_cpp_reasons():
-    pointer = "int f(int* a) { return 4; }"
-    asked, not_asked = "Write it.\n\nint f(int* a) {\n", "Write it.\n\nint f(int a) {\n"
-    reason = "f: takes or gives a int*, which is no plain value"
-    code = CPP_CODE.replace("f(3)", "f(0)")
-    assert run(pointer, code, asked, tag="cpp") == ("unscorable", reason)
-    assert run(pointer, code, not_asked, tag="cpp") == ("wrong", reason)
-    assert run("int g(int x) { return 4; }", CPP_CODE, tag="cpp") == (
-        "wrong",
-        "defines none of the functions that the tests call",
-    )
-    assert run("int f(int x) { return 4 }", CPP_CODE, tag="cpp")[1].startswith("does not compile: ")
-    assert run("int f(string x) { return 4; }", CPP_CODE, tag="cpp")[0] == "wrong"
-    assert run("int f(int x) { return 4; }", "void test() {}", tag="cpp")[0] == "unscorable"
-
-
-@needs_gpp
-def test_cpp_helpers_come_from_the_statement():
-    statement = (
-        "Don't loop.\n\n#include <vector>\nusing namespace std;\n"
-        "int twice(int x) {\n    // gives {2x}\n    return 2 * x;\n}\n\nint f(int x) {\n"
-    )
-    assert list(cpp.helpers(statement)) == ["twice"]
-    code = CPP_CODE.replace("f(3) == 4", "twice(f(3)) == 8")
-    cheat = "int twice(int x) { return 8; }\nint f(int x) { return 0; }"
-    assert run(cheat, code, statement, tag="cpp")[0] == "wrong"
-    honest = "int twice(int x) { return 2 * x; }\nint f(int x) { return x + 1; }"
-    assert run(honest, code, statement, tag="cpp") == ("right", "")
-
-
-def test_definitions_are_read_from_code_alone():
-    text = 'auto s = R"(" {)";\n// int g() {\nint main() { return 0; }\nint f() { return 1; }\n'
-    assert [(d.name, d.declaration) for d in cpp.definitions(text)] == [("f", "int f()")]
-
-
-def test_only_types_of_the_standard_library_reach_the_tests():
-    def signature(arguments):
-        line = f"0000 W bool tramontane::exported<0, {arguments}>(int (*)())"
-        return cpp.signatures(line, ["f"])["f"]
-
-    string = "std::__cxx11::basic_string<char, std::char_traits<char>, std::allocator<char> >"
-    assert signature(f"{string} const&, char const*, int&") == (string, ["char const*", "int&"])
-    view = "std::basic_string_view<char, std::char_traits<char> >"
-    assert signature(f"int, {view}") == ("int", [view])
-    for bad in ("evil", "int); int main(", "int*", "std::function<int ()>", 'int"', "char const*",
-                view):  # fmt: skip
-        assert isinstance(signature(f"{bad}, int"), str), bad
-
-
-@pytest.mark.slow
-@needs_gpp
-def test_cpp_names_of_the_library():
-    """A program may use names of library headers that it does not include."""
-    program = "using namespace std;\nint count, left, write;\nint f(int x) { return x + 1; }"
-    using = program.replace("return", "return count +")
-    assert run(using, CPP_CODE, tag="cpp") == ("right", "")
-    twice = "#include <bits/stdc++.h>\nint g;\n#include <bits/stdc++.h>\n"
-    assert run(twice + "int f(int x) { return x + 1; }", CPP_CODE, tag="cpp") == ("right", "")
-
-
 def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
     rung = sandbox.probe()
     if rung == "rlimits" or os.geteuid() != 0:
@@ -465,13 +394,6 @@ def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
     job = sandbox.Job(tmp_path, [b""], sandbox.Limits(5.0, 300), source="main.py")
     with sandbox.Sandbox(job, rung) as one, sandbox.Sandbox(job, rung) as two:
         assert next(one.results).output != next(two.results).output
-
-
-def test_time_limit_covers_both_compilers():
-    def limit(kind):
-        return time_limit(Problem("p", "code", "", tests={"type": kind, "code": ""}), CONFIG)
-
-    assert limit("cpp_assert") - limit("python_assert") == sandbox.COMPILE_SECONDS
 
 
 # ---------------------------------------------------------------------------- real problems
@@ -501,25 +423,3 @@ def test_floats_keep_their_bits():
     )
     assert math.isnan(travelled(math.nan))
     assert isinstance(travelled([Fraction(1, 3), Decimal("0.10")])[0], Fraction)
-
-
-@needs_gpp
-@pytest.mark.parametrize(
-    ("declaration", "tests", "body"),
-    [
-        ("int strlen(string s)", 'strlen("") == 0 && strlen("abc") == 3', "return s.size();"),
-        ("double round(double x)", "round(2.4) == 9", "return 9;"),
-        ("int abs(vector<int> v)", "abs({1, 2}) == 3", "return v[0] + v[1];"),
-        ("int index(string s, char c)", "index(\"abc\", 'b') == 1", "return s.find(c);"),
-    ],
-)
-def test_names_of_the_c_library(declaration, tests, body):
-    statement = f"#include <string>\nusing namespace std;\n{declaration}{{\n"
-    code = f"#undef NDEBUG\n#include <assert.h>\nint main() {{ assert({tests}); }}\n"
-    head = "#include <bits/stdc++.h>\nusing namespace std;\n"
-    assert run(f"{head}{declaration} {{ {body} }}", code, statement, tag="cpp") == ("right", "")
-    other = run(
-        f"{head}int other(int x) {{ return x; }}", code + "\n// other(1)", statement, tag="cpp"
-    )
-    assert other[0] == "wrong"
-    assert "define" in other[1]

@@ -9,6 +9,8 @@ import pytest
 
 from tests.paths import DATA
 from tramontane.config import VerifierConfig
+from tramontane.data.code import parse_tests
+from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier.code.grade import draw_tests, judge, same_output
 
@@ -110,10 +112,20 @@ def test_the_share_passed_is_of_the_tests_that_were_run():
     assert judged.reason == f"1 of 2 tests; test {number} of 5: wrong output"
 
 
-def test_the_language_of_the_block_must_be_that_of_the_tests():
+def test_function_tests_are_in_python():
+    tests = {"type": "python_assert", "code": "assert f() == 3"}
+    judged = run("int f() { return 3; }", Problem("p", "code", "?", tests=tests), tag="cpp")
+    assert judged[:2] == ("wrong", "the tests are for another language than cpp")
+
+
+@pytest.mark.parametrize("tag", ["python", "cpp"])
+def test_cpp_function_tests_are_refused(tag):
     tests = {"type": "cpp_assert", "code": "int main() {}"}
-    judged = run("print(3)", Problem("p", "code", "?", tests=tests), tag="Python3")
-    assert judged[:2] == ("wrong", "the tests are for another language than python3")
+    judged = run("print(3)", Problem("p", "code", "?", tests=tests), tag=tag)
+    assert judged.outcome == "unscorable"
+    assert "give the problem stdio tests" in judged.reason
+    with pytest.raises(InputError, match="here: the tests are C.. function tests"):
+        parse_tests(tests, "here")
 
 
 def test_checkers():
@@ -157,13 +169,12 @@ def samples(name, n):
         ("mbpp_python.jsonl.gz", "python", 10),
         ("mbpp_stdio.jsonl.gz", "python", 8),
         ("stdio_problems.jsonl.gz", "python", 4),
-        pytest.param("humaneval_cpp.jsonl.gz", "cpp", 2, marks=needs_gpp),
+        pytest.param("stdio_problems.jsonl.gz", "cpp", 2, marks=needs_gpp),
     ],
 )
 def test_reference_solutions_pass(name, tag, n):
     config = VerifierConfig(code_tests=4, code_timeout_s=20.0, allow_unsandboxed=True)
     for row in samples(name, n):
-        solution = row["solution"]
-        solution = solution.get(tag) if isinstance(solution, dict) else solution
+        solution = row["solution_cpp" if tag == "cpp" else "solution"]
         problem = Problem(row["id"], "code", row["problem"], tests=row["tests"])
         assert run(solution, problem, tag, config)[:2] == ("right", ""), row["id"]

@@ -6,7 +6,6 @@ one sandbox. A program receives inputs only: its output is compared here, outsid
 
 from __future__ import annotations
 
-import math
 import random
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from tramontane.config import VerifierConfig
 from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
+from tramontane.verifier.code.comparing import fault_of, same_output
 from tramontane.verifier.format import fences
 
 MAX_TIMEOUTS = 3  # afterwards the remaining tests count as failed
@@ -64,12 +64,11 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
     language = "python" if tag in _PYTHON else "cpp" if tag in _CPP else None
     if not problem.tests:
         return Judgement("unscorable", "the problem has no tests", program)
-    kind = problem.tests.get("type")
-    if kind not in ("stdio", "python_assert", "cpp_assert"):
-        return Judgement("unscorable", f"unknown type of tests: {kind}", program)
+    if fault := fault_of(problem.tests):
+        return Judgement("unscorable", f"the tests {fault}", program)
     if language is None:
         return Judgement("wrong", f"cannot run {tag}: only Python and C++ are graded", program)
-    if kind != "stdio" and kind != f"{language}_assert":
+    if problem.tests["type"] != "stdio" and language != "python":
         return Judgement("wrong", f"the tests are for another language than {tag}", program)
     if language == "cpp" and shutil.which("g++") is None:
         return Judgement("unscorable", NO_COMPILER, program)
@@ -83,10 +82,8 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
     """Longest time by the clock of all tests of a problem in seconds, compilers included."""
-    tests = problem.tests or {}
-    count = min(len(tests.get("cases") or [None]), config.code_tests)
-    compilers = 2 if tests.get("type") == "cpp_assert" else 1  # compiles program and tests
-    return seconds_for(count, compilers=compilers, config=config)
+    count = min(len((problem.tests or {}).get("cases") or [None]), config.code_tests)
+    return seconds_for(count, compilers=1, config=config)
 
 
 def seconds_for(executions: int, *, compilers: int, config: VerifierConfig) -> float:
@@ -113,9 +110,7 @@ def _run_tests(run: _Run) -> tuple[Outcome, str, float]:
 
 def _run_function_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
     """The code of a function test counts as one test."""
-    outcome, reason = functions.run_tests(
-        run.program, run.language, run.problem, run.config, folder
-    )
+    outcome, reason = functions.run_tests(run.program, run.problem, run.config, folder)
     return outcome, reason, float(outcome == "right")
 
 
@@ -161,32 +156,9 @@ def stdio_job(
     job = sandbox.Job(folder, [text.encode() for text in inputs], limits)
     job.keep_going = config.reward.code == "fraction"
     source = "main.py" if language == "python" else "main.cpp"
-    (folder / source).write_text(program, encoding="utf-8", errors="replace")
+    job.write(source, program)
     if language == "python":
         job.source = source
     else:
         job.compile_with(*sandbox.CPP_FLAGS)
     return job
-
-
-def same_output(output: bytes, expected: str, tests: dict[str, Any]) -> bool:
-    """True if the tokens are equal; with the `float` checker, within a tolerance.
-
-    The tolerance (`float_tolerance`) is absolute below 1, relative above.
-    """
-    printed, wanted = output.decode(errors="replace").split(), expected.split()
-    if tests.get("checker", "tokens") == "tokens":
-        return printed == wanted
-    tolerance = float(tests.get("float_tolerance", 1e-6))
-    return len(printed) == len(wanted) and all(
-        a == b or _close(a, b, tolerance) for a, b in zip(printed, wanted, strict=True)
-    )
-
-
-def _close(printed: str, wanted: str, tolerance: float) -> bool:
-    try:
-        x, y = float(printed), float(wanted)
-    except ValueError:  # words among the numbers must be equal
-        return False
-    difference = abs(x - y)  # finite only if both are: no number is close to an infinite one
-    return math.isfinite(difference) and difference <= tolerance * max(1.0, abs(y))

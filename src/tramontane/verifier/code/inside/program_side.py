@@ -48,10 +48,8 @@ class Program(Peer):
         return ([name for name in vars(self.module) if not name.startswith("__")],)
 
     def name(self, name: str) -> tuple[Any, ...]:
-        """The kind of the name's value (module, exception or object), and the value."""
+        """The kind of the name's value (exception or object), and the value."""
         value = vars(self.module)[name]
-        if isinstance(value, ModuleType):
-            return ("module", value.__name__)
         if isinstance(value, type) and issubclass(value, Exception):
             return ("exception", [kind.__name__ for kind in value.__mro__])
         return ("object", value)

@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
 from . import wire
 from .peer import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
-from .statement import helper_source, names_used
 
 
 def run_tests(settings: dict[str, Any]) -> int:
     """Run the tests' code against the program; returns the exit code.
 
     Args:
-        settings: `code` (the tests), `statement` and `entry_point` (of the problem).
+        settings: `code` (the tests); whose names it uses: `program` (names) and `library` (modules
+            by name); and `helpers` (source of the statement's functions).
     """
-    code, statement, entry_point = (settings[x] for x in ("code", "statement", "entry_point"))
     module = ModuleType("__main__")
     space = module.__dict__
     sys.modules["__main__"] = module
     try:
-        compiled = compile(code, "<tests>", "exec")
+        compiled = compile(settings["code"], "<tests>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         exit_with(BROKEN, f"the tests do not compile: {error}")
-
-    def declared(name: str) -> bool:
-        return name == entry_point or f"def {name}(" in statement
-
-    names = names_used(compiled)
-    helpers = compile(helper_source(statement, names, entry_point), "<statement>", "exec")
+    helpers = compile(settings["helpers"], "<statement>", "exec", dont_inherit=True)
     try:
-        space.update(Tests().bind(names, declared))
+        for name, module_name in settings["library"].items():
+            library = __import__(module_name)
+            space[name] = library if name == module_name else getattr(library, name)
+        space.update(Tests().bind(settings["program"]))
         exec(helpers, space)
         exec(compiled, space)
     except SystemExit as end:
         if end.code not in (None, 0):
             exit_with(1, "the tests ended the process")
     except BaseException as error:
+        if isinstance(error, (NameError, ImportError)) and is_of_tests(error):
+            missing = getattr(error, "name", None)
+            if missing not in settings["program"]:
+                exit_with(BROKEN, f"the tests use {missing}, which nothing declares: {error}")
         exit_with(1, describe(error))
     return 0
+
+
+def is_of_tests(error: BaseException) -> bool:
+    """True if the tests' own code raised it, not the program's or a library's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename == "<tests>"
 
 
 def describe(error: BaseException) -> str:
@@ -165,6 +173,11 @@ class Tests(Peer):
     def ask(self, *question: Any) -> Any:
         try:
             return super().ask(*question)
+        except StopIteration:
+            # Elsewhere it would end a loop of the tests, such as `zip(map(f, xs), wanted)`.
+            if question[0] == "next":
+                raise
+            raise RuntimeError("the program raised StopIteration") from None
         except wire.Garbage as garbage:
             exit_with(1, f"answered with {garbage}")
         except NoPlainValue as error:
@@ -216,27 +229,15 @@ class Tests(Peer):
                 return self.errors[name](*message[2])
         return super().as_error((message[0], names, message[2]))
 
-    def bind(self, names: set[str], declared: Callable[[str], bool]) -> dict[str, Any]:
-        """The program's values of the names that the tests use.
-
-        Args:
-            names: used by the tests.
-            declared: true of a name that the problem asks for, which may hide a built-in.
-        """
+    def bind(self, names: list[str]) -> dict[str, Any]:
+        """The program's values of those names that it defines."""
         found: dict[str, Any] = {}
         (defined,) = self.ask("names")
-        for name in sorted(names & set(defined)):
-            if name in sys.stdlib_module_names and not declared(name):
-                found[name] = __import__(name)
-            elif not hasattr(builtins, name) or declared(name):
-                kind, value = self.ask("name", name)
-                if kind == "exception":
-                    base = next(
-                        (BUILTIN_ERRORS[x] for x in value if x in BUILTIN_ERRORS), Exception
-                    )
-                    value = self.errors[name] = type(name, (base,), {})
-                elif kind == "module":  # `import numpy as np` and the like
-                    value = __import__(value) if value in sys.stdlib_module_names else None
-                found[name] = value
+        for name in sorted(set(names) & set(defined)):
+            kind, value = self.ask("name", name)
+            if kind == "exception":
+                base = next((BUILTIN_ERRORS[x] for x in value if x in BUILTIN_ERRORS), Exception)
+                value = self.errors[name] = type(name, (base,), {})
+            found[name] = value
         self.bound = [x for x in found.values() if isinstance(x, Handle)]
         return found

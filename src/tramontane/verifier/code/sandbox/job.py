@@ -55,6 +55,9 @@ class Job:
     sees. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
     from its `main.cpp`, with `headers` readable. With a `channel`, the execution is one half of a
     function test: the program if there is a source, else its tests.
+
+    The folder and the files in it are readable by every user, whatever the umask: if the judge is
+    root, the program runs as another user.
     """
 
     folder: Path
@@ -65,6 +68,15 @@ class Job:
     headers: Path | None = None
     keep_going: bool = False  # continue after a failed execution
     channel: int | None = None  # a socket, passed to the program as `inside.descriptors.CHANNEL`
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.folder.chmod(0o755)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file of the program's to the folder."""
+        (self.folder / name).write_text(text, encoding="utf-8", errors="replace")
+        (self.folder / name).chmod(0o644)
 
     def compile_with(self, *flags: str) -> None:
         """Make the program from `main.cpp`, by g++ with these flags."""

@@ -51,9 +51,8 @@ def why_not(rung: Rung) -> str:
     if rung == "landlock" and (reason := landlock.why_unsupported()):
         return reason
     with tempfile.TemporaryDirectory(prefix="tramontane-probe-") as name:
-        folder = Path(name)
-        (folder / "main.py").write_text(_PROBE)
-        job = Job(folder, [b"in\n"], Limits(5.0, 300), source="main.py")
+        job = Job(Path(name), [b"in\n"], Limits(5.0, 300), source="main.py")
+        job.write("main.py", _PROBE)
         with Sandbox(job, rung) as sandbox:
             result = next(sandbox.results)
             if result.failure:

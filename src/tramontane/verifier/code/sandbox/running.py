@@ -72,7 +72,6 @@ class Sandbox:
         uid = new_user() if self.rung != "rlimits" and os.geteuid() == 0 else 0
         if self.rung == "landlock" and uid:
             os.chown(self.box, uid, uid)
-        self.job.folder.chmod(0o755)  # that user must read it
         with tempfile.TemporaryFile() as stdin:
             for block in (self._settings(uid), *self.job.inputs):
                 stdin.write(len(block).to_bytes(8, "big") + block)
