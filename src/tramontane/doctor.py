@@ -9,6 +9,7 @@ import subprocess
 import warnings
 from typing import Literal, NamedTuple
 
+from tramontane.config.device import number_type
 from tramontane.errors import InputError
 
 State = Literal["ok", "missing", "optional"]
@@ -47,6 +48,8 @@ def _devices() -> list[Finding]:
     import torch
 
     found = [Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")]
+    chosen = number_type("cpu")
+    found.append(Finding("dtype: auto", "ok", f"{chosen.dtype} on the CPU: {chosen.reason}"))
     for number in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(number)
         found.append(

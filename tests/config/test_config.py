@@ -125,8 +125,8 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
             "trainer: {objective: {name: aipo}}\nstages: [{name: a, eps_high: 0.3}]",
             r"stages\.0\.eps_high: objective 'aipo' does not read it; leave it out",
         ),
-        ("generator: {device: gpu}", r"generator\.device: 'gpu' is no device; write cpu, cuda"),
-        ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is no device"),
+        ("generator: {device: gpu}", r"generator\.device: 'gpu' is not a device; write cpu, cuda"),
+        ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is not a device"),
     ],
 )
 def test_a_config_that_no_run_could_start_with_is_refused(load, text, message):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import small_config
-from tramontane.run.prepare import float32_on_gpu, prepare, resolved
+from tramontane.run.prepare import dtype_warnings, prepare, resolved
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,11 @@ from tramontane.run.prepare import float32_on_gpu, prepare, resolved
 def test_float32_on_a_gpu_is_warned_of(tmp_path: Path, devices: dict, named: list[str]) -> None:
     """The default there is bfloat16."""
     given = {name: {"device": device} for name, device in devices.items()}
-    assert not float32_on_gpu(small_config(tmp_path, **given))
+    assert not dtype_warnings(small_config(tmp_path, **given))
     given = {name: {"device": device, "dtype": "float32"} for name, device in devices.items()}
-    warning = float32_on_gpu(small_config(tmp_path, **given))
-    assert all(name in warning for name in named)
-    assert bool(warning) == bool(named)
+    warnings = dtype_warnings(small_config(tmp_path, **given))
+    assert len(warnings) == bool(named)
+    assert all(name in warnings[0] for name in named)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class GeneratorConfig(Section):
     )
     """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
     dtype: Dtype = "auto"
-    """Number type of weights, keys and values. auto: bfloat16 on a CUDA device, else float32."""
+    """Number type of weights, keys and values. auto: as in `trainer.dtype`."""
     stop: tuple[Stop, ...] = ()
     """Texts and token ids that end a completion, in addition to the model's EOS tokens; e.g.
     `["<|im_end|>"]`, or `["\\n\\nTask:"]` for a base model. The tokens of the stop were sampled, so

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
-from tramontane.config.device import Device
+from tramontane.config.device import Device, Dtype, resolve_dtype
 from tramontane.config.lora import LoraConfig
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
@@ -114,8 +114,9 @@ class SupervisedConfig(Section):
     """AdamW's weight decay, on matrices only."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Norm to which larger gradients are scaled down."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Number type of forward and backward; weights and moments are always float32."""
+    dtype: Dtype = "auto"
+    """Number type of forward and backward; weights and moments are always float32. auto: as in a
+    training run's `trainer.dtype`."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the saved weights."""
     gradient_checkpointing: bool = False
@@ -144,6 +145,11 @@ class SupervisedConfig(Section):
     """Steps between two lines of metrics."""
     device: Device = "cpu"
     """Device: cpu, cuda, cuda:N or mps."""
+
+    @model_validator(mode="after")
+    def _resolve_dtype(self) -> SupervisedConfig:
+        self.dtype = resolve_dtype(self.dtype, self.device)
+        return self
 
     @property
     def trainer(self) -> TrainerConfig:

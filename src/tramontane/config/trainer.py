@@ -37,7 +37,8 @@ class TrainerConfig(Section):
     run ends. Each such step is skipped: weights and moments stay as they were."""
     dtype: Dtype = "auto"
     """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
-    moments and log-probs are always float32. auto: bfloat16 on a CUDA device, else float32."""
+    moments and log-probs are always float32. auto: bfloat16 on a CUDA device and on a CPU that has
+    instructions for it, else float32; see docs/generation.md."""
     microbatch_tokens: int = Field(8192, ge=1)
     """Token budget of a microbatch (arXiv 2506.10910, section 3.3); a longer sequence is a
     microbatch of its own. The paper does not print it. On a CPU, 2,048 to 4,096 are fastest."""

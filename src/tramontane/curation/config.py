@@ -71,7 +71,7 @@ class CheckpointModel(Section):
     device: Device = "cpu"
     """Device: cpu, cuda, cuda:N or mps."""
     dtype: Dtype = "auto"
-    """Number type of weights, keys and values. auto: bfloat16 on a CUDA device, else float32."""
+    """Number type of weights, keys and values. auto: as in a training run's `trainer.dtype`."""
     stop: tuple[Stop, ...] = ()
     """Texts and token ids that end an answer, as in a training run's `generator.stop`."""
 

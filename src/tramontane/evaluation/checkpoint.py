@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
+from tramontane.config.device import slow_dtype
 from tramontane.data.files import SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
@@ -147,6 +149,9 @@ def settings_for(
     raw["model"] = str(model)
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
+    generator = parsed.generator
+    if warning := slow_dtype("generator.dtype", generator.dtype, generator.device):
+        warnings.warn(warning, stacklevel=2)
     defaults = _sampling_of(parsed) if path or config else Sampling()
     if suite := suite_of(source or ""):
         defaults = replace(defaults, **suite.sampling)

@@ -412,7 +412,7 @@ def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
 
 def _facts(summary: Mapping[str, Any]) -> list[str]:
     pause = summary.get("weight_update_pause_ms") or {}
-    stale = summary.get("staleness") or {}
+    stale, types = summary.get("staleness") or {}, summary.get("number_types")
     skipped = summary.get("skipped_steps")
     dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
     base = summary["base"].get("pass_at_1") if "sft" in summary else None  # else it is `before`
@@ -422,6 +422,7 @@ def _facts(summary: Mapping[str, Any]) -> list[str]:
         f"{dropped:,} unscorable groups dropped" if dropped else "",
         f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
         f"{skipped:.0f} optimizer steps skipped" if skipped else "",
+        types["trainer"].partition(" ")[0] if types else "",
         clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
         _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
         _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),

@@ -13,6 +13,7 @@ from tramontane.config import (
     EvaluationSetConfig,
     Until,
 )
+from tramontane.config.device import number_type, slow_dtype
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.load import load_problems
@@ -271,8 +272,8 @@ class DryRunResult:
 def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
     """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`)."""
     lines = resolved(prepared)
-    if warning := float32_on_gpu(prepared.config):
-        lines["warning"] = warning
+    if warnings := dtype_warnings(prepared.config):
+        lines["warning"] = "; ".join(warnings)
     return DryRunResult(
         config=prepared.config,
         lines=lines,
@@ -339,8 +340,9 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
 def resolved(prepared: Prepared) -> dict[str, str]:
     """The config's arithmetic and the memory that the generators' caches take, by stage."""
     config, workers = prepared.config, prepared.config.generator.workers
+    arithmetic = config.resolved_arithmetic() | {"number type": _number_types_line(config)}
     if not config.stages:
-        return config.resolved_arithmetic() | {
+        return arithmetic | {
             "generators": f"{workers} × {_cache_size(prepared, config).slots} slots",
             **_prompt_lines(prepared),
             "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
@@ -358,7 +360,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     }
     return lines | {
         "updates": f"{config.pipeline.updates}",
-        "staleness at most": config.resolved_arithmetic()["staleness at most"],
+        **{key: arithmetic[key] for key in ("staleness at most", "number type")},
         "generators": f"{workers}, of "
         f"{', '.join(str(_cache_size(prepared, at).slots) for at in prepared.stages)} slots",
         **_prompt_lines(prepared),
@@ -367,22 +369,38 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     }
 
 
-def float32_on_gpu(config: Config) -> str:
-    """A warning if a worker computes in float32 on a GPU, else an empty text."""
-    generator, trainer = config.generator, config.trainer
-    workers = (
-        ("generator.dtype", generator.device, generator.dtype),
-        ("trainer.dtype", trainer.device, trainer.dtype),
-    )
-    found = [
-        key for key, device, dtype in workers if device.startswith("cuda") and dtype == "float32"
+def dtype_warnings(config: Config) -> list[str]:
+    """Warnings of workers that compute in a number type that is slow on their device."""
+    workers = {"generator.dtype": config.generator, "trainer.dtype": config.trainer}
+    if config.cold_start:
+        workers["cold_start.dtype"] = config.cold_start
+    slow = {key: slow_dtype(key, c.dtype, c.device) for key, c in workers.items()}
+    on_gpu = [
+        key for key, c in workers.items() if c.device.startswith("cuda") and c.dtype == "float32"
     ]
-    if not found:
-        return ""
-    return (
-        f"{' and '.join(found)}: float32 on a GPU. Flash attention takes bfloat16 only, so "
-        f"attention to L tokens makes masks and scores of [L, L]; take bfloat16"
-    )
+    if on_gpu:
+        slow["GPU"] = (
+            f"{' and '.join(on_gpu)}: float32 on a GPU. Flash attention takes bfloat16 only, so "
+            f"attention to L tokens makes masks and scores of [L, L]; take bfloat16"
+        )
+    return [warning for warning in slow.values() if warning]
+
+
+def number_types(config: Config) -> dict[str, str]:
+    """The number type of generators and trainer, and why `auto` chooses it or another one."""
+    return {
+        name: f"{worker.dtype} (auto: {chosen.dtype}, {chosen.reason})"
+        for name, worker in (("generator", config.generator), ("trainer", config.trainer))
+        for chosen in [number_type(worker.device)]
+    }
+
+
+def _number_types_line(config: Config) -> str:
+    """`number_types` on one line."""
+    found = number_types(config)
+    if len(set(found.values())) == 1:
+        return found["trainer"]
+    return "; ".join(f"{name} {text}" for name, text in found.items())
 
 
 def _prompt_lines(prepared: Prepared) -> dict[str, str]:

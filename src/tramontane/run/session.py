@@ -27,7 +27,7 @@ from tramontane.run.pending import PipelineCheckpoint, read_pipeline
 from tramontane.run.prepare import (
     Prepared,
     check_devices,
-    float32_on_gpu,
+    dtype_warnings,
     prepare,
     resolved,
 )
@@ -95,7 +95,7 @@ class Session:
         session = cls._begin(config, screen, resume, on_update)
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(session.prepared), config.pipeline.updates)
-        if warning := float32_on_gpu(session.config):
+        for warning in dtype_warnings(session.config):
             session.announce(warning)
         return session
 

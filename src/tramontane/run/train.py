@@ -38,7 +38,7 @@ from tramontane.run.gate import check_long_parity, check_parity
 from tramontane.run.interrupt import Interrupt
 from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure, recorded
-from tramontane.run.prepare import Prepared
+from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session, Verifiers
@@ -142,6 +142,7 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         # Of this process: with threads, trainer and generators are in it, and verifiers are not.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         summary["peak_memory_mib"] = round(peak, 1)
+        summary["number_types"] = number_types(session.config)
         folder.write_json("summary.json", summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:

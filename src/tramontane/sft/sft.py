@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+import warnings
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from tramontane.config.device import slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.tokenizer import train_tokenizer
@@ -76,6 +78,8 @@ def sft(
     """
     output = Path(config.output)
     _check_output(output, resume)
+    if warning := slow_dtype("dtype", config.dtype, config.device):
+        warnings.warn(warning, stacklevel=2)
     architecture, tokenizer = _prepare(config)
     encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
     stream = ExampleStream(config, encoder, context_length(architecture))
