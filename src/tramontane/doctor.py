@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
-import shutil
-import subprocess
 import warnings
 from typing import Literal, NamedTuple
 
@@ -29,6 +25,8 @@ class Finding(NamedTuple):
 
 def examine() -> list[Finding]:
     """Examine everything once; nothing is changed, and the sandbox runs one small program."""
+    import platform
+
     return [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
         *_devices(),
@@ -90,6 +88,9 @@ def _sandbox() -> list[Finding]:
 
 
 def _tool(name: str, mend: str) -> Finding:
+    import shutil
+    import subprocess
+
     if shutil.which(name) is None:
         return Finding(name, "missing", "not found", mend)
     answer = subprocess.run(
@@ -112,6 +113,8 @@ def _vllm() -> Finding:
 
 
 def _package(name: str, mend: str) -> Finding:
+    import importlib.metadata
+
     try:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:

@@ -19,11 +19,11 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
+from tramontane.run.changes import open_run
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare, resolved
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import QuietScreen
-from tramontane.run.session import open_run
 from tramontane.run.train import train
 from tramontane.types import Request, SamplingParams
 from tramontane.verifier.length import length_penalty

@@ -18,11 +18,11 @@ from tramontane.run.changes import (
     begins_again,
     changes_cold_start,
     check_changes,
+    open_run,
     record_changes,
 )
 from tramontane.run.folder import RunFolder
 from tramontane.run.learning_signal import NoSignal
-from tramontane.run.session import open_run
 from tramontane.trainer.optimizer import lr_at
 
 SIZES = {"updates": 4, "n_batch": 16, "n_async": 32}

@@ -15,8 +15,8 @@ from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.models.loading import resolve
+from tramontane.run.changes import open_run
 from tramontane.run.screen import QuietScreen
-from tramontane.run.session import open_run
 from tramontane.run.train import train
 
 ADAPTERS = {

@@ -15,10 +15,10 @@ from tests.controller.test_pipeline import check_ledger, rollouts
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.placement import WorkerDied
+from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage
 from tramontane.run.report import write_report
 from tramontane.run.screen import QuietScreen
-from tramontane.run.session import open_run
 from tramontane.run.train import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_ranks")]

@@ -12,10 +12,10 @@ from tramontane.config import Config, parse_settings
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
+from tramontane.run.changes import open_run
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen
-from tramontane.run.session import open_run
 from tramontane.run.train import train
 from tramontane.run.trajectories import load_trajectories
 from tramontane.types import ELSEWHERE, Group

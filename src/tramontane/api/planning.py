@@ -30,9 +30,11 @@ def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan
     """
     from tramontane.config import parse_settings
     from tramontane.planning.config import PlanConfig
+
+    config = parse_settings(PlanConfig, {**settings}, assumptions or [], "plan")
     from tramontane.planning.plan import plan as run
 
-    return run(parse_settings(PlanConfig, {**settings}, assumptions or [], "plan"))
+    return run(config)
 
 
 def plan_table(

@@ -91,12 +91,15 @@ def _train(
     on_update: OnUpdate | None = None,
 ) -> TrainResult:
     from tramontane.run.display import LiveDisplay
+    from tramontane.run.input import read_input
     from tramontane.run.screen import QuietScreen
+
+    given = read_input(settings, new=folder is None)
     from tramontane.run.train import train as run
 
     screen = screen or (QuietScreen() if quiet else LiveDisplay())
     try:
-        return run(settings, screen, folder, report=report, on_update=on_update)
+        return run(settings, screen, folder, report=report, on_update=on_update, given=given)
     finally:
         screen.close()
 
@@ -135,9 +138,12 @@ def dry_run(
 
         return sizes_of_shape(settings, model_shape, gpu)
     with kept_rows(settings, rows) as settings:
+        from tramontane.run.input import read_input
+
+        given = read_input(settings)
         from tramontane.run.prepare import prepare, sizes
 
-        return sizes(prepare(settings), gpu)
+        return sizes(prepare(settings, given), gpu)
 
 
 def _open(
@@ -165,7 +171,7 @@ def _open(
             f"a resumed run has its config already: give --resume {resume} without a config, "
             f"model, data or rewards; key=value changes a key"
         )
-    from tramontane.run.session import open_run
+    from tramontane.run.changes import open_run
     from tramontane.run.task import override_texts
 
     return *open_run(resume, override_texts(overrides)), {}
@@ -181,15 +187,10 @@ def sft(
     """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`."""
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
-    from tramontane.models import loading
     from tramontane.sft.sft import sft as run
-    from tramontane.trainer import compiling
 
     if not isinstance(config, SFTConfig):
         config = load_section(SFTConfig, config, overrides)
-    loading.check_device(config.device)
-    if config.compile:
-        compiling.check(config.device)
     return run(config, resume, on_log)
 
 

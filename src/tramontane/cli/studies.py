@@ -144,6 +144,18 @@ def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str,
     )
 
 
+def _check_runs(runs: list[Path]) -> None:
+    """Look for the runs before scipy and matplotlib are imported, which takes seconds.
+
+    Raises:
+        InputError: no runs there.
+    """
+    from tramontane.studies.series import runs_in
+
+    for path in runs:
+        runs_in(path)
+
+
 @study.command(name="list")
 def list_studies() -> None:
     """List the shipped studies, with the minutes of three seeds on two cores."""
@@ -174,6 +186,7 @@ def curve(
     out: Out = STUDIES / "curve",
 ) -> None:
     """Fit ScaleRL's compute curve to runs, with an interval for the asymptote."""
+    _check_runs(runs)
     from tramontane.studies.analyses import study_curve
 
     fits = study_curve(runs, over=over, of=of, skip=skip, until=until, out=out)
@@ -192,6 +205,7 @@ def curve(
 @study.command()
 def length(runs: Runs, out: Out = STUDIES / "length") -> None:
     """Fit raw reward against the log of the length, with an interval for the slope."""
+    _check_runs(runs)
     from tramontane.studies.analyses import study_length
 
     laws = study_length(runs, out=out)
@@ -220,6 +234,9 @@ def landscape(
     out: Annotated[Path | None, typer.Option(help="Folder; by default RUN/landscape.")] = None,
 ) -> None:
     """Draw reward and length on the plane of a run's principal components."""
+    from tramontane.run.folder import RunFolder
+
+    RunFolder.open(run)
     from tramontane.studies.analyses import study_landscape
     from tramontane.studies.landscape import Grid
 

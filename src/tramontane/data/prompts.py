@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import cast
-
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, cast
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
-from tramontane.models.loading import token_id
 from tramontane.types import PAPER_TAGS, Message, Prompt, ResponseText, ThinkingTags
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SYSTEM_PROMPT = """\
 Before you answer, think the task through as an inner monologue between <think> and </think>. \
@@ -45,6 +44,8 @@ _PROBE = "1 + 1?"  # a statement that no template treats specially
 def find_tags(tokenizer: PreTrainedTokenizerBase) -> ThinkingTags:
     """The first pair of known thinking tags that the tokenizer has as single tokens; the paper's
     if it has none."""
+    from tramontane.models.loading import token_id
+
     return next(
         (tags for tags in KNOWN_TAGS if all(token_id(tokenizer, tag) is not None for tag in tags)),
         PAPER_TAGS,
@@ -140,6 +141,8 @@ class PromptEncoder:
             return f"{system or system_text('magistral', self.tags)}{turns}\n\n"
         if system is None:
             return self._apply(chat)
+        from jinja2 import TemplateError
+
         try:
             return self._apply([Message(role="system", content=system), *chat])
         except TemplateError:  # the template has no such role

@@ -126,8 +126,9 @@ def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
             would not be measured on the same problems.
     """
     found = {}
-    for suite, models in plan.items():
-        loaded = _load(suite, models)
+    problems_of_suites = {suite: _load(suite, models) for suite, models in plan.items()}
+    for suite, loaded in problems_of_suites.items():
+        models = plan[suite]
         works = {model: prepare(models[model], problems) for model, problems in loaded.items()}
         kept = [frozenset(problem.id for problem in work.problems) for work in works.values()]
         common = frozenset.intersection(*kept)

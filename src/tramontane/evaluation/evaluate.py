@@ -12,9 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.completions import CompletionsFile, Row
@@ -29,6 +27,9 @@ from tramontane.evaluation.metrics import (
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.math.normalize import vote
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
-from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
-from tramontane.placement.ranks import ProcessRanks
-from tramontane.placement.thread import ThreadHandle
+from tramontane.placement.handle import GeneratorHandle, Handle
+
+if TYPE_CHECKING:
+    from tramontane.models.weights import Weights
 
 
 class Placement(Protocol):
@@ -38,39 +36,6 @@ class Placement(Protocol):
 
     def weights(self) -> Weights:
         """An empty container for the next version of the weights."""
-
-    def close(self) -> None: ...
-
-
-class LocalPlacement:
-    """Workers as threads of the controller's process; several trainer ranks as processes."""
-
-    def __init__(self, config: Config, note: Callable[..., None]) -> None:
-        self._config, self._note = config, note
-        # A thread that hangs cannot be ended.
-        self.replaces_trainer = config.trainer.ranks > 1
-
-    def reserve(self) -> None: ...
-
-    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
-        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
-
-    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
-        return ThreadHandle(f"verifier {number}", make)
-
-    def trainer(self, make: Callable[[], Any]) -> Handle:
-        config, limit = self._config.trainer, self._config.timeouts.training
-        if config.ranks == 1:
-            return ThreadHandle(TRAINER, make, config.device)
-        ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
-        for rank, process in enumerate(ranks.processes):
-            self._note(f"{TRAINER} rank {rank}", process=process)
-        return ranks
-
-    def weights(self) -> Weights:
-        if self._config.trainer.ranks == 1 and not self._config.replaces_generators:
-            return LocalWeights()
-        return CopiedWeights(getattr(torch, self._config.generator.dtype))
 
     def close(self) -> None: ...
 
@@ -103,6 +68,8 @@ def place(config: Config, note: Callable[..., None]) -> Placement:
     """
     check(config)
     if config.placement.kind == "thread":
+        from tramontane.placement.thread import LocalPlacement  # torch takes seconds to import
+
         return LocalPlacement(config, note)
     from tramontane.placement.actors import Cluster  # Ray is an extra
 

@@ -1,4 +1,4 @@
-"""A worker in a thread of the controller's own process: laptops, one GPU, debugging, tests."""
+"""Workers in threads of the controller's own process: laptops, one GPU, debugging, tests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,46 @@ from typing import Any
 
 import torch
 
+from tramontane.config import Config
+from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
 from tramontane.placement.files import Folder, on_this_machine
+from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
+from tramontane.placement.ranks import ProcessRanks
 
 CLOSE_SECONDS = 30.0
+
+
+class LocalPlacement:
+    """Workers as threads of the controller's process; several trainer ranks as processes."""
+
+    def __init__(self, config: Config, note: Callable[..., None]) -> None:
+        self._config, self._note = config, note
+        # A thread that hangs cannot be ended.
+        self.replaces_trainer = config.trainer.ranks > 1
+
+    def reserve(self) -> None: ...
+
+    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
+        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(f"verifier {number}", make)
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        config, limit = self._config.trainer, self._config.timeouts.training
+        if config.ranks == 1:
+            return ThreadHandle(TRAINER, make, config.device)
+        ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
+        for rank, process in enumerate(ranks.processes):
+            self._note(f"{TRAINER} rank {rank}", process=process)
+        return ranks
+
+    def weights(self) -> Weights:
+        if self._config.trainer.ranks == 1 and not self._config.replaces_generators:
+            return LocalWeights()
+        return CopiedWeights(getattr(torch, self._config.generator.dtype))
+
+    def close(self) -> None: ...
 
 
 class ThreadHandle:

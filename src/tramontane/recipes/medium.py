@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from tramontane.errors import InputError
@@ -18,10 +18,11 @@ from tramontane.recipes.steps import (
     compare_models,
     mean_pass_at_1,
     measuring_plan,
+    read_measuring,
     train_or_resume,
     training_config,
 )
-from tramontane.run.prepare import prepare
+from tramontane.run.input import RunInput, read_input
 
 
 class Medium:
@@ -51,21 +52,37 @@ class Medium:
 
     def steps(self) -> list[Step]:
         """The steps, in order."""
-        check_rl = partial(prepare, self.rl_config)
         start = {"start": self.recipe.model}
-        check_compare = partial(check_measuring, start, self.recipe.compare, self.rl_config)
+        compared = (start, self.recipe.compare, self.rl_config)
         title = "reinforcement learning in stages"
         return [
-            Step("1_rl", title, self._train, check_rl, ("model", "rl")),
+            Step(
+                "1_rl",
+                title,
+                self._train,
+                self._check_rl,
+                ("model", "rl"),
+                read=lambda: self._rl_input,
+            ),
             Step(
                 "2_compare",
                 "compare start and result",
                 self._compare,
-                check_compare,
+                partial(check_measuring, *compared),
                 ("compare",),
                 measures=True,
+                read=partial(read_measuring, *compared),
             ),
         ]
+
+    @cached_property
+    def _rl_input(self) -> RunInput:
+        return read_input(self.rl_config)
+
+    def _check_rl(self) -> None:
+        from tramontane.run.prepare import prepare
+
+        prepare(self.rl_config, self._rl_input)
 
     def _train(self, folder: Path) -> Facts:
         return train_or_resume(self.rl_config, self.screens)

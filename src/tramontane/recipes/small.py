@@ -12,7 +12,6 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
 from tramontane.evaluation.checkpoint import problems_of
-from tramontane.models import loading
 from tramontane.recipes import mixture
 from tramontane.recipes.config import SmallRecipe
 from tramontane.recipes.harvest import finished_run, harvest
@@ -27,10 +26,11 @@ from tramontane.recipes.steps import (
     mean_pass_at_1,
     measuring_plan,
     newest_weights,
+    read_measuring,
     train_or_resume,
     training_config,
 )
-from tramontane.run.prepare import prepare
+from tramontane.run.input import RunInput, read_input
 from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
@@ -65,6 +65,7 @@ class Small:
                 self._harvest,
                 lambda: self._teacher_weights,
                 ("model", "teacher", "harvest", "rl"),
+                read=lambda: self._teacher_weights,
             )
         ]
         if recipe.answers:
@@ -72,19 +73,38 @@ class Small:
             uses: tuple[str, ...] = ("teacher", "answers")
             steps.append(Step("2_answers", title, self._answers, self._check_answers, uses))
         uses = ("harvest", "answers", "general")
-        steps.append(Step("3_mixture", "mix the examples", self._mix, self._check_mixture, uses))
+        title, mixed = "mix the examples", self._check_mixture
+        steps.append(Step("3_mixture", title, self._mix, mixed, uses, read=mixed))
         title, uses = "fine-tune on the mixture", ("model", "sft", "rl")
         steps.append(Step("4_sft", title, self._fine_tune, self._check_sft, uses))
         title, uses = "choose the best checkpoint", ("select",)
-        steps.append(Step("5_select", title, self._select, self._check_select, uses, measures=True))
+        read = partial(read_measuring, {"start": recipe.model}, recipe.select, self.rl_config)
+        steps.append(
+            Step(
+                "5_select", title, self._select, self._check_select, uses, measures=True, read=read
+            )
+        )
         title = "reinforcement learning from that checkpoint"
-        steps.append(Step("6_rl", title, self._train, self._check_rl, ("rl",)))
+        read_rl = self._read_rl
+        steps.append(Step("6_rl", title, self._train, self._check_rl, ("rl",), read=read_rl))
         if recipe.rl_only:
             title, uses = "reinforcement learning without fine-tuning", ("model", "rl")
-            steps.append(Step("7_rl_only", title, self._train_only, self._check_rl, uses))
+            steps.append(
+                Step("7_rl_only", title, self._train_only, self._check_rl, uses, read=read_rl)
+            )
         title, uses = "compare all models", ("compare", "rl_only")
         steps.append(
-            Step("8_compare", title, self._compare, self._check_compare, uses, measures=True)
+            Step(
+                "8_compare",
+                title,
+                self._compare,
+                self._check_compare,
+                uses,
+                measures=True,
+                read=partial(
+                    read_measuring, {"start": recipe.model}, recipe.compare, self.rl_config
+                ),
+            )
         )
         return steps
 
@@ -100,6 +120,8 @@ class Small:
             mixture.general_pairs(self.recipe.general, 1, 0)
 
     def _check_sft(self) -> None:
+        from tramontane.models import loading
+
         config = self._sft_config(self.out / "4_sft" / "model")
         loading.check_device(config.device, "sft.set.device")
         _ = self._encoder
@@ -107,8 +129,17 @@ class Small:
     def _check_select(self) -> None:
         check_measuring({"start": self.recipe.model}, self.recipe.select, self.rl_config)
 
+    @cached_property
+    def _rl_input(self) -> RunInput:
+        return read_input(self.rl_config)
+
+    def _read_rl(self) -> None:
+        _ = self._rl_input
+
     def _check_rl(self) -> None:
-        prepare(self.rl_config)
+        from tramontane.run.prepare import prepare
+
+        prepare(self.rl_config, self._rl_input)
 
     def _check_compare(self) -> None:
         models = {"start": self.recipe.model, "teacher": self._teacher_weights}
@@ -121,6 +152,8 @@ class Small:
     @cached_property
     def _encoder(self) -> PromptEncoder:
         """Prompts of the model that learns, as in the training config."""
+        from tramontane.models import loading
+
         tokenizer = loading.load_tokenizer(self.recipe.model)
         config = self.rl_config
         return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
@@ -155,6 +188,8 @@ class Small:
         return mixture.mix(sources, self.recipe.general, seed, folder / EXAMPLES)
 
     def _fine_tune(self, folder: Path) -> Facts:
+        from tramontane.models import loading
+
         output = folder / "model"
         config = self._sft_config(output)
         context = loading.context_length(loading.load_config(self.recipe.model))

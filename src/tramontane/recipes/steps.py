@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 import yaml
 
 from tramontane.config import Config, Section, parse_settings, read_settings
 from tramontane.errors import InputError
 from tramontane.evaluation import comparison
-from tramontane.evaluation.checkpoint import Settings, settings_for
+from tramontane.evaluation.checkpoint import Settings, problems_of, settings_for
 from tramontane.evaluation.comparison import Comparison
 from tramontane.outputs import check_folder, write_whole
 from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import Screen
 from tramontane.run.task import override_texts
-from tramontane.run.train import train
 
 RECIPE = "recipe.yaml"  # the resolved settings
 DONE = "done.json"  # in the folder of a finished step: its facts
@@ -53,6 +51,7 @@ class Step:
         title: what it does, for display.
         work: does the step, or what is left of it, in its folder; returns facts for the report.
         check: loads and checks what the step reads and is there before the recipe begins.
+        read: the part of it that takes no torch, whose import takes seconds.
         uses: sections of the recipe that must stay once the step has begun.
         measures: the step only measures models: its sections may change until it is done, since
             each file of completions says what it was made with.
@@ -64,6 +63,7 @@ class Step:
     check: Callable[[], object]
     uses: tuple[str, ...]
     measures: bool = False
+    read: Callable[[], object] | None = None
 
     def fixes(self, out: Path) -> bool:
         """True if the sections that the step uses cannot change any more."""
@@ -90,13 +90,14 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
                 f"{out}: a recipe of other settings ({', '.join(changed)}), by which steps have "
                 f"begun; give those of {file}, or name another folder (out=FOLDER)"
             )
+    todo = [step for step in steps if not (out / step.name / DONE).is_file()]
     checked = set()  # steps may share a check
-    for step in steps:
-        if step.check in checked or (out / step.name / DONE).is_file():
+    for step, work in [(step, step.read) for step in todo] + [(step, step.check) for step in todo]:
+        if work is None or work in checked:
             continue
-        checked.add(step.check)
+        checked.add(work)
         try:
-            step.check()
+            work()
         except InputError as error:
             raise InputError(f"{', '.join(step.uses)} (step {step.name}): {error}") from None
 
@@ -119,6 +120,8 @@ def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Fac
     Raises:
         Stopped: a step was interrupted.
     """
+    import torch
+
     facts = {}
     for number, step in enumerate(steps, 1):
         folder = out / step.name
@@ -175,6 +178,8 @@ def train_or_resume(config: Config, screens: Screens) -> Facts:
     Raises:
         Stopped: the run was interrupted.
     """
+    from tramontane.run.train import train
+
     path = Path(str(config.run_dir))
     run = RunFolder(path)
     if not run.finished:
@@ -228,6 +233,16 @@ def check_measuring(models: dict[str, str], measured: MeasuredOn, config: Config
         InputError: no such model or source, or an invalid protocol.
     """
     comparison.prepare_suites(measuring_plan(models, measured, config))
+
+
+def read_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
+    """Load the problems of a measurement, without torch.
+
+    Raises:
+        InputError: no such source, or an invalid protocol.
+    """
+    for settings in measuring_plan(models, measured, config).values():
+        problems_of(next(iter(settings.values())))
 
 
 def compare_models(

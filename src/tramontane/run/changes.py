@@ -6,6 +6,8 @@ update nothing is trained: then every key may change, and the run begins again.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tramontane.config import Change, Config, PromptConfig, differences
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
@@ -16,6 +18,25 @@ COLD_START_KEYS = (
     *("model", "seed", "cold_start", "verifier.thinking_tags"),
     *(f"data.{name}" for name in PromptConfig.model_fields),
 )
+
+
+def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:
+    """Open the folder of a run that is to be resumed, with `key.sub=value` changes to its config.
+
+    Raises:
+        InputError: not a run folder, a change that a resumed run cannot make, or a finished run
+            that gets no more updates.
+    """
+    folder, config = RunFolder.open(path)
+    changed = folder.config(overrides)
+    check_changes(folder, changed)
+    updates = config.pipeline.updates
+    if folder.finished and changed.pipeline.updates <= updates:
+        raise InputError(
+            f"{path}: this run is finished; see its report.html, or give it more updates: "
+            f"tramontane train --resume {path} pipeline.updates={2 * updates}"
+        )
+    return folder, changed
 
 
 def check_changes(folder: RunFolder, config: Config) -> list[Change]:

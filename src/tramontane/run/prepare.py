@@ -8,48 +8,36 @@ from itertools import chain, cycle, islice
 from tramontane.config import (
     HELD_OUT,
     Config,
-    DataConfig,
-    EvaluationConfig,
-    EvaluationSetConfig,
+    GeneratorConfig,
+    SupervisedConfig,
+    TrainerConfig,
     Until,
 )
 from tramontane.config.device import number_type, slow_dtype
 from tramontane.data.curriculum import Curriculum
 from tramontane.data.lengths import PromptFilter, PromptLimit
-from tramontane.data.load import load_problems
 from tramontane.data.prompts import PromptEncoder
 from tramontane.data.stream import ProblemStream
 from tramontane.errors import InputError
-from tramontane.evaluation import SamplingPlan
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
 from tramontane.models.kv_memory import kv_bytes_per_token
 from tramontane.models.shape import load_shape
-from tramontane.placement.place import check
 from tramontane.placement.ranks import rank_device
 from tramontane.planning.fit import RunMemory, run_memory
 from tramontane.planning.memory import Lengths, cache_size
 from tramontane.run import cold_start
-from tramontane.run.trackers import check_trackers
+from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import compiling, lora
-from tramontane.types import Problem, SamplingParams
-from tramontane.verifier import correctness
+from tramontane.types import Problem
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
 MIN_PROMPT = 32  # tokens of a prompt, about, when prompts are put together for a long probe
 SAMPLE = 256  # problems of an endless source whose prompts are measured
 MEMORY_TOLERANCE = 0.15  # by which the memory table may be wrong
 ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
-
-
-@dataclass(frozen=True)
-class EvaluationSet:
-    """Problems that a run is measured on, and how they are asked."""
-
-    problems: list[Problem]
-    plan: SamplingPlan
 
 
 @dataclass
@@ -95,13 +83,17 @@ class Prepared:
         return self.sets[HELD_OUT].plan.sampling.max_tokens
 
 
-def prepare(config: Config) -> Prepared:
+def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     """Load and check all input, before any work is done.
+
+    Args:
+        config: the run's config.
+        given: what `read_input` returned for it; None: read here.
 
     Raises:
         InputError: the model, the data or the sizes are wrong.
     """
-    check_trackers(config)
+    given = given or read_input(config)
     _check_machine(config)
     tokenizer = loading.load_tokenizer(config.model)
     encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
@@ -110,11 +102,14 @@ def prepare(config: Config) -> Prepared:
     if config.cold_start:
         cold_start.check(config, encoder)
     stages = config.by_stage()
-    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1], encoder)
+    problems = given.problems
     lengths = [stage.pipeline.l_max for stage in stages]
-    lengths += [s.plan.sampling.max_tokens for s in sets.values()]
+    lengths += [s.plan.sampling.max_tokens for s in given.sets.values()]
     prompts = _prompt_filter(encoder, config, max(lengths))
-    sets = {name: replace(s, problems=prompts.keep(s.problems)) for name, s in sets.items()}
+    sets = {
+        name: EvaluationSet(prompts.keep(s.problems), replace(s.plan, encoder=encoder))
+        for name, s in given.sets.items()
+    }
     for stream in problems.streams:
         _limit_prompts(stream, prompts, config)
     first = _first_problems(problems, PROBE_PROMPTS)
@@ -164,7 +159,6 @@ def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config)
 
 def _check_machine(config: Config) -> None:
     """Refuse devices and libraries that this machine lacks."""
-    check(config)
     if config.placement.kind == "thread":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         if config.generator.kind == "vllm":
@@ -178,49 +172,6 @@ def _check_machine(config: Config) -> None:
         compiling.check(config.trainer.device)
     if config.trainer.lora:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
-    correctness.check(config.verifier)
-
-
-def _evaluation_sets(
-    config: Config, last: Config, encoder: PromptEncoder
-) -> dict[str, EvaluationSet]:
-    """The problems of `data.eval` and of `evaluation.also`.
-
-    Completions have the length of the `last` stage: all measurements must be comparable.
-    """
-    data, evaluation, sets = config.data, config.evaluation, {}
-
-    def add(
-        name: str, source: str, rows: DataConfig, settings: EvaluationConfig | EvaluationSetConfig
-    ) -> None:
-        problems = load_problems(
-            source,
-            rows,
-            split="test",
-            limit=settings.problems,
-            seed=config.seed if evaluation.problems_seed is None else evaluation.problems_seed,
-            domains=config.verifier.domains,
-        )
-        length = getattr(settings, "max_tokens", None) or last.pipeline.l_max
-        sampling = SamplingParams(length, settings.temperature, settings.top_p)
-        plan = SamplingPlan(settings.samples, sampling, config.seed, encoder)
-        sets[name] = EvaluationSet(problems, plan)
-
-    if data.eval is not None:
-        add(HELD_OUT, data.eval, data, evaluation)
-    for name, also in evaluation.also.items():
-        add(
-            name,
-            also.source,
-            DataConfig(
-                fields=also.fields,
-                eval_split=also.split,
-                sets=data.sets,
-                playground=also.playground,
-            ),
-            also,
-        )
-    return sets
 
 
 def _first_problems(problems: Curriculum, count: int) -> list[Problem]:
@@ -371,7 +322,10 @@ def resolved(prepared: Prepared) -> dict[str, str]:
 
 def dtype_warnings(config: Config) -> list[str]:
     """Warnings of workers that compute in a number type that is slow on their device."""
-    workers = {"generator.dtype": config.generator, "trainer.dtype": config.trainer}
+    workers: dict[str, GeneratorConfig | TrainerConfig | SupervisedConfig] = {
+        "generator.dtype": config.generator,
+        "trainer.dtype": config.trainer,
+    }
     if config.cold_start:
         workers["cold_start.dtype"] = config.cold_start
     slow = {key: slow_dtype(key, c.dtype, c.device) for key, c in workers.items()}

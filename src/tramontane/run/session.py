@@ -13,7 +13,6 @@ from typing import Any
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
 from tramontane.controller.verifiers import VerifierActors
-from tramontane.errors import InputError
 from tramontane.models.loading import local_folder
 from tramontane.placement import Folder, WorkerLost
 from tramontane.run.changes import (
@@ -23,6 +22,7 @@ from tramontane.run.changes import (
     record_changes,
 )
 from tramontane.run.folder import RunFolder
+from tramontane.run.input import RunInput
 from tramontane.run.pending import PipelineCheckpoint, read_pipeline
 from tramontane.run.prepare import (
     Prepared,
@@ -86,13 +86,16 @@ class Session:
         screen: Screen,
         resume: RunFolder | None = None,
         on_update: OnUpdate | None = None,
+        given: RunInput | None = None,
     ) -> Session:
         """Check all input, create the folder or rewind it to its last checkpoint, open the screen.
+
+        `given` is what `read_input` returned for the config; None: read here.
 
         Raises:
             InputError: before any work is done.
         """
-        session = cls._begin(config, screen, resume, on_update)
+        session = cls._begin(config, screen, resume, on_update, given)
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(session.prepared), config.pipeline.updates)
         for warning in dtype_warnings(session.config):
@@ -120,11 +123,16 @@ class Session:
 
     @classmethod
     def _begin(
-        cls, config: Config, screen: Screen, resume: RunFolder | None, on_update: OnUpdate | None
+        cls,
+        config: Config,
+        screen: Screen,
+        resume: RunFolder | None,
+        on_update: OnUpdate | None,
+        given: RunInput | None = None,
     ) -> Session:
         began = time.monotonic()
         changes = check_changes(resume, config) if resume else []
-        prepared = prepare(config)
+        prepared = prepare(config, given)
         check_devices(prepared)
         folder = resume or RunFolder.create(prepared.config)
         session = cls(prepared, folder, screen, began, on_update)
@@ -216,22 +224,3 @@ class Session:
         self.folder.log_event(f"replaced: {lost}")
         self.folder.log_worker(lost.worker, lost=str(lost))
         self.screen.status({"replaced": str(lost)})
-
-
-def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:
-    """Open the folder of a run that is to be resumed, with `key.sub=value` changes to its config.
-
-    Raises:
-        InputError: not a run folder, a change that a resumed run cannot make, or a finished run
-            that gets no more updates.
-    """
-    folder, config = RunFolder.open(path)
-    changed = folder.config(overrides)
-    check_changes(folder, changed)
-    updates = config.pipeline.updates
-    if folder.finished and changed.pipeline.updates <= updates:
-        raise InputError(
-            f"{path}: this run is finished; see its report.html, or give it more updates: "
-            f"tramontane train --resume {path} pipeline.updates={2 * updates}"
-        )
-    return folder, changed

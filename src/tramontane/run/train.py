@@ -35,6 +35,7 @@ from tramontane.placement.place import Placement, place
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_long_parity, check_parity
+from tramontane.run.input import RunInput
 from tramontane.run.interrupt import Interrupt
 from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure, recorded
@@ -58,6 +59,7 @@ def train(
     *,
     report: bool = False,
     on_update: OnUpdate | None = None,
+    given: RunInput | None = None,
 ) -> TrainResult:
     """Run a config to its end, or continue a run folder from its last checkpoint.
 
@@ -68,6 +70,7 @@ def train(
         report: also draw `report.html`, which takes a few seconds.
         on_update: called with the metrics of each update; again for those after the last
             checkpoint if the trainer is lost and started again.
+        given: what `read_input` returned for the config, if it was called before.
 
     Raises:
         InputError: before anything is started; or when no update could be made; or when the
@@ -78,7 +81,7 @@ def train(
             started again; or a generator or verifier cannot be replaced.
         WorkerStalled: a wait outlasted its timeout.
     """
-    session = Session.open(config, screen, resume, on_update)
+    session = Session.open(config, screen, resume, on_update, given)
     folder, interrupt = session.folder, Interrupt()
     folder.log_worker("controller", process=os.getpid())
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint

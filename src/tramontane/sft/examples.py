@@ -16,6 +16,7 @@ from tramontane.types import PAPER_TAGS, Problem
 CHUNK = 4096  # examples that are generated at once
 
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
+Row = tuple[str, str, str]  # its place, a prompt and its response
 
 
 class ExampleStream:
@@ -30,6 +31,7 @@ class ExampleStream:
         config: the source of pairs, and `max_length`.
         encoder: makes the prompts.
         context: the model's context in tokens; None: unknown, so no limit.
+        rows: what `read_examples` returned for the config; None: read here.
 
     Attributes:
         position: (chunk, index in the chunk); a resumed run needs nothing else.
@@ -41,15 +43,19 @@ class ExampleStream:
     """
 
     def __init__(
-        self, config: SFTConfig, encoder: PromptEncoder, context: int | None = None
+        self,
+        config: SFTConfig,
+        encoder: PromptEncoder,
+        context: int | None = None,
+        rows: list[Row] | None = None,
     ) -> None:
         self.config, self.encoder = config, encoder
         self.room = min(config.max_length, context or config.max_length)
         self.position: tuple[int, ...] = (0, 0)
         self._chunk: tuple[int, list[Pair]] | None = None
         self._rows: list[Pair] | None = None
-        if config.data.train != "playground:":
-            self._rows = self._fitting(pairs_of_rows(config.data))
+        if (found := rows or read_examples(config)) is not None:
+            self._rows = self._fitting(found)
 
     def take(self, tokens: int) -> list[Pair]:
         """Return the next pairs, as many as reach `tokens` tokens."""
@@ -87,7 +93,7 @@ class ExampleStream:
             self._chunk = (number, pairs)
         return self._chunk[1]
 
-    def _fitting(self, rows: list[tuple[str, str, str]]) -> list[Pair]:
+    def _fitting(self, rows: list[Row]) -> list[Pair]:
         """Tokenize the (location, prompt, response) rows that fit."""
         pairs = []
         tokenizer = self.encoder.tokenizer
@@ -174,7 +180,12 @@ def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[s
     return shuffled(pairs, seed)
 
 
-def pairs_of_rows(data: ExamplesConfig) -> list[tuple[str, str, str]]:
+def read_examples(config: SFTConfig) -> list[Row] | None:
+    """The rows of the config's data, None for the playground, which is endless."""
+    return None if config.data.train == "playground:" else pairs_of_rows(config.data)
+
+
+def pairs_of_rows(data: ExamplesConfig) -> list[Row]:
     """(location, prompt, response) of every row of a file or dataset.
 
     Raises:

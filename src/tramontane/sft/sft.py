@@ -17,28 +17,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
-
-import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from typing import TYPE_CHECKING, Any
 
 from tramontane.config.device import slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
-from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
-from tramontane.models.loading import context_length, load_config, load_tokenizer
-from tramontane.models.shape import load_shape
-from tramontane.placement.ranks import ProcessRanks
-from tramontane.sft.examples import ExampleStream, Pair, generated_pairs
-from tramontane.trainer import Trainer, lora
-from tramontane.trainer.sharding import device_of_rank
+from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
+
+# They take seconds to import, and a fault in the examples is reported before: functions import
+# what they need.
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from tramontane.trainer import Trainer
 
 LOG = "sft_metrics.jsonl"
 STATES = "resume"  # folder with the resumable state, in one `step_N`
@@ -74,15 +67,19 @@ def sft(
 
     Raises:
         InputError: no model named, or both; rows without the fields; a prompt that does not fit;
-            an `output` that holds a checkpoint already, or nothing to resume from.
+            an `output` that holds a checkpoint already, or nothing to resume from; a device or
+            compiler that is missing.
     """
     output = Path(config.output)
     _check_output(output, resume)
+    rows = read_examples(config)
     if warning := slow_dtype("dtype", config.dtype, config.device):
         warnings.warn(warning, stacklevel=2)
     architecture, tokenizer = _prepare(config)
+    from tramontane.models.loading import context_length
+
     encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
-    stream = ExampleStream(config, encoder, context_length(architecture))
+    stream = ExampleStream(config, encoder, context_length(architecture), rows)
     state = _newest_state(output) if resume else None
     with _trainer(config, architecture) as call:
         output.mkdir(parents=True, exist_ok=True)
@@ -174,6 +171,8 @@ def _train_batch(pairs: list[Pair], config: SFTConfig) -> TrainBatch:
 @contextmanager
 def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call]:
     """Start the trainer, in this process or in one process per rank, and yield its `Call`."""
+    from tramontane.placement.ranks import ProcessRanks
+
     make = partial(make_trainer, config, architecture)
     if config.ranks == 1:
         trainer = make()
@@ -189,6 +188,12 @@ def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call
 
 def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
     """Load the model, or draw a new one's weights by the seed (on every rank the same)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from tramontane.trainer import Trainer
+    from tramontane.trainer.sharding import device_of_rank
+
     if config.model is not None:
         return Trainer.load(config.model, config.trainer, config.steps)
     torch.manual_seed(config.seed)
@@ -201,6 +206,16 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
     """Return the model's Hugging Face config and the tokenizer, loaded or made."""
     if (config.model is None) == (config.new_model is None):
         raise InputError("give exactly one of `model` (a checkpoint) and `new_model` (sizes)")
+    from transformers import AutoConfig
+
+    from tramontane.data.tokenizer import train_tokenizer
+    from tramontane.models.loading import check_device, load_config, load_tokenizer
+    from tramontane.models.shape import load_shape
+    from tramontane.trainer import compiling, lora
+
+    check_device(config.device)
+    if config.compile:
+        compiling.check(config.device)
     if config.model is not None:
         if config.lora:
             lora.check(config.lora, load_shape(config.model).linear_layers)
@@ -232,6 +247,8 @@ def _save_result(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConf
 def _save_model(
     call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, folder: Path
 ) -> None:
+    import torch
+
     call("save_weights", folder, getattr(torch, config.save_dtype))
     tokenizer.save_pretrained(folder)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student
 
 from tramontane.errors import InputError
 from tramontane.run.folder import read_log
@@ -85,6 +84,8 @@ def interval(
     count = len(units)
     without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
     error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    from scipy.stats import t as student  # takes a second to import
+
     middle, half = estimate(series), float(student.ppf(0.975, count - 1) * error)
     return middle - half, middle + half
 
