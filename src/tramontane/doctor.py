@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from typing import Literal, NamedTuple
 
-from tramontane.config.device import number_type
 from tramontane.errors import InputError
 
 State = Literal["ok", "missing", "optional"]
@@ -44,6 +43,8 @@ def examine() -> list[Finding]:
 
 def _devices() -> list[Finding]:
     import torch
+
+    from tramontane.config.device import number_type
 
     found = [Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")]
     chosen = number_type("cpu")
