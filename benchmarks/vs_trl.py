@@ -12,6 +12,10 @@ tokens on average. `smollm2` is SmolLM2-135M-Instruct as it comes, with its own 
 tokens and chat template, 128 completions per update and a reward without a format; TRL's turn takes
 minutes.
 
+Both sides compute in the number type that `dtype: auto` chooses on the machine; on one with more than
+AVX2, `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command emulates an ordinary
+processor.
+
 TRL has both cores (two threads) and the settings that were fastest for it (`TRL`). Our side has one
 process with one thread for each worker, on Ray. Both compile their training. The sides take turns
 in one run; each waits while the other works. TRL runs in a virtual environment of its own, which is
@@ -55,6 +59,7 @@ from vs_trl_task import GROUP, MAX_TOKENS, SEED, TAUGHT, prepare
 
 from tramontane import train
 from tramontane.config import Config, parse
+from tramontane.config.device import number_type
 from tramontane.errors import InputError
 from tramontane.models import loading
 from tramontane.models.fetch import cache_dir, fetch
@@ -74,7 +79,7 @@ PROMISED, AIM = 3, 6
 WARM_UP = 3
 
 # The fastest settings for TRL; docs/performance.md lists what was tried.
-FASTEST = {"dtype": "bfloat16", "autocast": False, "continuous": False, "compile": True}
+FASTEST = {"autocast": False, "continuous": False, "compile": True}
 TRL: dict[str, dict[str, Any]] = {
     "1.8M": FASTEST | {"microbatch": 512},
     "25M": FASTEST | {"microbatch": 128},
@@ -126,6 +131,7 @@ class TrlSide:
         self.timeout, self.folder = timeout, folder / "trl"
         self.folder.mkdir()
         settings = TRL[size] | {
+            "dtype": number_type(device).dtype,
             "folder": str(self.folder),
             "checkpoint": str(folder / "model"),
             "prompts": str(folder / "prompts.jsonl"),
@@ -207,8 +213,8 @@ def our_config(size: str, folder: Path, device: str, run: Path) -> Config:
             "diversity": "none",
             "unscorable": "wrong",
         },
-        "generator": {"dtype": "bfloat16", "device": device},
-        "trainer": {"dtype": "bfloat16", "device": device, "learning_rate": LEARNING_RATE},
+        "generator": {"device": device},
+        "trainer": {"device": device, "learning_rate": LEARNING_RATE},
         # The same single reward as TRL's.
         "verifier": {
             "reward": dict.fromkeys(("format", "correctness", "length", "language"), 0)
@@ -384,6 +390,8 @@ def main() -> None:
         raise SystemExit("\n".join(["vs_trl.py cannot run here:", *absent]))
     torch.set_num_threads(THREADS)
     began = time.perf_counter()
+    chosen = number_type(args.device)
+    print(f"{chosen.dtype} on both sides: {chosen.reason}")
     print("trained completion tokens/s: median (range)")
     results = [compare(size, python, args) for size in args.models]
     print(
@@ -408,7 +416,7 @@ def main() -> None:
         )
         for r in results
     ]
-    versions = {"trl": TRL_VERSION, "seconds": round(time.perf_counter() - began)}
+    versions = {"number_type": chosen.dtype, "trl": TRL_VERSION, "seconds": round(time.perf_counter() - began)}
     finish(__file__, {"results": results} | machine(args.device) | versions, promises)
 
 

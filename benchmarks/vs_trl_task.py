@@ -13,6 +13,7 @@ from measure import VOCAB, make_llama
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tramontane.config.device import number_type
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models import loading
 from tramontane.models.fetch import cache_dir, fetch
@@ -68,12 +69,13 @@ def traces(tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
 def teach(model: Any, rows: list[list[int]]) -> None:
     """Train on `rows` (token ids) with the ordinary next-token loss."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    fast = number_type("cpu").dtype == "bfloat16"
     for start in range(0, len(rows), GROUP):
         chosen = rows[start : start + GROUP]
         ids = torch.zeros(len(chosen), max(map(len, chosen)), dtype=torch.long)
         for row, tokens in zip(ids, chosen, strict=True):
             row[: len(tokens)] = torch.tensor(tokens)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=fast):
             logits = model(ids).logits
         F.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), ignore_index=0
