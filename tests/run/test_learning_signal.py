@@ -206,3 +206,17 @@ def test_a_model_that_solves_nothing_is_warned_of_before_training(tmp_path: Path
     (warning,) = evaluation_warnings(result)
     assert "pass@2 is 0. None of 4 problems was solved in 2 samples" in warning
     assert not evaluation_warnings(evaluate("tiny", "playground:", problems=16, max_tokens=96))
+
+
+def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
+    reason = "reward 'close': KeyError: 'sum' (my_task.py:12, in close)"
+    tally = Tally()
+    for _ in range(3):
+        tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
+    told = tally.diagnosis()
+    assert told.count("my_task.py:12, in close)") == 3  # completions, groups, the example
+    assert "for most completions a reward or verifier of yours failed; try, in this order" in told
+    assert "sandbox" not in told and "tramontane score" in told
+    tally = Tally()
+    tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))
+    assert "sandbox works on this machine" in tally.diagnosis()

@@ -14,9 +14,10 @@ from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, grade
 
+PICKY = "def picky(problem, text, n_tokens):"
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 MODULE = """
-import os, time
+import numpy, os, time
 print("a library may print")
 
 def brevity(problem, text, n_tokens):
@@ -37,15 +38,26 @@ def picky(problem, text, n_tokens):
     if "fork" in text and os.fork() == 0:
         time.sleep(0.2)
         os._exit(0)
-    return {"two": 2.0, "nan": float("nan"), "none": None, "str": "much"}.get(text.split()[-1], 0.5)
+    odd = {"two": 2.0, "nan": float("nan"), "none": None, "str": "0.5", "bool": True,
+           "array": numpy.ones(1), "numpy": numpy.float32(0.5)}
+    return odd.get(text.split()[-1], 0.5)
 
 number = 3
 
+def two(problem, text):
+    return 1.0
+
+def never(problem, text, n_tokens):
+    return check(text)
+
+def check(text):
+    return {}["no such key"]
+
 def sometimes(problem, text, n_tokens):
     kind = len(text) % 6
-    if kind == 0:
+    if kind == 0 and n_tokens > 9:
         raise KeyError("no such thing")
-    if kind == 1 and n_tokens % 8 == 0:
+    if kind == 1 and n_tokens > 9 and n_tokens % 8 == 0:
         time.sleep(60)
     return 0.5
 """
@@ -94,22 +106,29 @@ def test_each_part_is_recorded_under_its_name_and_added(pool):
 
 
 @pytest.mark.slow
-def test_a_failed_reward_makes_its_completion_unscorable_and_no_other(pool):
-    words = ["ok", "raise", "hang", "two", "nan", "none", "exit", "memory", "str", "print", "fork"]
+def test_a_failed_reward_makes_its_completion_unscorable_and_no_other(folder, pool):
+    words = ["ok", "raise", "hang", "exit", "memory", "two", "nan", "none", "str", "bool", "array"]
     verdicts = pool.score(SUM, [(response(w), 10) for w in words]).result(timeout=300)
-    assert [v.verdict for v in verdicts] == ["right", *["unscorable"] * 8, "right", "right"]
-    assert {v.reward for v in verdicts[1:9]} == {0.0}
+    assert [v.verdict for v in verdicts] == ["right", *["unscorable"] * 10]
+    assert {v.reward for v in verdicts[1:]} == {0.0}
     assert all(set(v.parts) == set(verdicts[0].parts) for v in verdicts)
-    assert [v.reason for v in verdicts[1:5]] == [
-        "RewardFailed: picky: KeyError: 'no such thing'",
-        "timed out after 3 s",
-        "RewardFailed: picky: 2 is not between 0 and 1",
-        "RewardFailed: picky: nan is not between 0 and 1",
+    file = folder / "test_custom_rewards.py"
+    lines = file.read_text().splitlines()
+    begin, fails = (lines.index(x) + 1 for x in (PICKY, '        raise KeyError("no such thing")'))
+    assert [v.reason for v in verdicts[1:4]] == [
+        f"reward 'picky': KeyError: 'no such thing' ({file}:{fails}, in picky)",
+        f"reward 'picky' ({file}:{begin}): timed out after 3 s",
+        f"reward 'picky' ({file}:{begin}): the worker died (exit code 3)",
     ]
-    assert "picky: TypeError" in verdicts[5].reason
-    assert verdicts[6].reason == "the worker died (exit code 3)"
-    assert "picky: MemoryError" in verdicts[7].reason
-    assert "picky: ValueError" in verdicts[8].reason
+    assert verdicts[4].reason.startswith("reward 'picky': MemoryError")
+    returned = ["2.0 (float)", "nan (float)", "None (NoneType)", "'0.5' (str)", "True (bool)"]
+    returned.append("array([1.]) (ndarray)")
+    assert [v.reason for v in verdicts[5:]] == [
+        f"reward 'picky': returned {value}, not a number from 0 to 1 ({file}:{begin})"
+        for value in returned
+    ]
+    fine = pool.score(SUM, [(response(w), 10) for w in ("print", "fork", "numpy")]).result(300)
+    assert [v.verdict for v in fine] == ["right"] * 3
 
 
 def test_a_reward_of_weight_0_is_never_called(folder):
@@ -123,14 +142,25 @@ def test_a_reward_of_weight_0_is_never_called(folder):
         ("test_custom_rewards.brevety", "AttributeError.*brevety"),
         ("no_such_module.f", "ModuleNotFoundError"),
         ("my_broken.f", "ZeroDivisionError"),
-        ("test_custom_rewards.number", "is a int, not a function"),
+        ("test_custom_rewards.number", "is of type int, not a function"),
+        ("test_custom_rewards.two", r"two\(problem, text\), .*rewards.py:\d+, is called with"),
     ],
 )
 def test_a_failed_import_is_reported_before_a_run_starts(folder, tmp_path, function, message):
     reward = {"name": "mine", "function": function, "weight": 1}
     config = small_config(tmp_path / "run", verifier={"reward": {"custom": [reward]}})
-    with pytest.raises(InputError, match=f"custom: mine: function '{function}'.*{message}"):
+    with pytest.raises(InputError, match=f"custom: mine: .*{message}"):
         api.train(config, screen=QuietScreen())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_reward_that_fails_ends_a_run_before_it_starts(folder, tmp_path, dry):
+    reward = {"function": "test_custom_rewards.never"}
+    config = small_config(tmp_path / "run", verifier={"reward": {"custom": [reward]}})
+    place = r"test_custom_rewards.py:\d+, in check\)"
+    with pytest.raises(InputError, match=rf"^reward 'never': KeyError: 'no such key' \(.*{place}"):
+        api.dry_run(config) if dry else api.train(config, screen=QuietScreen())
     assert not (tmp_path / "run").exists()
 
 

@@ -118,7 +118,8 @@ def test_a_completion_that_hangs_is_named_and_its_process_killed(folder):
         answers = [response("1+x"), response("x+1", "hang"), response("x"), response("x+1")]
         verdicts = pool.score(ALGEBRA, answers).result(timeout=WAIT_SECONDS)
         assert [v.verdict for v in verdicts] == ["right", "unscorable", "wrong", "right"]
-        assert (verdicts[1].reason, verdicts[1].reward) == ("timed out after 3 s", 0)
+        reward = f"reward 'patience' ({folder / 'patience_reward.py'}:7)"
+        assert (verdicts[1].reason, verdicts[1].reward) == (f"{reward}: timed out after 3 s", 0)
         assert verdicts[1].seconds == 3
         stats = pool.stats()
         assert (stats.timeouts, stats.restarts, stats.unscorable) == (1, 1, 1)
@@ -174,7 +175,8 @@ def test_a_completion_whose_worker_dies_twice_is_not_tried_again(pool, folder):
     os.kill(hangs.next_pid(), signal.SIGKILL)
     verdicts = future.result(timeout=WAIT_SECONDS)
     assert [v.verdict for v in verdicts] == ["unscorable", "right"]
-    assert verdicts[0].reason == "the worker died (signal 9 (Killed))"
+    assert verdicts[0].reason.startswith("reward 'patience' (")
+    assert verdicts[0].reason.endswith("): the worker died (signal 9 (Killed))")
 
 
 def test_a_worker_killed_while_idle_is_replaced(pool):

@@ -64,9 +64,10 @@ def train(
         data: rows to train on: a list of dicts, a `datasets.Dataset`, or the name of a source; or a
             dict (`DatasetDict`) of these with the splits `train` and `eval` (or `test`). A row's
             `problem` (`prompt`, `question`) is a text or a list of chat messages.
-        rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, import
-            paths of these, or `Reward` objects with a weight. Rows without a domain, an answer and
-            tests are graded by the rewards alone.
+        rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, functions
+            of a whole group or of TRL's kind, import paths of these, or `Reward` objects with a
+            weight. Rows without a domain, an answer and tests are graded by the rewards alone; so
+            are all rows, if there is no config and all rewards are of TRL's kind.
         resume: a run folder to continue, in place of a config, model, data and rewards.
         display: see `Display`.
 

@@ -18,16 +18,25 @@ DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 class CustomReward(Section):
     """A user-defined reward function; see docs/rewards.md."""
 
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
-    """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores."""
+    name: str = Field("", pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores. By
+    default the function's."""
     function: str
-    """Import path of the function, e.g. `my_rewards.brevity`."""
-    weight: float = Field(allow_inf_nan=False)
-    """Factor applied to the function's result, which lies between 0 and 1. A negative weight makes
-    a penalty; 0 turns the reward off."""
+    """Import path of the function, e.g. `my_rewards.brevity`: of one completion, of a whole group,
+    or of TRL's kind."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """Factor applied to the function's result, which lies between 0 and 1 for a function of one
+    completion. A negative weight makes a penalty; 0 turns the reward off."""
     malformed: bool = False
     """Call the function for malformed completions too, and add its result to their reward, which is
     0 otherwise."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("function"), str):
+            return raw | {"name": raw["function"].rpartition(".")[2]}
+        return raw
 
     @field_validator("function")
     @classmethod

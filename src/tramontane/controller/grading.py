@@ -10,14 +10,19 @@ from tramontane.config import PipelineConfig, TimeoutsConfig
 from tramontane.controller.groups import OpenGroup
 from tramontane.placement import Limit, WorkerStalled
 from tramontane.types import Problem, Verdict
-from tramontane.verifier.pool import PoolStats
+from tramontane.verifier.custom import Progress, Response
+from tramontane.verifier.pool import PoolStats, Responses
 
 
 class Verifiers(Protocol):
-    """Grades the completions of one problem; `lengths` are l_max and l_cache in tokens."""
+    """Grades the completions of one problem; see `VerifierPool`."""
 
     def score(
-        self, problem: Problem, responses: list[tuple[str, int]], lengths: tuple[int, int]
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int],
+        progress: Progress,
     ) -> Future[list[Verdict]]: ...
 
     def time_limit(self, problem: Problem, completions: int) -> float: ...
@@ -33,8 +38,11 @@ class Grading:
         self._limit = Limit.of(timeouts, "verification", "start")
         self._longest = 0.0  # seconds that the verdicts on a group may take
 
-    async def verdicts(self, group: OpenGroup, sizes: PipelineConfig) -> list[Verdict]:
-        """Wait for a group's verdicts for as long as the verifiers return any verdict at all.
+    async def verdicts(
+        self, group: OpenGroup, sizes: PipelineConfig, version: int
+    ) -> list[Verdict]:
+        """Wait for a group's verdicts for as long as the verifiers return any verdict at all;
+        `version` is the number of updates done.
 
         A verifier that hangs is found by its pool `verification` seconds after its verdicts' own
         limits, and its replacement may take `start` seconds to begin: only after all of this is a
@@ -43,11 +51,13 @@ class Grading:
         Raises:
             WorkerStalled: no verdict on any group within that time.
         """
-        responses = [(c.text, len(c.token_ids)) for c in group.group().completions]
+        completions = group.group().completions
+        responses = [Response.of(c) for c in completions]
         # Another group, with more work, may be graded first.
         work = self._verifiers.time_limit(group.problem, len(responses))
         self._longest = max(self._longest, work)
-        score = self._verifiers.score(group.problem, responses, (sizes.l_max, sizes.l_cache))
+        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
+        score = self._verifiers.score(group.problem, responses, lengths, progress)
         future = asyncio.wrap_future(score)
         limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
         while not future.done():

@@ -285,7 +285,8 @@ class Pipeline:
 
     async def _grade(self, group: OpenGroup) -> None:
         ledger = self.ledger
-        filtered = ledger.grade(group, await self.grading.verdicts(group, self.sizes))
+        verdicts = await self.grading.verdicts(group, self.sizes, self.version)
+        filtered = ledger.grade(group, verdicts)
         self.observer.graded(group.group(), filtered, len(ledger.ready))
         self._notify()
 

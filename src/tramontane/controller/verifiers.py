@@ -16,8 +16,10 @@ from typing import Any
 from tramontane.config import TimeoutsConfig, VerifierConfig
 from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
 from tramontane.types import Problem, Verdict
+from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
-from tramontane.verifier.pool import PoolStats, Response, VerifierPool
+from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
+from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 
 MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
@@ -30,17 +32,23 @@ class Grader:
         self._pool = VerifierPool(config.model_copy(update={"workers": 1}), l_max, l_cache)
 
     def score(
-        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None,
+        progress: Progress,
     ) -> tuple[list[Verdict], PoolStats]:
         """Returns a group's verdicts, and the grader's statistics since it was started."""
-        return self._pool.score(problem, responses, lengths).result(), self._pool.stats()
+        verdicts = self._pool.score(problem, responses, lengths, progress).result()
+        return verdicts, self._pool.stats()
 
 
 @dataclass
 class _Task:
     problem: Problem
-    responses: list[Response]
+    responses: Responses
     lengths: tuple[int, int] | None
+    progress: Progress
     future: Future[list[Verdict]]
     tries: int = 0
 
@@ -82,7 +90,11 @@ class VerifierActors:
             thread.start()
 
     def score(
-        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None = None
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]:
         """Grade the completions of one group; see `VerifierPool.score`.
 
@@ -96,7 +108,9 @@ class VerifierActors:
             raise self._error
         future: Future[list[Verdict]] = Future()
         future.set_running_or_notify_cancel()
-        self._tasks.put(_Task(problem, responses, lengths, future))
+        if not any(custom.of_group(reward) for reward in self._config.reward.custom):
+            responses = [Response(text, length) for text, length, *_ in responses]
+        self._tasks.put(_Task(problem, responses, lengths, progress, future))
         return future
 
     def time_limit(self, problem: Problem, completions: int) -> float:
@@ -153,7 +167,8 @@ class VerifierActors:
     def _grade(self, number: int, task: _Task) -> list[Verdict]:
         handle = self._handles[number]
         self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
-        future = handle.submit("score", task.problem, task.responses, task.lengths)
+        given = task.problem, task.responses, task.lengths, task.progress
+        future = handle.submit("score", *given)
         # A healthy verifier may take as long as its verdicts may, and has `verification` on top.
         work = self.time_limit(task.problem, len(task.responses))
         limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")

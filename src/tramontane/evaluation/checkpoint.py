@@ -280,6 +280,10 @@ def _measure(
     completions: CompletionsFile | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
+    from tramontane.verifier import try_functions
+
+    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    try_functions(verifier, work.problems)
     run = evaluate_placed if is_placed(config) else _evaluate_here
     return run(config, work, completions, on_progress)
 

@@ -26,7 +26,9 @@ from tramontane.evaluation.metrics import (
 )
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.verifier.custom import Response
 from tramontane.verifier.math.normalize import vote
+from tramontane.verifier.pool import Responses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,9 +52,7 @@ class Sampler(Protocol):
 class Scorer(Protocol):
     """The part of a verifier pool that evaluation needs."""
 
-    def score(
-        self, problem: Problem, responses: list[tuple[str, int]]
-    ) -> Future[list[Verdict]]: ...
+    def score(self, problem: Problem, responses: Responses) -> Future[list[Verdict]]: ...
 
     def stats(self) -> Any: ...
 
@@ -244,7 +244,7 @@ class Evaluation:
             group.append(completion)
             if len(group) == self.plan.samples:
                 group.sort(key=lambda c: c.index)
-                responses = [(c.text, len(c.token_ids)) for c in group]
+                responses = [Response.of(c) for c in group]
                 self.grading[self.pool.score(self.problems[place], responses)] = place
 
     def advance(self, completions: Iterable[Completion]) -> None:

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,8 @@ from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
+from tramontane.verifier import custom
+from tramontane.verifier.custom import Response
 from tramontane.verifier.pool import VerifierPool
 
 WINDOW = 256  # rows being graded at once
@@ -58,7 +61,8 @@ def score_file(
 
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`.
+            `language` (ISO 639-1) and `response_tokens`. For rewards of a whole group, rows with
+            one id that follow each other are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
             (the answer that was extracted, null if there is none). Each is
             written as soon as all rows before it are graded; an existing file is replaced.
@@ -71,7 +75,7 @@ def score_file(
 
     Raises:
         InputError: no such file or folder, no rows, a file that is cut off or damaged, or a
-            verifier or reward that cannot be imported; before anything is graded.
+            verifier or reward that cannot be imported or fails; before anything is graded.
     """
     path = Path(path)
     total = _check_files(path, out)
@@ -91,22 +95,47 @@ def score_file(
         def finish(limit: int) -> None:
             while len(waiting) > limit:
                 row_id, future = waiting.popleft()
-                _write(sink, row_id, future.result()[0], summary)
+                for verdict in future.result():
+                    _write(sink, row_id, verdict, summary)
                 if progress:
                     progress(summary.scored + len(summary.bad_rows), total)
 
-        for number, line in row_lines(path):
-            try:
-                problem, response, tokens = parse_row(line, config.domains)
-            except InputError as error:
-                summary.bad_rows.append(f"{path}:{number}: {error}")
-                continue
+        rows = _parsed_rows(path, config.domains, summary)
+        first = list(islice(rows, WINDOW))
+        pool.try_functions(problem for problem, _ in first)
+        grouped = any(custom.of_group(reward) for reward in config.reward.custom)
+        for problem, responses in _groups(chain(first, rows), grouped):
             ids[problem.id] += 1
-            waiting.append((problem.id, pool.score(problem, [(response, tokens)])))
+            waiting.append((problem.id, pool.score(problem, responses)))
             finish(WINDOW)
         finish(0)
     summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
     return summary
+
+
+def _parsed_rows(
+    path: Path, domains: Mapping[str, DomainConfig], summary: ScoreSummary
+) -> Iterator[tuple[Problem, Response]]:
+    """The rows of a file; those that cannot be read go to `summary.bad_rows`."""
+    for number, line in row_lines(path):
+        try:
+            problem, text, tokens = parse_row(line, domains)
+        except InputError as error:
+            summary.bad_rows.append(f"{path}:{number}: {error}")
+            continue
+        yield problem, Response(text, tokens)
+
+
+def _groups(
+    rows: Iterable[tuple[Problem, Response]], grouped: bool
+) -> Iterator[tuple[Problem, list[Response]]]:
+    """Rows of one id that follow each other, if `grouped`; else each row for itself."""
+    if not grouped:
+        yield from ((problem, [response]) for problem, response in rows)
+        return
+    for _, found in groupby(rows, key=lambda row: row[0].id):
+        group = list(found)
+        yield group[0][0], [response for _, response in group]
 
 
 def _check_files(path: Path, out: str | Path | None) -> int:

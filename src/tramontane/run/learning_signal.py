@@ -19,8 +19,9 @@ from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.run.display import printable, share
 from tramontane.types import Completion, FilterReason, Group, Verdict
+from tramontane.verifier import functions
 
-Fate = Literal["unscorable", "right", "cut off", "malformed", "wrong"]
+Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
 
 REASONS = 6  # verdict reasons in a table, at most
 SHOWN = (1200, 400)  # characters of a long completion that are shown: of its start, of its end
@@ -45,12 +46,23 @@ ADVICE: dict[Fate, tuple[str, ...]] = {
         "give harder problems (data.train), or leave out those that are solved "
         "(data.max_pass_rate, data.curriculum.retire_after)",
     ),
+    "failed": (
+        "correct the function, at the line named above: it must return a result for every text",
+        "if it timed out, make it faster or raise verifier.timeout_s (the domain's timeout_s); if "
+        "its worker died, raise verifier.memory_mb",
+        "tramontane score calls it on recorded responses, without training",
+    ),
     "unscorable": (
         "tramontane doctor tells whether the sandbox works on this machine",
         "for `timed out` or `killed`, raise verifier.timeout_s, verifier.code_timeout_s or "
         "verifier.memory_mb",
         "a reference that cannot be read must be corrected in the data, or its row left out",
     ),
+}
+
+
+MOST: dict[Fate, str] = {
+    "failed": "for most completions a reward or verifier of yours failed",
 }
 
 
@@ -123,7 +135,7 @@ class Tally:
                 f"  a completion ({printable(example.judgement)}) of the problem "
                 f"{printable(_shortened(example.problem))}",
                 *(f"  │ {line}" for line in _lines(example.text)),
-                f"  most completions are {fate}; try, in this order:",
+                f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
                 *(f"  - {remedy}" for remedy in advice),
             ]
         )
@@ -220,8 +232,10 @@ def evaluation_warnings(before: EvaluationResult) -> list[str]:
 
 
 def _fate(completion: Completion, verdict: Verdict) -> Fate:
-    if verdict.verdict in ("unscorable", "right"):
-        return "unscorable" if verdict.verdict == "unscorable" else "right"
+    if verdict.verdict == "unscorable":
+        return "failed" if functions.failed(verdict.reason) else "unscorable"
+    if verdict.verdict == "right":
+        return "right"
     # A wrong beginning is wrong whatever follows: more tokens would not help.
     if completion.finish_reason == "length" and not verdict.reason.startswith("does not start"):
         return "cut off"
@@ -235,8 +249,9 @@ def _judgement(completion: Completion, verdict: Verdict) -> str:
 
 
 def _general(reason: str) -> str:
-    """A reason without its numbers, so that equal causes are counted together."""
-    return printable(re.sub(r"\d+(?:\.\d+)?", "N", reason))[:100]
+    """A reason without its numbers, apart from lines of files, so that equal causes are counted
+    together."""
+    return printable(re.sub(r"(?<![:\w])\d+(?:\.\d+)?", "N", reason))[:100]
 
 
 def _row(count: int, total: int, text: str) -> str:

@@ -32,6 +32,7 @@ from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import compiling, lora
 from tramontane.types import Problem
+from tramontane.verifier import try_functions
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
 MIN_PROMPT = 32  # tokens of a prompt, about, when prompts are put together for a long probe
@@ -74,6 +75,13 @@ class Prepared:
     def max_prompt(self) -> int:
         """Upper bound of all prompts, in tokens."""
         return self.prompts.longest
+
+    @property
+    def sample(self) -> list[Problem]:
+        """All problems; of an endless source, the first ones."""
+        streams = self.problems.streams
+        trained = [p for s in streams for p in s.problems or _peek(s, PROBE_PROMPTS)]
+        return trained + [p for s in self.sets.values() for p in s.problems]
 
     @property
     def evaluated_l_max(self) -> int:
@@ -221,7 +229,12 @@ class DryRunResult:
 
 
 def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
-    """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`)."""
+    """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`).
+
+    Raises:
+        InputError: a verifier or reward of the user's fails.
+    """
+    try_functions(prepared.config.verifier, prepared.sample)
     lines = resolved(prepared)
     if warnings := dtype_warnings(prepared.config):
         lines["warning"] = "; ".join(warnings)

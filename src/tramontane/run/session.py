@@ -22,7 +22,7 @@ from tramontane.run.changes import (
     record_changes,
 )
 from tramontane.run.folder import RunFolder
-from tramontane.run.input import RunInput
+from tramontane.run.input import RunInput, read_input
 from tramontane.run.pending import PipelineCheckpoint, read_pipeline
 from tramontane.run.prepare import (
     Prepared,
@@ -33,7 +33,7 @@ from tramontane.run.prepare import (
 )
 from tramontane.run.screen import Screen
 from tramontane.run.trackers import Trackers
-from tramontane.verifier import VerifierPool
+from tramontane.verifier import VerifierPool, try_functions
 
 SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are not logged: no timeline can show them
 
@@ -95,7 +95,7 @@ class Session:
         Raises:
             InputError: before any work is done.
         """
-        session = cls._begin(config, screen, resume, on_update, given)
+        session = cls._begin(config, screen, resume, on_update, given or read_input(config))
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(session.prepared), config.pipeline.updates)
         for warning in dtype_warnings(session.config):
@@ -133,6 +133,8 @@ class Session:
         began = time.monotonic()
         changes = check_changes(resume, config) if resume else []
         prepared = prepare(config, given)
+        if given:  # after a loss, a reward that fails for a moment must not end the run
+            try_functions(prepared.config.verifier, prepared.sample)
         check_devices(prepared)
         folder = resume or RunFolder.create(prepared.config)
         session = cls(prepared, folder, screen, began, on_update)

@@ -20,7 +20,7 @@ from tramontane.data.load import columns_of, plain
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Reward
-from tramontane.verifier import functions
+from tramontane.verifier import custom, functions
 
 Function: TypeAlias = Callable[..., Any]
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
@@ -49,7 +49,8 @@ def config_of(
         settings: `key.sub=value` texts, or values by `key.sub`; a value may be a function.
         model: replaces `model`.
         data: replaces `data.train`; a mapping of splits also replaces `data.eval`.
-        rewards: added to `verifier.reward.custom`.
+        rewards: added to `verifier.reward.custom`. If all are of TRL's kind and there is no config,
+            they alone grade the rows, as in TRL.
 
     Raises:
         InputError: data of an unknown type, a function that workers cannot get, or an invalid key.
@@ -75,7 +76,12 @@ def config_of(
     texts = override_texts(settings)
     where = str(config) if isinstance(config, str | Path) else "tramontane.train"
     parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
-    if rewards and found and _only_rewards_grade(found, parsed):
+    if (
+        rewards
+        and found
+        and parsed.data.domain is None
+        and (_only_rewards_grade(found, parsed) or (config is None and _of_trl(parsed)))
+    ):
         raw["verifier"].setdefault("domains", {}).setdefault(DOMAIN, {})
         raw["data"]["domain"] = DOMAIN
         parsed = parse_settings(Config, raw, texts, where)
@@ -95,10 +101,19 @@ def settings_without_sources(
     return [f"{key}={NOT_OPENED}" for key, value in missing.items() if value is None] + texts
 
 
+def _of_trl(config: Config) -> bool:
+    """True if all rewards are of TRL's kind.
+
+    Raises:
+        InputError: one cannot be imported.
+    """
+    for reward in config.verifier.reward.custom:
+        custom.check(reward)
+    return all(custom.kind(r.function) == "TRL" for r in config.verifier.reward.custom)
+
+
 def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
     """True if no row has a value by which a verifier could grade it."""
-    if config.data.domain is not None:
-        return False
     columns = {c for name in _GRADED_BY for c in columns_of(name, config.data.fields)}
     return not any(columns & row.keys() for part in rows.values() for row in part)
 
@@ -186,6 +201,8 @@ def _entry(reward: Reward) -> dict[str, Any]:
         InputError: the function has no name, or cannot be sent to worker processes.
     """
     path = reward.function
+    if callable(path) and (fault := custom.fault(path)):
+        raise InputError(f"reward {fault}")  # before its name, which is the smaller fault
     name = reward.name or (path.rpartition(".")[2] if isinstance(path, str) else _name(path))
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise InputError(

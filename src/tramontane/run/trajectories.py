@@ -9,6 +9,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from tramontane.generator.text import Detokenizer
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
 from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
+from tramontane.verifier.custom import Response
 
 if TYPE_CHECKING:
     from tramontane.run.session import Verifiers
@@ -92,17 +94,23 @@ class Trajectories:
         if not _settings(self.config).regrade:
             return
         lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
+        siblings: dict[str, list[int]] = defaultdict(list)
+        for place, item in enumerate(self.items):
+            siblings[item.problem.id].append(place)
         futures = [
             verifiers.score(
-                item.problem, [(item.completion.text, len(item.completion.token_ids))], lengths
+                self.items[group[0]].problem,
+                [Response.of(self.items[place].completion) for place in group],
+                lengths,
             )
-            for item in self.items
+            for group in siblings.values()
         ]
         graded = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        verdicts = dict(zip(chain(*siblings.values()), chain(*graded), strict=True))
         self.items = [
-            replace(item, verdict=verdict)
-            for item, (verdict,) in zip(self.items, graded, strict=True)
-            if verdict.verdict != "unscorable"
+            replace(item, verdict=verdicts[place])
+            for place, item in enumerate(self.items)
+            if verdicts[place].verdict != "unscorable"
         ]
 
     def _groups(self, settings: TrajectoriesConfig) -> list[Group]:

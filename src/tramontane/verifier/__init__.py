@@ -4,7 +4,7 @@
 killed from outside when late.
 """
 
-from tramontane.verifier.pool import VerifierPool
+from tramontane.verifier.pool import VerifierPool, try_functions
 from tramontane.verifier.reward import grade
 
-__all__ = ["VerifierPool", "grade"]
+__all__ = ["VerifierPool", "grade", "try_functions"]

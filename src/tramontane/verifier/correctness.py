@@ -3,15 +3,15 @@ calls are four entries.
 
 A user's verifier is a function of (problem, answer), where `answer` is the part of the response
 that the domain's format extracts. It returns True or False, a number from 0 to 1 (the share of the
-correctness reward), or a pair of one of these and a reason. An exception makes the completion
-unscorable.
+correctness reward), or a pair of one of these and a reason. An exception, or any other result,
+makes the completion unscorable.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.errors import InputError
@@ -20,10 +20,6 @@ from tramontane.verifier import calls, code, custom, functions, instructions, ma
 from tramontane.verifier.format import Parsed
 
 PARAMETERS = ("problem", "answer")
-
-
-class VerifierFailed(Exception):
-    """A verifier raised an exception, or did not return a result between 0 and 1."""
 
 
 class Judgement(NamedTuple):
@@ -76,30 +72,45 @@ def check(config: VerifierConfig) -> None:
         custom.check(reward)
     for name, domain in config.domains.items():
         if domain.verifier is not None and domain.verifier not in BUILT_IN:
-            functions.check(domain.verifier, f"verifier.domains.{name}.verifier", PARAMETERS)
+            functions.check(domain.verifier, f"verifier.domains.{name}.verifier", fault)
+
+
+def fault(function: Callable[..., Any]) -> str:
+    """The reason why a function cannot be called as a verifier; empty if it can."""
+    return functions.fault_of_call(function, *PARAMETERS)
+
+
+def has_functions(config: VerifierConfig, domain: str) -> bool:
+    """True if a verifier or reward of the user's is called in a domain."""
+    used = config.domains[domain].verifier
+    own = used is not None and used not in BUILT_IN
+    return own or any(reward.weight for reward in config.reward.custom)
 
 
 def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
     """Judge the answer of a well-formed response by its domain's verifier, which is not None.
 
     Raises:
-        VerifierFailed: the user's function failed; the message names the domain.
+        FunctionFailed: the user's function failed; the message names the domain.
     """
     domain = domain_of(problem, config)
     assert domain.verifier is not None
     if built_in := BUILT_IN.get(domain.verifier):
         return built_in(problem, parsed, config)
-    try:
-        returned = functions.load(domain.verifier)(problem, parsed.extracted)
-        result, reason = returned if isinstance(returned, tuple) else (returned, "")
-        share = float(result)
-    except Exception as error:  # `grade` makes it unscorable
-        raise VerifierFailed(f"{problem.domain}: {type(error).__name__}: {error}") from error
-    if not 0 <= share <= 1:  # NaN fails too
-        raise VerifierFailed(f"{problem.domain}: {share:g} is not between 0 and 1")
+    what = f"{functions.VERIFIER} {problem.domain!r}"
+    returned = functions.call(domain.verifier, what, problem, parsed.extracted)
+    result, reason = returned if _is_pair(returned) else (returned, "")
+    share = functions.number(result, bools=True)
+    if share is None or not 0 <= share <= 1:
+        wanted = "True, False or a number from 0 to 1"
+        raise functions.refused(domain.verifier, what, result, wanted)
     answer = parsed.extracted
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return Judgement(outcome_of(share, domain), str(reason), text, share)
+
+
+def _is_pair(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 2
 
 
 def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:
@@ -136,5 +147,12 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
 
 def group_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
     """Longest time that a pool may take for the verdicts on completions of this problem, in
-    seconds, one after another."""
-    return completions * time_limit(problem, config)
+    seconds, one after another, and for the rewards of the whole group."""
+    of_group = sum(custom.of_group(reward) for reward in config.reward.custom if reward.weight)
+    calls = of_group * call_time_limit(problem, completions, config)
+    return completions * time_limit(problem, config) + calls
+
+
+def call_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
+    """Time limit of one reward of a whole group, in seconds."""
+    return completions * (domain_of(problem, config).timeout_s or config.timeout_s)

@@ -11,6 +11,7 @@ Every scan of ours is a single pass over the text: a response may be long and ho
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NamedTuple
 
@@ -104,6 +105,55 @@ def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
             return "no fenced block with a language tag in the answer part", None
         return "", blocks[0].body
     return "", answer
+
+
+def sample(form: FormatConfig, content: str, tags: ThinkingTags = PAPER_TAGS) -> str:
+    """A response that has a domain's format, with `content` as its answer if the format takes it;
+    empty if none is found, which a regular expression or a schema may make hard."""
+    thoughts = tags.around("I think about it.")
+    answers = [content]
+    if form.answer == "boxed":
+        answers = [f"The answer is \\boxed{{{content}}}."]
+    elif form.answer == "fenced":
+        answers = [f"```python\n{content}\n```"]
+    elif form.regex is not None:
+        answers += ["0", "a", _like(form.regex, content), _like(form.regex, "0")]
+    elif form.json_schema is not None:
+        answers += [json.dumps(_instance(form.json_schema))]
+    texts = (f"{thoughts}{gap}{answer}" for answer in answers for gap in ("\n", ""))
+    return next((text for text in texts if check_format(text, form, tags).ok), "")
+
+
+def _like(regex: str, content: str) -> str:
+    """A text that a simple regular expression matches, with `content` for each group."""
+    text = re.sub(r"\((?!\?)[^()]*\)|\(\?P<[^()]*\)", lambda _: content, regex)
+    text = re.sub(r"\(\?:[^()]*\)[?*]?", "", text)
+    text = re.sub(r"\\s[*+?]?", " ", text)
+    text = re.sub(r"\\[dw][*+]?|\.[*+]", "0", text)
+    return re.sub(r"\\(\W)|[\^$]", r"\1", text)
+
+
+def _instance(schema: Any) -> Any:
+    """The simplest value of a simple JSON schema."""
+    if not isinstance(schema, dict):
+        return None
+    for key in ("enum", "examples"):
+        if schema.get(key):
+            return schema[key][0]
+    for key in ("const", "default"):
+        if key in schema:
+            return schema[key]
+    properties = schema.get("properties", {})
+    names = schema.get("required", ())
+    simple: dict[Any, Any] = {
+        "object": {name: _instance(properties.get(name, {"type": "string"})) for name in names},
+        "array": [_instance(schema.get("items"))] * schema.get("minItems", 0),
+        "string": "a" * schema.get("minLength", 1),
+        "integer": schema.get("minimum", 0),
+        "number": schema.get("minimum", 0),
+        "boolean": False,
+    }
+    return simple.get(schema.get("type", "object" if properties else None))
 
 
 def thinking_text(response: str, tags: ThinkingTags = PAPER_TAGS) -> str:

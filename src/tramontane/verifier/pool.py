@@ -2,7 +2,8 @@
 
 Each worker has one socket and one supervising thread. Verdicts travel one at a time, so that the
 completion that hangs or kills its worker is named `unscorable` and its siblings keep their
-verdicts. When a worker dies without being late (killed from outside, say), it is replaced, and the
+verdicts. Rewards of a whole group are called once all of its verdicts are there, each function for
+itself. When a worker dies without being late (killed from outside, say), it is replaced, and the
 completion that it was grading is tried once more before it is blamed.
 
 pebble does most of this but is not used: its workers share one pipe, and a worker killed while
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
@@ -36,15 +37,17 @@ from typing import Any
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
 from tramontane.types import Problem, Verdict
-from tramontane.verifier import code, correctness
-from tramontane.verifier.reward import unscorable
+from tramontane.verifier import code, correctness, custom, functions
+from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.format import sample
+from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
 KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
 MAX_STARTS = 5  # consecutive failed starts of one worker
-Response = tuple[str, int]
+Responses = Sequence[Response | tuple[str, int]]
 
 
 @dataclass
@@ -85,7 +88,11 @@ class VerifierPool:
             worker.thread.start()
 
     def score(
-        self, problem: Problem, responses: list[Response], lengths: tuple[int, int] | None = None
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]:
         """Grade the completions of one group.
 
@@ -94,18 +101,49 @@ class VerifierPool:
 
         Args:
             problem: the problem that all completions answer.
-            responses: the text and the number of tokens of each completion.
+            responses: the text and the number of tokens of each completion, and its tokens for
+                rewards of a whole group that ask for them.
             lengths: (l_max, l_cache), if they differ from the pool's.
+            progress: updates done and updates of the run, for rewards that depend on them.
 
         Raises:
             RuntimeError: the pool is closed.
         """
-        group = _Group(problem, responses, self.config, lengths or self._lengths)
+        items = [Response(*response) for response in responses]
+        group = _Group(problem, [*items], self.config, lengths or self._lengths, progress)
         limit = correctness.time_limit(problem, self.config)
-        parts = [list(range(len(responses)))]
+        parts = [list(range(len(items)))]
         if correctness.is_slow(problem, self.config):
-            parts = self._equal_answers(responses)
+            parts = self._equal_answers(items)
         return self._submit(group, [_Task(group, part, limit) for part in parts])
+
+    def try_functions(self, problems: Iterable[Problem]) -> None:
+        """Call each verifier and reward of the user's on the first problem of its domain: with a
+        well-formed response made of the reference answer, and with an empty one.
+
+        Raises:
+            InputError: a function fails, or asks for a column that no problem has.
+        """
+        problems = list(problems)
+        custom.check_columns(self.config.reward.custom, problems)
+        first: dict[str, Problem] = {}
+        for problem in problems:
+            first.setdefault(problem.domain, problem)
+        for domain, problem in first.items():
+            if not correctness.has_functions(self.config, domain):
+                continue
+            form = self.config.domains[domain].format
+            texts = [sample(form, problem.answer or "0", self.config.tags), ""]
+            # An empty completion has a token, too: the one that ended it.
+            responses = [Response(text, 1 + len(text.split())) for text in texts]
+            for text, verdict in zip(texts, self.score(problem, responses).result(), strict=True):
+                if functions.failed(verdict.reason):
+                    raise InputError(
+                        f"{verdict.reason}; called before the start with problem {problem.id!r} "
+                        f"and {f'the completion {text!r}' if text else 'an empty completion'}. "
+                        f"A function that fails makes its completions unscorable: let it return a "
+                        f"result for every text"
+                    )
 
     def time_limit(self, problem: Problem, completions: int) -> float:
         """Longest time that the verdicts on a group may take, in seconds."""
@@ -122,12 +160,14 @@ class VerifierPool:
         group = _Group(None, [trial], self.config)
         return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
 
-    def _equal_answers(self, responses: list[Response]) -> list[list[int]]:
+    def _equal_answers(self, responses: Sequence[Response]) -> list[list[int]]:
         """Indices of the responses that answer alike: each program may go to another worker, and
         is run once."""
         parts: dict[str, list[int]] = {}
-        for index, (text, _) in enumerate(responses):
-            parts.setdefault(text.rpartition(self.config.tags.closing)[2], []).append(index)
+        for index, response in enumerate(responses):
+            parts.setdefault(response.text.rpartition(self.config.tags.closing)[2], []).append(
+                index
+            )
         return list(parts.values())
 
     def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
@@ -184,8 +224,25 @@ class VerifierPool:
                 self._stats.verdicts += 1
                 self._stats.unscorable += result.verdict == "unscorable"
             complete = len(group.results) == len(group.items)
-        if complete:
+        if complete and not self._call_on_group(group):
             group.complete()
+
+    def _call_on_group(self, group: _Group) -> bool:
+        """Have the rewards of the whole group called, once all verdicts are there; False if there
+        are none to call."""
+        if group.calls is not None or group.problem is None:
+            return False
+        group.calls = group.rewards_due()
+        first = len(group.items)
+        group.items += group.calls
+        if not group.calls:
+            return False
+        limit = correctness.call_time_limit(group.problem, first, self.config)
+        for index in range(first, len(group.items)):
+            self._tasks.put(_Task(group, [index], limit))
+        if self._closing:  # the workers may have taken their last task
+            self._fail(group, RuntimeError("the verifier pool was closed"))
+        return True
 
     def _fail_waiting(self) -> None:
         """Fail the groups of all tasks that no worker has taken; the workers have ended."""
@@ -206,26 +263,55 @@ class VerifierPool:
             self._stats.busy_seconds += busy
 
 
+def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
+    """As `VerifierPool.try_functions`, in a pool of its own, which is only started if the user has
+    functions."""
+    domains = {problem.domain for problem in problems}
+    if any(correctness.has_functions(config, domain) for domain in domains):
+        with VerifierPool(config.model_copy(update={"workers": 1}), sys.maxsize, 0) as pool:
+            pool.try_functions(problems)
+
+
 @dataclass
 class _Group:
     """The completions of one problem and their verdicts; or, without a problem, one program and
     its outputs."""
 
     problem: Problem | None
-    items: Sequence[Response | code.Trial]
+    items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
     config: VerifierConfig
     lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; unused for a program
+    progress: Progress = NO_PROGRESS
     future: Future[Any] = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)
+    calls: list[GroupCall] | None = None  # None until all completions are graded
+
+    def rewards_due(self) -> list[GroupCall]:
+        """The calls on the whole group, whose completions have all been graded."""
+        responses = [item for item in self.items if isinstance(item, Response)]
+        return group_calls(self._ordered(), responses, self.config, self.progress)
 
     def complete(self) -> None:
-        results = [self.results[index] for index in range(len(self.items))]
-        self.future.set_result(results[0] if self.problem is None else results)
+        results = self._ordered()
+        if self.problem is None:
+            self.future.set_result(results[0])
+            return
+        if calls := self.calls:
+            found = {c.name: r for c, r in zip(calls, results[-len(calls) :], strict=True)}
+            verdicts = results[: -len(calls)]
+            results = with_group_rewards(self.problem, verdicts, found, self.config)
+        self.future.set_result(results)
 
-    def failure(self, item: Response | code.Trial, reason: str, seconds: float) -> Any:
+    def _ordered(self) -> list[Any]:
+        return [self.results[index] for index in range(len(self.items))]
+
+    def failure(self, index: int, reason: str, seconds: float) -> Any:
         """The result of an item for which a worker gave none."""
+        item = self.items[index]
         if isinstance(item, code.Trial):
             return [code.TrialOutput("", reason)] * len(item.inputs)
+        if isinstance(item, GroupCall):
+            return GroupResult([], reason)
         return unscorable(reason, self.config.reward.parts, seconds=seconds)
 
 
@@ -239,12 +325,14 @@ class _Task:
     retried: set[int] = field(default_factory=set)
 
     @property
-    def pending_items(self) -> list[Response | code.Trial]:
-        return [self.group.items[index] for index in self.pending]
+    def pending_items(self) -> list[tuple[str, int] | code.Trial | GroupCall]:
+        """What a worker is sent: tokens only travel to functions that may ask for them."""
+        items = (self.group.items[index] for index in self.pending)
+        return [(i.text, i.n_tokens) if isinstance(i, Response) else i for i in items]
 
     def failure(self, reason: str, seconds: float = 0.0) -> Any:
         """The result of the current item when its worker gave none."""
-        return self.group.failure(self.group.items[self.pending[0]], reason, seconds)
+        return self.group.failure(self.pending[0], reason, seconds)
 
 
 class _Worker:
@@ -293,7 +381,7 @@ class _Worker:
                     if not connection.poll(task.limit_s):
                         self._stop()
                         self.pool._count(timeouts=1, restarts=1)
-                        reason = f"timed out after {task.limit_s:g} s"
+                        reason = self._blamed(f"timed out after {task.limit_s:g} s")
                         self.pool._finish_item(task, task.failure(reason, task.limit_s))
                         break
                     self.pool._finish_item(task, connection.recv())
@@ -307,9 +395,15 @@ class _Worker:
         self.pool._count(restarts=1)
         current = task.pending[0]
         if current in task.retried:
-            self.pool._finish_item(task, task.failure(f"the worker died ({ending})"))
+            reason = self._blamed(f"the worker died ({ending})")
+            self.pool._finish_item(task, task.failure(reason))
         else:
             task.retried.add(current)
+
+    def _blamed(self, reason: str) -> str:
+        """A reason with the function of the user's that the process was calling, if any."""
+        called = functions.read_trail(self.folder)
+        return f"{called}: {reason}" if called else reason
 
     def _start(self) -> None:
         """Start a process; it warms up while this thread waits for a task."""

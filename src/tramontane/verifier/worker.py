@@ -1,8 +1,8 @@
 """A worker process of the pool: `python -m tramontane.verifier.worker FD`.
 
-Tasks (pickled tuples) arrive over the socket FD. Verdicts, or outputs of programs, are sent back
-one at a time as soon as each is ready, so that the pool knows which item a worker was grading when
-it is late or dies.
+Tasks (pickled tuples) arrive over the socket FD. Verdicts, rewards of whole groups, or outputs of
+programs, are sent back one at a time as soon as each is ready, so that the pool knows which item a
+worker was grading when it is late or dies.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import resource
 import sys
 import tempfile
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
 from tramontane.placement.orphans import die_with_parent
-from tramontane.verifier import code, correctness, language, math
-from tramontane.verifier.reward import grade
+from tramontane.verifier import code, correctness, functions, language, math
+from tramontane.verifier.custom import GroupCall
+from tramontane.verifier.reward import grade_apart, run_group_call
 
 READY = ""  # the first message of a worker that can grade; any other text says why it cannot
 
@@ -30,6 +32,7 @@ def main(descriptor: int) -> None:
     config: VerifierConfig
     config, folder = connection.recv()
     tempfile.tempdir = folder
+    functions.leave_trail(Path(folder))
     limit = config.memory_mb << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -46,9 +49,11 @@ def main(descriptor: int) -> None:
         for item in items:
             if isinstance(item, code.Trial):
                 connection.send(code.run_trial(item, config))
+            elif isinstance(item, GroupCall):
+                connection.send(run_group_call(problem, item, config))
             else:
                 text, n_tokens = item
-                connection.send(grade(problem, text, n_tokens, config, l_max, l_cache))
+                connection.send(grade_apart(problem, text, n_tokens, config, l_max, l_cache))
 
 
 if __name__ == "__main__":
