@@ -23,7 +23,7 @@ def changes(*overrides: str, **raw: Any) -> dict[str, tuple[Any, Any, bool]]:
 def test_differences_are_found_at_the_keys_themselves() -> None:
     assert changes("trainer.learning_rate=1e-5", "name=run", "pipeline.l_max=300") == {
         "pipeline.l_max": (256, 300, False),
-        "trainer.learning_rate": (1e-4, 1e-5, True),
+        "trainer.learning_rate": (None, 1e-5, True),
     }
     assert changes() == {}
 

@@ -20,6 +20,8 @@ from tramontane.recipes.recipe import KINDS
 FILES = sorted(path for path in (ROOT / "configs").glob("*") if path.is_file())
 # Keys that a config leaves null, for the user to set on the command line.
 REQUIRED = {
+    "dapo": ["model=any", "data.train=any.jsonl"],
+    "grpo": ["model=any", "data.train=any.jsonl"],
     "gsm8k": ["model=any"],
     "medium": ["model=any", "data.train=any.jsonl"],
     "recipe_medium": ["model=any"],

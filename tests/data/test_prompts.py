@@ -1,10 +1,12 @@
 import pytest
+from transformers import AutoTokenizer
 
-from tramontane.config import PromptConfig
+from tramontane.config import DataConfig, PromptConfig, parse
 from tramontane.data.lengths import PromptLimit, measure_prompts
 from tramontane.data.playground import problems
 from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, system_text
 from tramontane.data.tokenizer import TINY_SYSTEM_PROMPT, train_tokenizer
+from tramontane.errors import InputError
 from tramontane.types import Problem, ThinkingTags
 
 STATEMENTS = [p.problem for p in problems("train", 0, count=300)]
@@ -132,3 +134,65 @@ def test_the_bound_on_a_chats_tokens_holds(tokenizer):
     tokens = len(encoder.encode(chat.prompt))
     limit = PromptLimit(tokens - 1, "so")
     assert measure_prompts(encoder, [chat], limit).overlong == {0: tokens}
+
+
+# Texts of the user's
+
+
+def load(**keys):
+    return parse(DataConfig, keys, "run.yaml")
+
+
+def test_a_given_template_replaces_the_tokenizers_and_is_saved_with_it(tokenizer, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>")
+    config = load(chat_template=str(file), system_prompt="Add.")
+    assert config.chat_template == file.read_text()
+    assert load(chat_template=config.chat_template).chat_template == file.read_text()
+    own = with_template(tokenizer, "{{ messages[0].content }}")
+    encoder = PromptEncoder(own, config)
+    assert encoder.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
+    own.save_pretrained(tmp_path / "saved")
+    assert AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template == file.read_text()
+    base = PromptEncoder(with_template(tokenizer, None), config)
+    assert base.render("1 + 1?") == "<system>Add.<user>1 + 1?<answer>"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", r"data\.chat_template: line 2: "),
+        ("{{ raise_exception('no') }}{{ messages }}", r"data\.chat_template: cannot write .*: no"),
+        ("{{ prompt }} hello", r"data\.chat_template: its prompts lack the problem"),
+    ],
+)
+def test_a_template_that_does_not_work_is_refused(tokenizer, template, message):
+    with pytest.raises(InputError, match=message):
+        PromptEncoder(with_template(tokenizer, None), PromptConfig(chat_template=template))
+
+
+def test_texts_that_are_no_texts_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("no braces")
+    (tmp_path / "latin.jinja").write_bytes(b"{{ \xe9 }}")
+    for keys, message in [
+        ({"chat_template": "chat.jinja"}, r"chat_template: chat\.jinja: no such file"),
+        ({"chat_template": str(tmp_path / "notes.txt")}, "not a Jinja template"),
+        ({"chat_template": str(tmp_path / "latin.jinja")}, "not a template in UTF-8"),
+        (
+            {"system_prompt": "prompts/system.txt"},
+            "system_prompt: prompts/system.txt: no such file",
+        ),
+        ({"system_prompt": "magistrl"}, "'magistrl' looks like a misspelling: .* 'magistral'"),
+        ({"system_prompt": "Magistral"}, "did you mean 'magistral'"),
+        ({"system_prompt": "mistral"}, "did you mean 'magistral'"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            load(**keys)
+
+
+def test_a_system_prompt_is_a_text_or_the_file_of_one(tmp_path):
+    (tmp_path / "system.txt").write_text("Think.\nThen answer.")
+    found = load(system_prompt=str(tmp_path / "system.txt")).system_prompt
+    assert found == "Think.\nThen answer."
+    for text in ("Be brief.", "/no_think", "Think", "Écris en français.", "用中文思考", found):
+        assert load(system_prompt=text).system_prompt == text

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
+    AddedToken,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -213,7 +214,8 @@ def test_pack_lays_rows_one_after_the_other():
 def broken(tmp_path):
     """An intact checkpoint with its tokenizer, for the test to damage."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(FAMILIES["llama"]).save_pretrained(tmp_path)
+    config = LlamaConfig(**SIZES | {"vocab_size": 320})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     train_tokenizer(["1 + 1 = 2"], 512).save_pretrained(tmp_path)
     load_model(str(tmp_path))
     load_tokenizer(str(tmp_path))
@@ -309,3 +311,41 @@ def test_two_threads_that_load_at_once_both_get_tied_heads(tmp_path: Path) -> No
     with ThreadPoolExecutor(4) as threads:
         loaded = list(threads.map(lambda _: load_model(str(tmp_path)), range(8)))
     assert all(m.lm_head.weight is m.model.embed_tokens.weight for m in loaded)
+
+
+def grown(folder, text, special, template=None):
+    """The tokenizer of a folder with one more token, which the model does not know."""
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_tokens([AddedToken(text, special=special)], special_tokens=special)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer(broken):
+    size = grown(broken, "<new>", special=False)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size - 1}))
+    with pytest.raises(
+        InputError, match=rf"lacks 1 of these, up to {size - 1:,} \('<new>'\).*resize"
+    ):
+        load_tokenizer(str(broken))
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    load_tokenizer(str(broken))
+
+
+def test_a_special_token_that_nothing_writes_may_be_unknown(broken):
+    size = grown(broken, "<image>", special=True)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size - 1}))
+    tokenizer = load_tokenizer(str(broken))
+    tokenizer.chat_template = "<image>{{ messages[0].content }}"
+    tokenizer.save_pretrained(broken)
+    with pytest.raises(InputError, match="'<image>'"):
+        load_tokenizer(str(broken))
+
+
+def test_adapters_alone_are_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no checkpoint .* but adapters; name the `weights`"):
+        load_model(str(tmp_path))

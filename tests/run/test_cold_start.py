@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.models.loading import resolve
+from tramontane.models.names import resolve
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.controller.test_pipeline import check_ledger
 from tests.runs import small_config
 from tramontane.errors import InputError
-from tramontane.models.loading import resolve
+from tramontane.models.names import resolve
 from tramontane.run.changes import open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

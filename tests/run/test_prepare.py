@@ -43,3 +43,16 @@ def test_slots_follow_from_the_memory_limit(
     lines = resolved(prepare(small_config(tmp_path, generator=generator)))
     assert lines["generators"] == f"1 × {slots} slots"
     assert lines["KV cache"] == f"{mib} MiB at most (5.0 KiB a token)"
+
+
+def test_learning_rates_by_the_models_size_are_shown_and_recorded(tmp_path: Path) -> None:
+    prepared = prepare(
+        small_config(tmp_path, trainer={"learning_rate": None}, cold_start={"steps": 1})
+    )
+    lines, config = resolved(prepared), prepared.config
+    assert config.trainer.learning_rate == pytest.approx(3e-4)
+    assert lines["learning rate"] == "0.0003, as is usual for 1.6 million parameters"
+    assert config.cold_start is not None and config.cold_start.learning_rate == 1e-3
+    assert "1.6 million" in lines["learning rate of the cold start"]
+    given = prepare(small_config(tmp_path, trainer={"learning_rate": 5e-5}))
+    assert resolved(given)["learning rate"] == "5e-05"

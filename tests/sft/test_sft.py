@@ -473,3 +473,11 @@ def test_an_output_that_holds_something_is_not_overwritten(base, data, tmp_path)
     for output in ("file", "file/below"):
         with pytest.raises(InputError, match="file is a file; name a folder"):
             sft(config_of(base, data, tmp_path / output))
+
+
+def test_without_a_learning_rate_a_checkpoint_gets_one_by_its_size(base, data, tmp_path, caplog):
+    [log] = run(base, data, tmp_path / "out", learning_rate=None, steps=1, warmup_steps=0)
+    assert log.learning_rate == pytest.approx(1e-3)
+    assert "learning_rate: 0.001, as is usual for" in caplog.text
+    new = SFTConfig.model_validate({"output": "out", "new_model": {}})
+    assert new.learning_rate == 2e-3

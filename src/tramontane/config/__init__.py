@@ -11,7 +11,7 @@ from tramontane.config.data import (
     PlaygroundConfig,
     TooHard,
 )
-from tramontane.config.device import Device, Dtype
+from tramontane.config.device import Device, Dtype, Model
 from tramontane.config.domains import BUILT_IN, DomainConfig, FormatConfig
 from tramontane.config.evaluation import HELD_OUT, EvaluationConfig, EvaluationSetConfig
 from tramontane.config.generator import (
@@ -71,6 +71,7 @@ __all__ = [
     "Language",
     "LoraConfig",
     "MixtureConfig",
+    "Model",
     "NamedSetConfig",
     "ObjectiveConfig",
     "ObjectiveOptions",

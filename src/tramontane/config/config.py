@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tramontane.config.checkpoint import CheckpointConfig
 from tramontane.config.data import DataConfig
+from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GPU_MEMORY_SHARE, GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
@@ -32,9 +33,11 @@ class Config(Section):
     """Name of the run; its folder is `runs/NAME`."""
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
     """Seed of initialisation, data order and sampling."""
-    model: Annotated[str, Fixed("the checkpoint holds its weights")] = "tiny"
+    model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
     """Model to start from: `tiny` (the base model that ships with the package), a checkpoint
-    folder, or a Hugging Face name."""
+    folder, a run or a checkpoint of it (its newest weights), or a Hugging Face name."""
+    tokenizer: Annotated[Model | None, Fixed("what was sampled is in its tokens")] = None
+    """Tokenizer, named as a model is. null: the model's own."""
     run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
     """Folder of the run. null: `runs/NAME`."""
     rollouts: Literal["all", "sample", "none"] = "all"

@@ -1,4 +1,4 @@
-"""Names of devices, and the number type that each computes in by default."""
+"""Names of models and devices, and the number type that a device computes in by default."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
+from tramontane.errors import InputError
+from tramontane.models.names import find_weights
+
 CPU_DTYPE = "TRAMONTANE_CPU_DTYPE"
 _ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN then has fewer instructions
 _CPUINFO = Path("/proc/cpuinfo")
@@ -24,6 +27,16 @@ def _device(name: str) -> str:
         raise ValueError(f"{name!r} is not a device; write cpu, cuda, cuda:N or mps")
     return name
 
+
+def _model(name: str) -> str:
+    try:
+        return find_weights(name)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+# A run's folder becomes that of its newest weights, so that a resumed run begins from the same.
+Model = Annotated[str, AfterValidator(_model)]
 
 Device = Annotated[str, AfterValidator(_device)]
 

@@ -6,6 +6,7 @@ checked and described without importing torch.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -341,7 +342,7 @@ class ObjectiveConfig(Section):
     """The loss: `name` chooses it, and it reads the section of that name. So a comparison of
     objectives changes one key. See docs/objectives.md."""
 
-    name: Annotated[str, _LOSS, Field(pattern=r"^\w+(\.\w+)*$")] = "magistral"
+    name: Annotated[str, _LOSS] = "magistral"
     """One of the sections below, or the import path of a module with an objective of your own."""
     magistral: MagistralOptions = Field(default_factory=MagistralOptions)
     """Options of `magistral`."""
@@ -382,10 +383,19 @@ class ObjectiveConfig(Section):
         if self.name in BUILT_IN_OBJECTIVES:
             return self
         try:
+            if not re.fullmatch(r"\w+(\.\w+)*", self.name):
+                raise ModuleNotFoundError(name=self.name)
             module = import_module(self.name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.name}.".startswith(f"{error.name}."):
                 raise  # the module is there; an import in it fails
+            if known := AS_MAGISTRAL.get(re.sub(r"[^a-z0-9+]", "", self.name.lower())):
+                title, keys, more = known
+                raise key_error(
+                    f"{title} is the objective `magistral` with these keys: {{name: magistral, "
+                    f"magistral: {{{keys}}}}}; {more}. See docs/objectives.md",
+                    "name",
+                ) from None
             near = nearest(self.name, BUILT_IN_OBJECTIVES)
             hint = f"did you mean {near!r}? " if near else ""
             raise key_error(
@@ -411,6 +421,53 @@ class ObjectiveConfig(Section):
             raise key_error(first["msg"].removeprefix("Value error, "), location) from None
         return self
 
+
+# Algorithms that are settings of `magistral`, by their names in lower case without punctuation: the
+# name as papers write it, the keys, and a sentence more.
+AS_MAGISTRAL = {
+    "grpo": (
+        "GRPO",
+        "advantage_normalization: group, loss_normalization: sequence, eps_low: 0.2, "
+        "eps_high: 0.2, kl_coef: 0.04, kl_estimator: k3, kl_as: loss",
+        "configs/grpo.yaml is a whole run",
+    ),
+    "dapo": (
+        "DAPO",
+        "advantage_normalization: group, loss_normalization: group_tokens, eps_low: 0.2, "
+        "eps_high: 0.28",
+        "configs/dapo.yaml is a whole run, with dynamic sampling (pipeline.diversity: correctness) "
+        "and the soft overlong punishment (verifier.reward.length)",
+    ),
+    "drgrpo": (
+        "Dr. GRPO",
+        "advantage_normalization: none, loss_normalization: constant, eps_low: 0.2, eps_high: 0.2",
+        "There is no KL term; the rest is as in configs/grpo.yaml",
+    ),
+    "ppo": (
+        "PPO's clipped loss",
+        "advantage_normalization: minibatch, loss_normalization: minibatch_tokens, eps_low: 0.2, "
+        "eps_high: 0.2, kl_coef: 0.05, kl_estimator: k1, kl_as: reward",
+        "The baseline is the group's mean reward: there is no value network and no GAE",
+    ),
+    "rloo": (
+        "RLOO",
+        "advantage_normalization: none, loss_normalization: sequence_sum, eps_low: 1, "
+        "eps_high: 1e9, kl_coef: 0.05, kl_estimator: k1, kl_as: reward, kl_level: sequence",
+        "The advantage of RLOO is G / (G - 1) times as large, which AdamW does not notice",
+    ),
+    "reinforce": (
+        "REINFORCE",
+        "advantage_normalization: none, loss_normalization: sequence_sum, eps_low: 1, "
+        "eps_high: 1e9",
+        "The baseline is the group's mean reward",
+    ),
+    "reinforce++": (
+        "REINFORCE++ with its group baseline",
+        "advantage_normalization: minibatch, loss_normalization: minibatch_tokens, eps_low: 0.2, "
+        "eps_high: 0.2, kl_coef: 0.001, kl_estimator: k1, kl_as: reward",
+        "Without a baseline it is not available",
+    ),
+}
 
 INTERFACE = ("Options", "advantages", "loss")  # the parts of a module with an objective
 BUILT_IN_OBJECTIVES = tuple(

@@ -7,12 +7,14 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
-from tramontane.config.device import Device, Dtype, resolve_dtype
+from tramontane.config.device import Device, Dtype, Model, resolve_dtype
 from tramontane.config.lora import LoraConfig
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import Section
 from tramontane.config.trainer import TrainerConfig
+
+NEW_MODEL_RATE = 2e-3  # learning rate of weights that were never trained
 
 
 class NewModelConfig(Section):
@@ -101,8 +103,10 @@ class SupervisedConfig(Section):
     max_length: int = Field(1024, ge=2)
     """Maximum length of a prompt and its response together, in tokens; the model's context is a
     further limit. Longer responses are left out, with a warning."""
-    learning_rate: float = Field(2e-3, gt=0)
-    """Learning rate of AdamW after warm-up. The paper does not print it."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of AdamW after warm-up. null: 2e-3 for a new model; for a checkpoint by its
+    size, from 1e-3 at 2 million parameters over 1e-4 at 135 million to 1e-5 from 7 billion on, ten
+    times as much with `lora`. The paper does not print it."""
     warmup_steps: int = Field(100, ge=0)
     """Steps of linear warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
@@ -177,10 +181,18 @@ class SFTConfig(SupervisedConfig):
     """Seed of initialisation, generated data and order."""
     output: str
     """Folder of the result, in the Hugging Face layout."""
-    model: str | None = None
-    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name. null: a new model, as
-    `new_model` describes it; exactly one of the two is set."""
+    model: Model | None = None
+    """Checkpoint to start from, as in a training run's `model`. null: a new model, as `new_model`
+    describes it; exactly one of the two is set."""
+    tokenizer: Model | None = None
+    """Tokenizer, named as a model is. null: the model's own."""
     new_model: NewModelConfig | None = None
     """Architecture and tokenizer of a new model. null: the run starts from `model`."""
     data: SFTDataConfig = Field(default_factory=SFTDataConfig)
     """Prompts and responses to learn from, and how prompts are written."""
+
+    @model_validator(mode="after")
+    def _new_models_rate(self) -> SFTConfig:
+        if self.new_model is not None and self.learning_rate is None:
+            self.learning_rate = NEW_MODEL_RATE
+        return self

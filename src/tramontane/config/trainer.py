@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +14,15 @@ from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
 
+# Learning rates of the shipped configs by the model's parameters, smallest first: of reinforcement
+# learning (quickstart, real, gsm8k) and of fine-tuning (judged, real, recipe_small). Between two
+# sizes they follow a power law, beyond the ends they stay.
+_RATES = {
+    "rl": ((1.8e6, 3e-4), (135e6, 2e-5), (500e6, 1e-6)),
+    "sft": ((1.8e6, 1e-3), (135e6, 1e-4), (7e9, 1e-5)),
+}
+LORA_RATE = 10  # a rank's few weights take larger steps than all weights
+
 _ADAPTERS = Fixed("the optimizer's state belongs to the trained weights")
 
 
@@ -19,8 +30,10 @@ class TrainerConfig(Section):
     """Optimizer, numerics and memory of training; see docs/training.md. The paper prints neither
     optimizer nor learning rate."""
 
-    learning_rate: float = Field(1e-4, gt=0)
-    """Learning rate of AdamW after warm-up. The paper does not print it."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of AdamW after warm-up. null: by the model's size, from 3e-4 at 2 million
+    parameters over 2e-5 at 135 million to 1e-6 from 500 million on, ten times as much with `lora`.
+    The paper does not print it."""
     warmup_steps: int = Field(0, ge=0)
     """Updates of linear warm-up. The paper does not print it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -76,6 +89,13 @@ class TrainerConfig(Section):
     lora: Annotated[LoraConfig | None, _ADAPTERS] = None
     """Train adapters of low rank in place of all weights. null: train all weights."""
 
+    def peak_rate(self, parameters: int) -> float:
+        """`learning_rate`, or the one that is usual for a model with this number of parameters."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        rate = usual_rate(parameters, "sft" if self.objective.name == "sft" else "rl")
+        return float(f"{rate * (LORA_RATE if self.lora else 1):.1e}")
+
     @model_validator(mode="after")
     def _resolve_dtype(self) -> TrainerConfig:
         self.dtype = resolve_dtype(self.dtype, self.device)
@@ -102,3 +122,14 @@ class TrainerConfig(Section):
                 "gradient_checkpointing to true"
             )
         return self
+
+
+def usual_rate(parameters: int, kind: Literal["rl", "sft"]) -> float:
+    """The learning rate that is usual for a pre-trained model of this size, by the shipped
+    configs."""
+    known = _RATES[kind]
+    place = bisect(known, (parameters, 0.0))
+    if place in (0, len(known)):
+        return known[max(0, place - 1)][1]
+    (small, high), (large, low) = known[place - 1 : place + 1]
+    return high * (low / high) ** (math.log(parameters / small) / math.log(large / small))

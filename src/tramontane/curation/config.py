@@ -12,6 +12,7 @@ from tramontane.config import (
     DomainConfig,
     Dtype,
     Language,
+    Model,
     PromptConfig,
     Section,
     Stop,
@@ -21,6 +22,7 @@ from tramontane.config import (
     nearest,
 )
 from tramontane.data.code import ProgrammingLanguage
+from tramontane.models.names import with_tokenizer
 
 
 class DeduplicateConfig(Section):
@@ -62,8 +64,10 @@ class FilterConfig(Section):
 class CheckpointModel(Section):
     """A model that runs in the embedded generator."""
 
-    path: str
-    """`tiny`, a checkpoint folder or a Hugging Face name."""
+    path: Model
+    """The model, named as in a training run's `model`."""
+    tokenizer: Model | None = None
+    """Tokenizer, named as a model is. null: the model's own."""
     slots: int = Field(128, ge=1)
     """Answers decoded at once."""
     max_prompt_tokens: int = Field(1024, ge=1)
@@ -74,6 +78,11 @@ class CheckpointModel(Section):
     """Number type of weights, keys and values. auto: as in a training run's `trainer.dtype`."""
     stop: tuple[Stop, ...] = ()
     """Texts and token ids that end an answer, as in a training run's `generator.stop`."""
+
+    @property
+    def files(self) -> str:
+        """The checkpoint to load: `path`, with the tokenizer of `tokenizer`."""
+        return with_tokenizer(self.path, self.tokenizer)
 
 
 class EndpointModel(Section):
@@ -118,11 +127,12 @@ class ModelConfig(PromptConfig):
 
     @model_validator(mode="after")
     def _prefix(self) -> ModelConfig:
-        if self.endpoint and self.response_prefix:
-            raise key_error(
-                "an endpoint begins its answers itself; leave it out, or take a checkpoint",
-                "response_prefix",
-            )
+        for name in ("response_prefix", "chat_template"):
+            if self.endpoint and getattr(self, name):
+                raise key_error(
+                    "an endpoint writes its prompts itself; leave it out, or take a checkpoint",
+                    name,
+                )
         return self
 
     @property

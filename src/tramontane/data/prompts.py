@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
+from jinja2 import TemplateError, TemplateSyntaxError
+
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Message, Prompt, ResponseText, ThinkingTags
@@ -72,15 +74,16 @@ class PromptEncoder:
 
     Args:
         tokenizer: the model's.
-        config: system prompt, variables of the chat template, beginning of the response.
+        config: system prompt, chat template and its variables, beginning of the response. A given
+            template becomes the tokenizer's.
         tags: the thinking tags; None: those that the tokenizer has (`find_tags`).
 
     Attributes:
         tags: the thinking tags of the responses.
 
     Raises:
-        InputError: `chat_template_kwargs` that the template does not read; a second opening
-            thinking tag in `response_prefix`; a template that fails.
+        InputError: a template that fails or leaves the problem out; `chat_template_kwargs` that the
+            template does not read; a second opening thinking tag in `response_prefix`.
     """
 
     def __init__(
@@ -91,7 +94,10 @@ class PromptEncoder:
     ) -> None:
         self.tokenizer, self.config = tokenizer, config or PromptConfig()
         self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
+        if self.config.chat_template is not None:
+            tokenizer.chat_template = self.config.chat_template
         self._check_template_kwargs()
+        self._check_template()
         if self.tags.opening in self.opened and self.tags.opening in self.config.response_prefix:
             raise InputError(
                 f"response_prefix {self.config.response_prefix!r}: the chat template already ends "
@@ -158,6 +164,21 @@ class PromptEncoder:
         )
         assert isinstance(text, str)
         return text
+
+    def _check_template(self) -> None:
+        given = self.config.chat_template is not None
+        name = "data.chat_template" if given else "the tokenizer's chat template"
+        try:
+            text = self._templated(_PROBE)
+        except TemplateSyntaxError as error:
+            raise InputError(f"{name}: line {error.lineno}: {error.message}") from None
+        except TemplateError as error:
+            raise InputError(f"{name}: cannot write a prompt: {error}") from None
+        if given and _PROBE not in text:
+            raise InputError(
+                f"{name}: its prompts lack the problem, e.g. {text[:80]!r}; a chat template writes "
+                f"the `content` of each of the `messages`"
+            )
 
     def _check_template_kwargs(self) -> None:
         if not (names := self.config.chat_template_kwargs):

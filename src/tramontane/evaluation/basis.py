@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
+from tramontane.models.names import resolve, with_tokenizer
 from tramontane.outputs import write_whole
 from tramontane.types import Problem
 
@@ -64,7 +65,7 @@ class Basis:
             source=source or settings.config.data.train,
             settings=kept,
             problems=problems_hash(problems),
-            weights=weights_hash(model),
+            weights=weights_hash(with_tokenizer(model, settings.config.tokenizer)),
         )
 
     def check(self, file: Path) -> None:
@@ -133,7 +134,7 @@ def weights_hash(model: str) -> str:
     the same; `NAME@COMMIT` for a Hugging Face name."""
     from tramontane.models import loading
 
-    folder = Path(loading.resolve(model)).expanduser()
+    folder = Path(resolve(model)).expanduser()
     if not folder.is_dir():
         return f"{model}@{loading.load_config(model)._commit_hash}"
     found = hashlib.sha256()

@@ -26,6 +26,7 @@ from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evaluate, summarize
 from tramontane.evaluation.placed import Work, evaluate_placed, is_placed
 from tramontane.evaluation.suites import source_of, suite_of
+from tramontane.models.names import find_weights, with_tokenizer
 from tramontane.outputs import check_file
 from tramontane.types import Completion, Problem, Prompt, Request, SamplingParams
 
@@ -107,8 +108,8 @@ class Settings:
 
 
 def run_of(model: str | Path) -> Path | None:
-    """Folder of the run that a checkpoint (`RUN/checkpoints/step_N/weights`) belongs to, if any."""
-    path = Path(model).expanduser().absolute()
+    """Folder of the run that a checkpoint (`RUN/checkpoints/step_N/weights`) is of, if any."""
+    path = Path(find_weights(str(model))).expanduser().absolute()
     if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
         return None
     run = path.parents[2]
@@ -125,7 +126,7 @@ def settings_for(
     """The settings for a checkpoint.
 
     Args:
-        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        model: as a config's `model`.
         source: source of problems; None: the config's `data.eval`.
         config: a config or the path of one; None: that of the run that the checkpoint is of.
         overrides: `key.sub=value` texts.
@@ -146,7 +147,10 @@ def settings_for(
         data["eval"] = source_of(source)
     elif path or config:
         options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
-    raw["model"] = str(model)
+    named = find_weights(str(model))
+    if find_weights(str(raw.get("model"))) != named:
+        raw["tokenizer"] = None  # it belongs to the config's model; a run's checkpoints have theirs
+    raw["model"] = named
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
     generator = parsed.generator
@@ -300,7 +304,7 @@ def _evaluate_here(
 
     sampling, samples = work.plan.sampling, work.plan.samples
     generator = load_generator(
-        config.model,
+        with_tokenizer(config.model, config.tokenizer),
         config.generator,
         min(work.slots, len(work.problems) * samples),
         work.longest_prompt + sampling.max_tokens,
@@ -329,7 +333,8 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
     encoder = _encoder(config)
     ids = encoder.encode(prompt)
     longest = len(ids) + sampling.max_tokens
-    generator = load_generator(config.model, config.generator, n, longest, encoder.response)
+    model = with_tokenizer(config.model, config.tokenizer)
+    generator = load_generator(model, config.generator, n, longest, encoder.response)
     requests = [Request(0, i, ids, sampling.seed + i, sampling.params) for i in range(n)]
     generator.submit(requests)
     done: list[Completion] = []
@@ -351,5 +356,5 @@ def _encoder(config: Config) -> PromptEncoder:
     from tramontane.data.prompts import PromptEncoder
     from tramontane.models import loading
 
-    tokenizer = loading.load_tokenizer(config.model)
+    tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
     return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)

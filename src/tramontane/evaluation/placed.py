@@ -183,9 +183,10 @@ def _generators(config: Config, work: Work, placement: Placement) -> GeneratorPo
     from tramontane.controller.generators import GeneratorPool
     from tramontane.generator import load_generator
     from tramontane.models.loading import local_folder
+    from tramontane.models.names import with_tokenizer
     from tramontane.placement import Folder
 
-    model: Any = config.model
+    model: Any = with_tokenizer(config.model, config.tokenizer)
     if config.placement.kind != "thread" and (folder := local_folder(model)):
         model = Folder.of(folder, "model")  # the workers' machines may lack its files
     response, beat = work.encoder.response, config.timeouts.heartbeat

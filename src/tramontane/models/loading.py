@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
+from tramontane.models.names import folder_of, has_tokenizer, is_local, resolve
 from tramontane.models.weight_files import INDEX, WeightFiles
 
 logger = logging.getLogger("tramontane")
@@ -47,22 +47,15 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 _LOADING = threading.Lock()
 
 
-def resolve(model: str) -> str:
-    """The folder of the base model inside this package for `tiny`; other names unchanged."""
-    if model == "tiny":
-        return str(resources.files("tramontane") / "tiny_base")
-    return model
-
-
 def local_folder(model: str) -> Path | None:
     """The folder that holds a model on this machine: a checkpoint folder, or the snapshot of a
     Hugging Face name in the cache, if it has all weights. None for `tiny`, which every machine has,
     and for other names."""
-    path = Path(model).expanduser()
-    if (path / "config.json").is_file():
-        return path
     if model == "tiny":
         return None
+    path = Path(resolve(model)).expanduser()
+    if (path / "config.json").is_file():
+        return path
     try:
         snapshot = Path(snapshot_download(model, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
@@ -77,16 +70,52 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint folder or Hugging Face name.
 
     Raises:
-        InputError: no tokenizer there, or a tokenizer without an EOS token (a completion could
-            never end by itself).
+        InputError: no tokenizer there, one without an EOS token (a completion could never end by
+            itself), or one with tokens that the model does not know.
     """
+    folder = Path(resolve(model)).expanduser()
+    if (folder / "config.json").is_file() and not has_tokenizer(folder):
+        raise InputError(
+            f"model {model!r}: its folder holds no tokenizer (tokenizer.json); set the key "
+            f"`tokenizer` next to the model's, e.g. tokenizer=FOLDER, to the folder or the name of "
+            f"a model that has it"
+        )
     tokenizer = _from_pretrained(AutoTokenizer, model)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
             f"set `eos_token` in its tokenizer_config.json"
         )
+    _check_vocabulary(model, tokenizer)
     return tokenizer
+
+
+def _check_vocabulary(model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer whose texts may have tokens that the model has no embedding of.
+
+    Special tokens that neither the tokenizer nor its template uses may be missing: Gemma 3's text
+    models know all but the token of an image.
+    """
+    known = getattr(load_config(model).get_text_config(), "vocab_size", None)
+    if known is None:
+        return
+    added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
+    used = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token}
+
+    def may_occur(text: str, token: int) -> bool:
+        special = token in added and added[token].special
+        return not special or text in used or text in template
+
+    beyond = {text: token for text, token in tokenizer.get_vocab().items() if token >= known}
+    lacking = {token: text for text, token in beyond.items() if may_occur(text, token)}
+    if lacking:
+        last = max(lacking)
+        raise InputError(
+            f"model {model!r}: its vocabulary of {known:,} tokens is too small for its tokenizer: "
+            f"it lacks {len(lacking):,} of these, up to {last:,} ({lacking[last]!r}). Give the "
+            f"model's own tokenizer (tokenizer=FOLDER), or enlarge the model with transformers: "
+            f"resize_token_embeddings({last + 1}), and save it again"
+        )
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
@@ -141,7 +170,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
         built = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=PACKED
         )
-    folder = _checkpoint_folder(model)
+    folder = folder_of(model, ["model*.safetensors", INDEX, "generation_config.json"])
     if getattr(config, "quantization_config", None) is not None:
         obstacle: str | None = "they are quantised"
     elif not WeightFiles.present(folder):
@@ -190,15 +219,6 @@ def _parameters_on_meta() -> Iterator[None]:
         setattr(torch.nn.Module, "register_parameter", register)  # noqa: B010
 
 
-def _checkpoint_folder(model: str) -> Path:
-    """Folder of a checkpoint with its weights; a Hugging Face name is downloaded first."""
-    folder = Path(resolve(model)).expanduser()
-    if folder.is_dir():
-        return folder
-    patterns = ["model*.safetensors", INDEX, "generation_config.json"]
-    return Path(snapshot_download(model, allow_patterns=patterns))
-
-
 def load_config(model: str) -> Any:
     """The architecture of a checkpoint, without its weights."""
     return _from_pretrained(AutoConfig, model)
@@ -232,11 +252,15 @@ def context_length(model_config: Any) -> int | None:
 
 def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
     path = resolve(model)
-    looks_local = model.startswith((".", "/", "~")) or model == "tiny" or model.count("/") > 1
-    if looks_local and not (Path(path).expanduser() / "config.json").is_file():
-        raise InputError(f"model {model!r}: no checkpoint (config.json) in folder {path}")
-    if looks_local:
-        path = str(Path(path).expanduser())
+    if is_local(model):
+        folder = Path(path).expanduser()
+        if not (folder / "config.json").is_file():
+            adapters = (folder / "adapter_config.json").is_file()
+            raise InputError(
+                f"model {model!r}: no checkpoint (config.json) in folder {path}"
+                + ", but adapters; name the `weights`, into which a run merges them" * adapters
+            )
+        path = str(folder)
     try:
         with _LOADING:
             return auto.from_pretrained(path, **options)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
 
 from tramontane.errors import InputError
-from tramontane.models.loading import load_config, resolve
+from tramontane.models.loading import load_config
+from tramontane.models.names import folder_of
 from tramontane.models.weight_files import DTYPES, INDEX, SINGLE
 
 CHUNK = 16 << 20  # bytes that are copied at once
@@ -87,7 +87,7 @@ def transplant(
     out = Path(out)
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out}: not empty; name another folder")
-    sources = {"language model": _folder(language_model), "parent": _folder(parent)}
+    sources = {"language model": folder_of(language_model), "parent": folder_of(parent)}
     language, multimodal = (stored_tensors(folder) for folder in sources.values())
     _check_settings(language_model, parent)
     mapping, prefix = text_names(language, multimodal, maps)
@@ -327,23 +327,6 @@ def _rope(parameters: Any) -> Any:
         for key, value in parameters.items()
         if value is not None and not key.startswith("mrope") and key != "type"
     }
-
-
-def _folder(model: str) -> Path:
-    """The folder of a checkpoint with all its files; a Hugging Face name is downloaded first."""
-    folder = Path(resolve(model)).expanduser()
-    if folder.is_dir():
-        return folder
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise InputError(f"model {model!r}: no such folder")
-    try:
-        return Path(snapshot_download(model))
-    except Exception as error:
-        # The hub's client raises many types; all mean that the model is not available.
-        raise InputError(
-            f"model {model!r}: no such folder, and no model of the hub that can be fetched "
-            f"({type(error).__name__}: {error})"
-        ) from error
 
 
 def _copy_others(parent: Path, out: Path) -> None:

@@ -259,8 +259,8 @@ def _hashes(names: Sequence[str]) -> dict[str, str]:
 
 def _weights(models: Sequence[ModelConfig]) -> dict[str, str]:
     """Hashes of the checkpoints, since a model may be trained again in the same folder."""
-    paths = {model.checkpoint.path for model in models if model.checkpoint}
-    return {path: weights_hash(path) for path in sorted(paths)}
+    found = {m.checkpoint.path: m.checkpoint.files for m in models if m.checkpoint}
+    return {path: weights_hash(files) for path, files in sorted(found.items())}
 
 
 def _check_same(folder: Path, settings: dict[str, Any]) -> None:

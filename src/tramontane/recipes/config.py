@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tramontane.config import Section
+from tramontane.config import Model, Section
 from tramontane.config.sft import ExamplesConfig
 
 
@@ -116,8 +116,8 @@ class MediumRecipe(Section):
     """Name of the recipe, for display."""
     out: str
     """Folder of the recipe, which gets one folder for each step."""
-    model: str
-    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name."""
+    model: Model
+    """Checkpoint to start from, as in a training run's `model`."""
     rl: RunSettings
     """The training config; it must have `stages`."""
     compare: MeasuredOn = Field(default_factory=MeasuredOn)
@@ -131,8 +131,8 @@ class SmallRecipe(Section):
     """Name of the recipe, for display."""
     out: str
     """Folder of the recipe, which gets one folder for each step."""
-    model: str
-    """Checkpoint to start from: `tiny`, a folder or a Hugging Face name."""
+    model: Model
+    """Checkpoint to start from, as in a training run's `model`."""
     teacher: str
     """Folder of the teacher's finished run: its rollouts are harvested, and its newest checkpoint
     answers further prompts."""

@@ -12,6 +12,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
 from tramontane.evaluation.checkpoint import problems_of
+from tramontane.models.names import with_tokenizer
 from tramontane.recipes import mixture
 from tramontane.recipes.config import SmallRecipe
 from tramontane.recipes.harvest import finished_run, harvest
@@ -154,8 +155,8 @@ class Small:
         """Prompts of the model that learns, as in the training config."""
         from tramontane.models import loading
 
-        tokenizer = loading.load_tokenizer(self.recipe.model)
         config = self.rl_config
+        tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
         return PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
 
     def _rl(self, step: str, model: str) -> Config:
@@ -222,6 +223,7 @@ class Small:
             **keys,
             "name": self.recipe.name,
             "model": self.recipe.model,
+            "tokenizer": self.rl_config.tokenizer,
             "output": str(output),
             "data": prompts | {"train": examples, "thinking_tags": tags},
         }

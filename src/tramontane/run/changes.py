@@ -15,7 +15,7 @@ from tramontane.run.folder import RunFolder
 FOLDER_KEYS = ("name", "run_dir")  # never change: the run has its folder already
 
 COLD_START_KEYS = (
-    *("model", "seed", "cold_start", "verifier.thinking_tags"),
+    *("model", "tokenizer", "seed", "cold_start", "verifier.thinking_tags"),
     *(f"data.{name}" for name in PromptConfig.model_fields),
 )
 

@@ -49,6 +49,7 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
         "name": config.name,
         "seed": config.seed,
         "model": config.model,
+        "tokenizer": config.tokenizer,
         "output": str(output),
     }
     return SFTConfig.model_validate(settings | of_run)

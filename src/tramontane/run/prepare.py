@@ -23,6 +23,7 @@ from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
 from tramontane.models.kv_memory import kv_bytes_per_token
+from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.placement.ranks import rank_device
 from tramontane.planning.fit import RunMemory, run_memory
@@ -31,6 +32,7 @@ from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import compiling, lora
+from tramontane.trainer.optimizer import chosen_rate
 from tramontane.types import Problem
 from tramontane.verifier import try_functions
 
@@ -46,7 +48,7 @@ class Prepared:
     """A config whose input has been loaded and checked.
 
     Args:
-        config: the run's config, with the thinking tags filled in.
+        config: the run's config, with thinking tags and learning rates filled in.
         prompts: makes the prompts, and knows which are too long.
         stages: the config of each stage; a run without stages has one.
         problems: the training problems.
@@ -54,6 +56,7 @@ class Prepared:
         probes: prompts for the parity check, as token ids.
         long_probe: a prompt for the parity check that leaves `PROBE_TOKENS` tokens of the run's
             longest sequence.
+        rates: the learning rates and the reasons for them, as text by name.
         trajectories: completions from elsewhere, if the run is trained on any.
     """
 
@@ -64,6 +67,7 @@ class Prepared:
     sets: dict[str, EvaluationSet]
     probes: list[list[int]]
     long_probe: list[int]
+    rates: dict[str, str]
     trajectories: Trajectories | None = None
 
     @property
@@ -103,10 +107,10 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     """
     given = given or read_input(config)
     _check_machine(config)
-    tokenizer = loading.load_tokenizer(config.model)
+    tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
     encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
     verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
-    config = config.model_copy(update={"verifier": verifier})
+    config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
     if config.cold_start:
         cold_start.check(config, encoder)
     stages = config.by_stage()
@@ -130,10 +134,24 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         sets=sets,
         probes=encoder.encode_all([problem.prompt for problem in first]),
         long_probe=_long_prompt(problems, encoder, max(1, longest - PROBE_TOKENS)),
+        rates=rates,
         trajectories=_trajectories(config, encoder, problems),
     )
     _check_memory(prepared)
     return prepared
+
+
+def _with_rates(config: Config) -> tuple[Config, dict[str, str]]:
+    """The config with its learning rates filled in, and what they are and why, by name."""
+    rate, reason = chosen_rate(config.trainer, config.model)
+    update: dict[str, object] = {
+        "trainer": config.trainer.model_copy(update={"learning_rate": rate})
+    }
+    reasons = {"learning rate": reason}
+    if start := config.cold_start:
+        rate, reasons["learning rate of the cold start"] = chosen_rate(start.trainer, config.model)
+        update["cold_start"] = start.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update=update), reasons
 
 
 def _trajectories(
@@ -293,6 +311,7 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
             "longest prompt": f"{prompt:,} tokens (data.max_prompt_tokens)",
             "longest completion": f"{longest:,} tokens",
             **config.resolved_arithmetic(),
+            "learning rate": chosen_rate(config.trainer, model)[1],
         },
         longest_prompt=prompt,
         kv_cache_bytes=int(max(caches)),
@@ -308,6 +327,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
     if not config.stages:
         return arithmetic | {
             "generators": f"{workers} × {_cache_size(prepared, config).slots} slots",
+            **prepared.rates,
             **_prompt_lines(prepared),
             "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
             "KV cache": f"{_cache_line(prepared, config)} "
@@ -327,6 +347,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
         **{key: arithmetic[key] for key in ("staleness at most", "number type")},
         "generators": f"{workers}, of "
         f"{', '.join(str(_cache_size(prepared, at).slots) for at in prepared.stages)} slots",
+        **prepared.rates,
         **_prompt_lines(prepared),
         "longest prompt": f"{prepared.max_prompt} tokens",
         "KV cache a token": f"{_bytes_per_token(config) / 1024:.1f} KiB",

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from tramontane.errors import InputError
 from tramontane.evaluation.evaluate import EvaluationResult, summarize
 from tramontane.models.loading import load_tokenizer
+from tramontane.models.names import with_tokenizer
 from tramontane.run import curves, plots, rollouts
 from tramontane.run.folder import read_log
 from tramontane.types import ThinkingTags
@@ -317,7 +318,8 @@ def _most_versions(file: Path) -> Row | None:
 def _model(run: Run) -> str | Path:
     """A checkpoint of the run, or else the model that it began with."""
     saved = run.folder.glob("checkpoints/step_*/weights/tokenizer.json")
-    return next((file.parent for file in saved), run.config.get("model", "tiny"))
+    begun_with = with_tokenizer(run.config.get("model", "tiny"), run.config.get("tokenizer"))
+    return next((file.parent for file in saved), begun_with)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:

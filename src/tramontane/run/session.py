@@ -14,6 +14,7 @@ from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
 from tramontane.controller.verifiers import VerifierActors
 from tramontane.models.loading import local_folder
+from tramontane.models.names import with_tokenizer
 from tramontane.placement import Folder, WorkerLost
 from tramontane.run.changes import (
     begins_again,
@@ -169,9 +170,14 @@ class Session:
         return self.folder.path / "sft"
 
     @property
+    def base(self) -> str:
+        """Checkpoint that the run begins with, with the tokenizer that was given."""
+        return with_tokenizer(self.config.model, self.config.tokenizer)
+
+    @property
     def model(self) -> str:
         """Checkpoint that reinforcement learning starts from."""
-        return str(self.sft_folder) if self.config.cold_start else self.config.model
+        return str(self.sft_folder) if self.config.cold_start else self.base
 
     def model_for_workers(self, model: str) -> str | Folder:
         """A model as an argument of workers, whose machines may lack its files.

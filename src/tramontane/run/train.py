@@ -245,7 +245,7 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 async def _measure_base(session: Session, placement: Placement, verifiers: Verifiers) -> Results:
     """Measure the base model before a cold start, with generators of its own: fine-tuning then has
     the machine to itself."""
-    base, stage = session.config.model, session.prepared.stages[-1]
+    base, stage = session.base, session.prepared.stages[-1]
     generators = _generators(session, placement, base, stage)
     try:
         await generators.started()

@@ -7,6 +7,7 @@ any file of prompts and responses, as Magistral Small had one (arXiv 2506.10910,
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 import warnings
@@ -23,6 +24,7 @@ from tramontane.config.device import slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.models.names import with_tokenizer
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from tramontane.trainer import Trainer
+
+logger = logging.getLogger("tramontane")
 
 LOG = "sft_metrics.jsonl"
 STATES = "resume"  # folder with the resumable state, in one `step_N`
@@ -77,7 +81,12 @@ def sft(
         warnings.warn(warning, stacklevel=2)
     architecture, tokenizer = _prepare(config)
     from tramontane.models.loading import context_length
+    from tramontane.trainer.optimizer import chosen_rate
 
+    if config.learning_rate is None and config.model is not None:
+        rate, reason = chosen_rate(config.trainer, config.model)
+        logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
+        config = config.model_copy(update={"learning_rate": rate})
     encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
     stream = ExampleStream(config, encoder, context_length(architecture), rows)
     state = _newest_state(output) if resume else None
@@ -219,7 +228,9 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
     if config.model is not None:
         if config.lora:
             lora.check(config.lora, load_shape(config.model).linear_layers)
-        return load_config(config.model), load_tokenizer(config.model)
+        return load_config(config.model), load_tokenizer(
+            with_tokenizer(config.model, config.tokenizer)
+        )
     if config.lora:
         raise InputError("lora trains adapters of a `model`; a `new_model` has nothing to keep")
     new = config.new_model

@@ -20,7 +20,7 @@ import torch
 
 from tramontane.config import load_config
 from tramontane.errors import InputError
-from tramontane.models.loading import resolve
+from tramontane.models.names import resolve
 from tramontane.models.weight_files import INDEX, Entry, WeightFiles, write_files
 
 CHUNK_BYTES = 64 << 20  # rows of one tensor, of all checkpoints, in float64

@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 
+from tramontane.config import TrainerConfig
+from tramontane.models.shape import load_shape
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -49,3 +52,22 @@ def lr_at(step: int, total: int, warmup: int, schedule: Schedule, peak: float) -
     if schedule == "cosine":
         return peak * 0.5 * (1 + math.cos(math.pi * done))
     return peak
+
+
+def chosen_rate(config: TrainerConfig, model: str) -> tuple[float, str]:
+    """The learning rate after warm-up for a model, with its reason for people.
+
+    Args:
+        config: its `learning_rate` may be null.
+        model: as in `load_shape`.
+
+    Raises:
+        InputError: see `load_shape`.
+    """
+    if config.learning_rate is not None:
+        return config.learning_rate, f"{config.learning_rate:g}"
+    parameters = load_shape(model).parameters
+    rate, millions = config.peak_rate(parameters), parameters / 1e6
+    size = f"{millions:,.{0 if millions >= 10 else 1}f} million parameters"
+    adapters = " and LoRA" if config.lora else ""
+    return rate, f"{rate:g}, as is usual for {size}{adapters}"

@@ -77,6 +77,7 @@ class Trainer:
         self.objective = load_objective(config.objective)
         self._needs = config.objective.options.needs
         self.model, self.config = model, config
+        self._peak_rate = config.peak_rate(model.num_parameters())
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
@@ -115,7 +116,7 @@ class Trainer:
             for replica in self._replicas.models:
                 compile_blocks(replica)
         self.optimizer = build_optimizer(
-            precision.trained(model), config.learning_rate, config.betas, config.weight_decay
+            precision.trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
         self._busy, self._computed = 0.0, 0
@@ -372,7 +373,7 @@ class Trainer:
         """Set and return the learning rate of this update."""
         config = self.config
         rate = lr_at(
-            self.version, self.updates, config.warmup_steps, config.schedule, config.learning_rate
+            self.version, self.updates, config.warmup_steps, config.schedule, self._peak_rate
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -463,7 +464,7 @@ class Trainer:
                 f"the gradients of {limit} consecutive optimizer steps are not finite (norm "
                 f"{value} in update {self.version + 1}; the limit is max_nonfinite_steps); none of "
                 f"them changed the weights. Resume with a learning_rate below "
-                f"{self.config.learning_rate:g}. If the run then ends in the same way, the newest "
+                f"{self._peak_rate:g}. If the run then ends in the same way, the newest "
                 f"checkpoint has weights that are too far gone: delete its folder, and resume from "
                 f"the checkpoint before"
             )

@@ -32,6 +32,7 @@ class ValueNetwork:
 
     def __init__(self, model: PreTrainedModel, config: TrainerConfig, device: torch.device) -> None:
         self._config, self._device = config, device
+        self._peak_rate = config.peak_rate(model.num_parameters())
         self.model = sharding.skeleton(model, torch.float32)
         head = torch.nn.Linear(model.config.hidden_size, 1, bias=False, device="meta")
         self.model.set_output_embeddings(head)
@@ -56,7 +57,7 @@ class ValueNetwork:
         self.model.train()  # for gradient checkpointing; dropout is off
         self._working = precision.working_model(self.model, config.dtype)
         self._optimizer = build_optimizer(
-            self.model.parameters(), config.learning_rate, config.betas, config.weight_decay
+            self.model.parameters(), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
 

@@ -47,7 +47,8 @@ class Run:
         self.rollouts = Rollouts(path / "rollouts")
         self.searches = Searches(self.rollouts)
         self.evaluations = Evaluations(path)
-        self.tokens = Tokens(path, str(self.config.get("model", "tiny")))
+        named = self.config.get("tokenizer") or self.config.get("model", "tiny")
+        self.tokens = Tokens(path, str(named))
 
     def describe(self) -> Row:
         """Content of the page's header and menus."""

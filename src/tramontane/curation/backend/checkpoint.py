@@ -25,6 +25,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
+from tramontane.models.names import resolve
 from tramontane.outputs import write_whole
 from tramontane.types import Completion, Request, SamplingParams, floats, ints
 
@@ -43,10 +44,10 @@ class Checkpoint:
         assert config.checkpoint is not None
         self.config, self.checkpoint = config, config.checkpoint
         self.max_prompt = longest_prompt(config)  # tokens
-        tokenizer = loading.load_tokenizer(self.checkpoint.path)
+        tokenizer = loading.load_tokenizer(self.checkpoint.files)
         self.encoder = PromptEncoder(tokenizer, config, config.thinking_tags)
         self.generator = Generator.load(
-            self.checkpoint.path,
+            self.checkpoint.files,
             GeneratorConfig(
                 device=self.checkpoint.device,
                 dtype=self.checkpoint.dtype,
@@ -125,7 +126,7 @@ def check_checkpoint(config: ModelConfig) -> dict[str, Any]:
     assert config.checkpoint is not None
     loading.check_device(config.checkpoint.device)
     longest_prompt(config)
-    folder = Path(loading.resolve(config.checkpoint.path)).expanduser()
+    folder = Path(resolve(config.checkpoint.path)).expanduser()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
 

@@ -17,7 +17,8 @@ from tramontane.generator.vllm.flights import Flights, Gained
 from tramontane.generator.vllm.process import VllmProcess
 from tramontane.generator.vllm.shared import SharedTensors
 from tramontane.models.kv_memory import kv_bytes_per_token
-from tramontane.models.loading import context_length, load_model, load_tokenizer, resolve
+from tramontane.models.loading import context_length, load_model, load_tokenizer
+from tramontane.models.names import resolve
 from tramontane.models.staging import collect, from_state
 from tramontane.models.weights import Weights
 from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams

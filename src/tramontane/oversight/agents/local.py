@@ -33,7 +33,7 @@ def open_local(models: Mapping[str, ModelConfig], wording: Wording) -> dict[str,
     for name, model in models.items():
         assert model.checkpoint is not None
         check_checkpoint(model)
-        tokenizer = load_tokenizer(model.checkpoint.path)
+        tokenizer = load_tokenizer(model.checkpoint.files)
         encoders[name] = PromptEncoder(tokenizer, model, model.thinking_tags)
         key = f"{model.checkpoint.model_dump_json()} {encoders[name].response}"
         sharing.setdefault(key, []).append(name)
@@ -116,7 +116,7 @@ class _SharedGenerator:
             name: getattr(checkpoint, name) for name in ("kind", "device", "dtype", "stop", "vllm")
         }
         self._generator: AnyGenerator = load_generator(
-            checkpoint.path,
+            checkpoint.files,
             GeneratorConfig(**settings),
             checkpoint.slots,
             max(longest_prompt(model) + model.max_tokens for model in models),

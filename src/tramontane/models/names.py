@@ -1,0 +1,134 @@
+"""What the name of a model stands for, the same for every command; this file imports no torch.
+
+A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
+Hugging Face name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from importlib import resources
+from pathlib import Path
+
+from tramontane.errors import InputError
+from tramontane.models.cache import cache_dir
+
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+)
+
+
+def find_weights(model: str) -> str:
+    """The checkpoint that a name stands for: for a run's folder, the weights of its newest
+    checkpoint; for the folder of a checkpoint (`step_20`), its weights. Other names stay as they
+    are.
+
+    Raises:
+        InputError: a file, or the folder of a run that has no checkpoint.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        raise InputError(f"model {model!r}: a file; name the folder of the checkpoint")
+    if not path.is_dir() or (path / "config.json").is_file():
+        return model
+    checkpoints = [path, *_numbered(path), *_numbered(path / "checkpoints")]
+    found = [f / "weights" for f in checkpoints if (f / "weights" / "config.json").is_file()]
+    if found:
+        return str(found[-1])
+    if (path / "config.yaml").is_file():
+        raise InputError(
+            f"model {model!r}: a run that has no checkpoint yet; wait for its first one "
+            f"(checkpoint.every), or name the model that the run began with"
+        )
+    return model
+
+
+def resolve(model: str) -> str:
+    """`find_weights`; for `tiny`, the folder of the base model inside this package."""
+    if model == "tiny":
+        return str(resources.files("tramontane") / "tiny_base")
+    return find_weights(model)
+
+
+def is_local(model: str) -> bool:
+    """True if a name can only be that of a folder on this machine, or is one."""
+    path = Path(model).expanduser()
+    begins_as_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    return model == "tiny" or begins_as_path or path.exists()
+
+
+def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model") -> Path:
+    """The folder of a model or tokenizer; a Hugging Face name is downloaded first.
+
+    Args:
+        name: see above.
+        files: patterns of the files that are needed; None: all.
+        what: what the name is of, for errors.
+
+    Raises:
+        InputError: no such folder, and no such name.
+    """
+    folder = Path(resolve(name)).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if is_local(name):
+        raise InputError(f"{what} {name!r}: no such folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files) if files else None))
+    except Exception as error:
+        # The hub's client raises many types; all mean that the files are not available.
+        raise InputError(
+            f"{what} {name!r}: no such folder, and nothing of the hub that can be fetched "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True if a checkpoint folder holds the vocabulary of a tokenizer, or its settings."""
+    return any(_is_tokenizer(file) and "template" not in file.name for file in folder.iterdir())
+
+
+def with_tokenizer(model: str, tokenizer: str | None) -> str:
+    """A checkpoint with another's tokenizer, as a folder of links in the user's cache, which is
+    loaded, sent and hashed like any other. None: the model as it is.
+
+    Raises:
+        InputError: no such model, or no such tokenizer.
+    """
+    if tokenizer is None:
+        return model
+    folder = folder_of(tokenizer, TOKENIZER_FILES, "tokenizer")
+    if not has_tokenizer(folder):
+        raise InputError(f"tokenizer {tokenizer!r}: {folder} holds no tokenizer")
+    files = [file for file in folder.iterdir() if _is_tokenizer(file)]
+    files += [file for file in folder_of(model).iterdir() if not _is_tokenizer(file)]
+    stats = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    joined = cache_dir() / "joined" / hashlib.sha256(repr(stats).encode()).hexdigest()[:24]
+    if not joined.is_dir():
+        joined.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=joined.parent))
+        for file in files:
+            (made / file.name).symlink_to(file)
+        if joined.is_dir():  # another process was faster
+            shutil.rmtree(made)
+        else:
+            made.rename(joined)
+    return str(joined)
+
+
+def _numbered(folder: Path) -> list[Path]:
+    """The folders of checkpoints in a folder, oldest first."""
+    found = {f: re.fullmatch(r"[a-z]+_(\d+)", f.name) for f in folder.glob("*_*") if f.is_dir()}
+    return sorted((f for f in found if found[f]), key=lambda f: int(f.name.partition("_")[2]))
+
+
+def _is_tokenizer(file: Path) -> bool:
+    return file.is_file() and any(fnmatch(file.name, pattern) for pattern in TOKENIZER_FILES)
