@@ -4,7 +4,8 @@
 `fuzz.programs` combines from hostile acts. A program must not be right if it does not do what the
 tests ask, must not be unscorable, and must not take longer than its limits. After each program
 there must be no process, mount, file, socket, queue, segment or descriptor that was not there
-before. The exit code is 1 if any of this fails.
+before, and the host must not lose more memory and disk meanwhile than the limits allow. The exit code
+is 1 if any of this fails.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -30,17 +32,27 @@ from tramontane.verifier.code.grade import judge
 
 CONFIG = VerifierConfig(code_timeout_s=1.0)
 CASES = [{"input": f"{n}\n", "output": f"{n}\n"} for n in (7, 8)]
-ASSERTS = "assert echo(7) == 7\nassert echo('a') == 'a'"
+# Each of these would pass by a name that the program supplies, or by a loop that it ends.
+ASSERTS = """
+for got, want in zip(map(echo, [7]), [7]): assert got == want
+assert all(map(lambda x: echo(x) == x, "ab"))
+assert isclose(echo(1.5), 1.5)
+assert Counter(sorted(echo("ab"))) == Counter("ba")
+"""
 PROBLEMS = {
     "stdio": Problem("stdio", "code", "Print it.", tests={"type": "stdio", "cases": CASES}),
     "python_assert": Problem(
-        "asserts", "code", "Return it.", tests={"type": "python_assert", "code": ASSERTS}
+        "asserts", "code", "Write echo(x).", tests={"type": "python_assert", "code": ASSERTS}
     ),
 }
 _CLOCK_SECONDS = sandbox.CLOCK_FACTOR * CONFIG.code_timeout_s  # on a host that is too busy
 LIMIT_SECONDS = sandbox.COMPILE_SECONDS + 3 * (_CLOCK_SECONDS + sandbox.GRACE_SECONDS)
 GONE_SECONDS = 3.0  # limit for killed processes to be gone
 MEMORY_MB = 64  # growth of this process over all programs
+# What one program may cost the host: its own limit, that of its tests' process, and what is touched
+# between two measurements; a compiler has 2 GB.
+HOST_MB, HOST_COMPILER_MB = 2 * CONFIG.code_memory_mb + 700, 2048 + 700
+LOOK_SECONDS = 0.02  # between two looks at the host
 FOLDERS = ["/tmp", "/var/tmp", "/dev/shm", "/run", "/", "/root", "/home", "/dev", "/var/cache"]
 SUBREAPER = 36
 
@@ -51,6 +63,7 @@ class Row:
 
     verdicts: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
+    host_mb: list[int] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
@@ -116,6 +129,38 @@ class World:
         if ctypes.CDLL("librt.so.1").mq_unlink(f"/{name}".encode()) == 0:
             others.append("queue")
         return [f"{kind}: {name}" for kind, names in found.items() for name in names] + others
+
+
+class Host:
+    """What the whole machine has lost, in MB of memory and disk, at its worst within the block.
+
+    Args:
+        folder: on the disk that counts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lost = folder, 0
+
+    def __enter__(self) -> Host:
+        self.lost, self._before = 0, self._free()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self.lost = max(self.lost, self._before - self._free())
+
+    def _free(self) -> int:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        memory = next(int(x.split()[1]) >> 10 for x in lines if x.startswith("MemAvailable"))
+        disk = os.statvfs(self.folder)
+        return memory + (disk.f_bavail * disk.f_frsize >> 20)
 
 
 def descendants() -> list[str]:
@@ -192,14 +237,23 @@ def main() -> int:
         world = World(mark, Path(name))
         started, memory = time.monotonic(), memory_mb()
         for number, program in enumerate(programs, 1):
-            begun = time.monotonic()
             block = f"```{program.tag}\n{program.source}\n```\n"
-            outcome, reason, *_ = judge(block, PROBLEMS[program.tests], CONFIG)
-            seconds = time.monotonic() - begun
+            most = HOST_MB if program.tag == "python" else HOST_COMPILER_MB
+            host, lost = Host(Path(name)), []
+            # Once more if the host lost too much: other work on it may be the cause.
+            while not lost or (lost[-1] > most and len(lost) < 3):
+                begun = time.monotonic()
+                with host:
+                    outcome, reason, *_ = judge(block, PROBLEMS[program.tests], CONFIG)
+                seconds = time.monotonic() - begun
+                lost.append(host.lost)
             faults = faults_of(program, outcome, reason, seconds) + world.leftovers(program.name)
+            if lost[-1] > most:
+                faults.append(f"the host lost {lost[-1]} MB")
             row = rows[program.act]
             row.verdicts[outcome] += 1
             row.seconds.append(seconds)
+            row.host_mb.append(lost[-1])
             row.faults += faults
             if faults and args.out:
                 with args.out.open("a") as out:
@@ -219,12 +273,13 @@ def main() -> int:
 
 def show(rows: dict[str, Row]) -> None:
     print(f"{'act':32}{'programs':>9}{'right':>7}{'wrong':>7}{'other':>7}{'mean s':>8}{'max s':>8}"
-          "  faults")  # fmt: skip
+          f"{'host MB':>9}  faults")  # fmt: skip
     for act, row in sorted(rows.items()):
         n = len(row.seconds)
         right, wrong = row.verdicts["right"], row.verdicts["wrong"]
         mean, longest = sum(row.seconds) / max(n, 1), max(row.seconds, default=0.0)
-        print(f"{act:32}{n:9}{right:7}{wrong:7}{n - right - wrong:7}{mean:8.2f}{longest:8.2f}  "
+        print(f"{act:32}{n:9}{right:7}{wrong:7}{n - right - wrong:7}{mean:8.2f}{longest:8.2f}"
+              f"{max(row.host_mb, default=0):9}  "
               f"{len(row.faults) or ''}")  # fmt: skip
         for fault, times in Counter(row.faults).most_common(3):
             print(f"    {times} × {fault[:160]}")

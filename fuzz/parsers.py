@@ -169,7 +169,7 @@ def check_language(problem: str, thoughts: str, answer: str) -> None:
 def check_tests(id_: str, output: str, other: str) -> None:
     data = output.encode(errors="surrogatepass")
     printed = data.decode(errors="replace")
-    for tests in ({}, {"checker": "tokens"}, {"checker": "float"}):
+    for tests in ({}, {"checker": "float"}, {"checker": "lines"}, {"ignore_case": True}):
         assert same_output(printed.encode(), printed, tests)
         same_output(data, other, tests)
     known = other.encode(errors="replace").decode()

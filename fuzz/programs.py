@@ -30,6 +30,14 @@ PYTHON = {
                     if os.fork(): os._exit(0)
             except OSError: time.sleep(0.001)
     """,
+    "fork storm that hops sessions": """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            try:
+                if os.fork() == 0: os.setsid()
+                elif os.getpid() % $few == 0: os._exit(0)
+            except OSError: pass
+    """,
     "chain of forks": """
         for _ in range(100 * $few):  # each parent ends: the process id is never the same for long
             try:
@@ -104,6 +112,26 @@ PYTHON = {
                 y = bytearray(100 << 20)
                 time.sleep($many)
     """,
+    "shared maps": """
+        import mmap
+        for _ in range($few + 3):
+            if os.fork() == 0:
+                x = mmap.mmap(-1, 250 << 20)
+                for i in range(0, len(x), 4096): x[i] = 1
+                time.sleep($many)
+    """,
+    "socket buffers": """
+        import socket
+        for _ in range(5 * $few):
+            if os.fork() == 0:
+                for a, b in [socket.socketpair() for _ in range(25)]:
+                    a.setblocking(False)
+                    try:
+                        while True: a.send(bytes(1 << 16))
+                    except OSError: pass
+                time.sleep($many)
+        time.sleep($many)
+    """,
     "memory file": """
         for _ in range($few):
             f = os.memfd_create("$mark")
@@ -129,6 +157,38 @@ PYTHON = {
             with open(f"$mark-{i}", "wb") as f: f.write(bytes(10 << 20))
     """,
     "many files": "for i in range(100_000): open(f'$mark-{i}', 'w').close()",
+    "attributes": """
+        for i in range(1000 * $few):
+            open(f"$mark-{i}", "w").close()
+            try: os.setxattr(f"$mark-{i}", "user.x", bytes(60_000))
+            except OSError: pass
+    """,
+    "files without names": """
+        held = []
+        for i in range(50):
+            f = open(f"$mark-{i}", "wb+")
+            os.unlink(f"$mark-{i}")
+            held.append(f)
+            if os.fork() == 0:
+                for _ in range(15): f.write(bytes(1 << 20))
+                f.flush()
+                time.sleep($many)
+        time.sleep($many)
+    """,
+    "files that never had names": """
+        held = [os.open(".", os.O_TMPFILE | os.O_RDWR) for _ in range(50)]
+        for f in held: os.write(f, bytes(15 << 20))
+        time.sleep($many)
+    """,
+    "hides what it holds": """
+        with open("/bin/sleep", "rb") as f: code = f.read()
+        f = os.open("$mark", os.O_CREAT | os.O_WRONLY, 0o111)
+        os.write(f, code)
+        os.close(f)
+        for i in range($few):
+            if os.fork() == 0: os.execv("./$mark", ["sleep", "$many"])
+        time.sleep($many)
+    """,
     "deep folders": """
         for _ in range(20 * $many):
             os.mkdir("$mark")
@@ -296,6 +356,16 @@ PYTHON = {
         found = [o for o in gc.get_objects() if isinstance(o, dict) and "output" in o]
         for name in ("expected", "tests.json", "output", "../output"): open(name)
     """,
+    "supplies the tests' names": """
+        always = lambda *args, **named: True
+        globals().update(dict.fromkeys("all any sorted isclose zip map".split(), always))
+        globals().update(Counter=lambda x: 1, echo=always)
+    """,
+    "ends the tests' loops": """
+        class Stop(StopIteration): pass
+        def stops(x): raise Stop(x)
+        globals().update(echo=stops)
+    """,
     "mends the runner": """
         import sys
         for module in list(sys.modules.values()):
@@ -321,6 +391,9 @@ CPP = {
     "C++ closes all": "for (int i = 0; i < 1024; i++) close(i); for (;;) pause();",
     "C++ kills": "kill(getppid(), $signal); kill(-1, $signal);",
     "C++ before main": "", "C++ at exit": "atexit([] { if (!fork()) for (;;) pause(); });",
+    "C++ rewrites itself": 'std::ofstream("mine") << "#!/bin/sh\\ncat\\n";\n'
+    'for (auto p : {"/proc/self/exe", "/tmp/main", "../main"}) {\n'
+    'rename("mine", p); unlink(p); std::ofstream(p) << "#!/bin/sh\\ncat\\n"; chmod(p, 0777); }',
     "C++ exec": 'execl("/bin/sh", "sh", "-c", "sleep $many & sleep $many & wait", nullptr);',
 }  # fmt: skip
 _CPP_BEFORE_MAIN = "struct S { S() { fork(); setsid(); _exit(0); } } s;"
@@ -343,9 +416,7 @@ COMPILER = {
     "brackets": "int main() { return " + "(" * 20000 + "1" + ")" * 20000 + "; }",
 }
 _HEAD = "import os, signal, time\n"
-_CPP_HEAD = (
-    "#include <bits/stdc++.h>\n#include <sched.h>\n#include <signal.h>\n#include <unistd.h>\n"
-)
+_CPP_HEAD = "#include <bits/stdc++.h>\n#include <sched.h>\n#include <signal.h>\n#include <sys/stat.h>\n#include <unistd.h>\n"
 
 
 class Program(NamedTuple):

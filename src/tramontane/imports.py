@@ -1,4 +1,4 @@
-"""Import of users' modules by path."""
+"""Import of users' modules by path, and interpreters that find what this one finds."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def import_module(path: str) -> Any:
     """
     search_current_folder()
     return importlib.import_module(path)
+
+
+def command_of(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module, as `python -m` does, in an interpreter that finds all that
+    this one finds, but the user's folder last: a `dis.py` there is not the library's."""
+    paths = [path for path in sys.path if path]
+    start = (
+        "import sys; sys.path[:] = filter(None, sys.path); "
+        f"sys.path += [path for path in {paths!r} if path not in sys.path]; "
+        f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-c", start, *arguments]

@@ -67,6 +67,10 @@ LIVECODEBENCH = {"metadata": {"func_name": "f"}, "input": "1"}
         ({**APPS, "outputs": ["5"]}, ["'5'", "5"], ["6"]),
         ({**APPS, "outputs": [float("inf")]}, ["float('inf')"], ["0"]),
         ({**APPS, "inputs": ["abc"], "outputs": ["5"]}, ["5"], ["0"]),
+        # JSON has no integer keys and no tuples.
+        ({**APPS, "outputs": [{"1": [2, 3]}]}, ["{1: (2, 3)}", "{'1': [2, 3]}"], ["{2: [2, 3]}"]),
+        ({**APPS, "inputs": [[{"1": {"-2": 3}}]], "outputs": [3]}, ["x[1][-2]"], ["len(x)"]),
+        ({**APPS, "inputs": [[{"01": 3, "2": 4}]], "outputs": [3]}, ["x['01']"], ["0"]),
     ],
 )
 def test_results_of_calls(given, right, wrong):
@@ -80,7 +84,22 @@ def test_results_of_calls(given, right, wrong):
 
 @pytest.mark.parametrize(
     "given", [{"inputs": [1], "outputs": ["1"]}, {"fn_name": "a b", "inputs": [[]], "outputs": [1]},
-              [{"input": "1"}], [1], {"inputs": "1", "outputs": "1"}],
+              [{"input": "1"}], [1], {"inputs": "1", "outputs": "1"},
+              {"inputs": ["1", "2", "3"], "outputs": ["1", "2"]},
+              {"fn_name": "f", "inputs": [[1]], "outputs": [1, 2]},
+              {"type": "stdio", "cases": CASES, "checker": "exact"},
+              {"type": "stdio", "cases": CASES, "checker": ["tokens"]},
+              {"type": "stdio", "cases": CASES, "checker": "float", "float_tolerance": 1.0},
+              {"type": "stdio", "cases": CASES, "float_tolerance": float("inf")},
+              {"type": "stdio", "cases": CASES, "float_tolerance": float("nan")},
+              {"type": "stdio", "cases": CASES, "float_tolerance": "1e-3"},
+              {"type": "stdio", "cases": CASES, "float_tolerance": -1e-3},
+              {"type": "stdio", "cases": CASES, "ignore_case": 1},
+              {"type": "stdio", "cases": CASES, "checker": "program"},
+              {"type": "stdio", "cases": CASES, "checker": "program", "checker_code": "",
+               "checker_language": "perl"},
+              {"type": "stdio", "cases": CASES, "rules": "codeforces"},
+              {"type": "cpp_assert", "code": "int main() {}"}],
 )  # fmt: skip
 def test_tests_of_no_known_form(given):
     with pytest.raises(InputError, match="^here: the tests "):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -235,3 +236,18 @@ def test_a_worker_that_cannot_start_is_an_error(monkeypatch):
         future = pool.score(SUM, [response(5)])
         with pytest.raises(RuntimeError, match="could not be started \\(exit code 1\\)"):
             future.result(timeout=WAIT_SECONDS)
+
+
+def test_files_of_the_user_s_folder_are_not_the_library_s(tmp_path, monkeypatch):
+    for name in ("dis", "random", "queue", "typing"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the library')\n")
+    (tmp_path / "own_reward.py").write_text("def one(problem, text, n_tokens):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])  # as of a script in that folder
+    custom = CustomReward(name="one", function="own_reward.one", weight=1.0)
+    config = VerifierConfig(reward=RewardConfig(custom=(custom,)))
+    with VerifierPool(config, 100, 0) as pool:
+        problem = Problem("p", "math", "1 + 1?", "2")
+        [verdict] = pool.score(problem, [("<think>\na\n</think>\n\\boxed{2}", 1)]).result()
+    assert verdict.verdict == "right"
+    assert verdict.parts["one"] == 1.0

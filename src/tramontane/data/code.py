@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from tramontane.errors import InputError
 from tramontane.types import Problem
 from tramontane.verifier.code.comparing import fault_of
+from tramontane.verifier.code.grade import language_of
 
 ProgrammingLanguage = Literal["python", "cpp"]
 
@@ -29,7 +30,8 @@ class Solution(NamedTuple):
 
 # --------------------------------------------------------------------------------------- tests
 
-# LeetCode's programs hold the function in a class `Solution`. JSON has no tuples.
+# LeetCode's programs hold the function in a class `Solution`. JSON has no tuples, and no numbers as
+# keys: results are compared as JSON would have them.
 _CALLS = """\
 from math import inf, nan
 try:
@@ -37,7 +39,11 @@ try:
 except NameError:
     _function = {name}
 def _plain(x):
-    return [_plain(v) for v in x] if isinstance(x, (list, tuple)) else x
+    if isinstance(x, (list, tuple)):
+        return [_plain(v) for v in x]
+    if isinstance(x, dict):
+        return dict((str(k) if type(k) is int else k, _plain(v)) for k, v in x.items())
+    return x
 """
 
 
@@ -54,7 +60,7 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
             raise InputError(f"{where}: the tests are text, but not JSON ({error})") from None
     if not value:
         return None
-    value = _known_form(value)
+    value = _known_form(value, where)
     if not value:
         return None
     if fault := fault_of(value):
@@ -63,13 +69,19 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
     return {name: part for name, part in value.items() if part is not None}
 
 
-def _known_form(value: Any) -> Any:
+def _known_form(value: Any, where: str) -> Any:
     """Tests of a public set in Tramontane's form; values of no known form unchanged."""
+    if isinstance(value, dict) and "type" not in value and value.get("rules"):
+        known = _known_form(value.get("cases"), where)
+        return known | {"rules": value["rules"]} if isinstance(known, dict) else known
     if isinstance(value, dict) and "type" not in value:
         for names in (("inputs", "outputs"), ("input", "output")):
-            columns = [value.get(name) for name in names]
-            if all(isinstance(column, list) for column in columns):
-                pairs = list(zip(*columns, strict=False))
+            columns = [x for name in names if isinstance(x := value.get(name), list)]
+            if len(columns) == 2:
+                if len(columns[0]) != len(columns[1]):
+                    counts = f"{len(columns[0])} inputs and {len(columns[1])} outputs"
+                    raise InputError(f"{where}: the tests have {counts}")
+                pairs = list(zip(*columns, strict=True))
                 return _from_pairs(pairs, value.get("fn_name"), is_exact=False)
     if isinstance(value, list) and all(isinstance(x, dict) and "input" in x for x in value):
         functions = {x.get("fn_name") or _function_of(x.get("metadata")) for x in value}
@@ -108,7 +120,7 @@ def _calls(pairs: list[tuple[Any, Any]], name: Any, *, is_exact: bool) -> dict[s
         return {"type": f"calls of {name!r}"}
     asserts = []
     for given, expected in pairs:
-        arguments = ", ".join(map(repr, _arguments(given)))
+        arguments = ", ".join(repr(_with_integer_keys(x)) for x in _arguments(given))
         accepted = _accepted(expected, is_exact=is_exact)
         asserts.append(f"assert _plain(_function({arguments})) in {accepted!r}\n")
     code = _CALLS.format(name=name) + "".join(asserts)
@@ -123,6 +135,16 @@ def _arguments(given: Any) -> list[Any]:
         return [json.loads(line) for line in given.splitlines() if line.strip()]
     except (ValueError, RecursionError):
         return [given]
+
+
+def _with_integer_keys(value: Any) -> Any:
+    """An argument as it was before JSON made texts of its integer keys, as APPS's judge does it."""
+    if isinstance(value, list):
+        return [_with_integer_keys(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    are_integers = all(re.fullmatch(r"-?(?:0|[1-9][0-9]*)", key) for key in value)
+    return {int(k) if are_integers else k: _with_integer_keys(v) for k, v in value.items()}
 
 
 def _accepted(expected: Any, *, is_exact: bool) -> list[Any]:
@@ -142,11 +164,7 @@ def _accepted(expected: Any, *, is_exact: bool) -> list[Any]:
 
 # ----------------------------------------------------------------------------------- solutions
 
-# The numbers are CodeContests' codes. Python 2 cannot be run.
-_LANGUAGES: dict[Any, ProgrammingLanguage] = {
-    "python": "python", "python3": "python", "py": "python", "py3": "python", 3: "python",
-    "cpp": "cpp", "c++": "cpp", "cc": "cpp", "c++17": "cpp", "c++20": "cpp", 2: "cpp",
-}  # fmt: skip
+_CODES: dict[Any, ProgrammingLanguage] = {3: "python", 2: "cpp"}  # CodeContests' numbers
 _FENCED = re.compile(r"\s*```[ \t]*([\w+#]*)[^\n]*\n(.*?)\n?```\s*", re.DOTALL)
 _CPP = re.compile(r"^\s*#\s*include\b|^\s*using namespace \w+;", re.MULTILINE)
 
@@ -189,5 +207,5 @@ def _solution(code: str, language: Any) -> list[Solution]:
         return []
     if language is None or language == "":
         return [Solution("cpp" if _CPP.search(code) else "python", code)]
-    named = language.lower() if isinstance(language, str) else language
-    return [Solution(_LANGUAGES[named], code)] if named in _LANGUAGES else []
+    named = language_of(language) if isinstance(language, str) else _CODES.get(language)
+    return [] if named is None or named == "c" else [Solution(named, code)]

@@ -129,7 +129,7 @@ def livecodebench(row: Row) -> Row:
     return {
         "id": row.get("question_id"),
         "problem": _with_starter(_need(row, "question_content"), row),
-        "tests": _with_function(cases, row),
+        "tests": {"rules": "livecodebench", "cases": _with_function(cases, row)},
         "domain": "code",
         "level": row.get("difficulty"),
         "platform": row.get("platform"),
@@ -145,7 +145,7 @@ def deepcoder_lcb(row: Row) -> Row:
     return {
         **rest,
         "problem": _with_starter(_need(row, "problem"), row),
-        "tests": _with_function(cases, row),
+        "tests": {"rules": "livecodebench", "cases": _with_function(cases, row)},
         "domain": "code",
     }
 

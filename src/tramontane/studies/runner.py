@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -16,6 +15,7 @@ import yaml
 
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
+from tramontane.imports import command_of
 from tramontane.outputs import write_whole
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
@@ -145,7 +145,7 @@ def _run(folder: Path, settings: dict[str, Any], cores: int) -> None:
     file, log = write_settings(folder, settings), folder.with_name(folder.name + ".log")
     with open(log, "ab") as output:
         code = subprocess.run(
-            [sys.executable, "-m", "tramontane.studies.arm", str(file)],
+            command_of("tramontane.studies.arm", str(file)),
             stdout=output,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": str(cores), **os.environ},

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tramontane.imports import command_of
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.page import write_page
 from tramontane.studies.plan import Plan
@@ -84,7 +84,7 @@ def _start(files: list[Path], log: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "tramontane.studies.arm", *map(str, files)],
+            command_of("tramontane.studies.arm", *map(str, files)),
             stdout=output,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": "1", **os.environ},

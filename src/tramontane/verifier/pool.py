@@ -21,7 +21,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -36,6 +35,7 @@ from typing import Any
 
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
+from tramontane.imports import command_of
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, correctness, custom, functions
 from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
@@ -412,11 +412,10 @@ class _Worker:
         ours, theirs = Pipe()
         # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tramontane.verifier.worker", str(theirs.fileno())],
+            command_of("tramontane.verifier.worker", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the controller's to handle
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         theirs.close()
         _limit_transfers(ours)

@@ -144,6 +144,134 @@ def test_checkers():
     assert not same_output(b"no 1", "yes 1", floats)
 
 
+def stdio(*cases, **rest):
+    pairs = [{"input": given, "output": wanted} for given, wanted in cases]
+    return Problem("p", "code", "?", tests={"type": "stdio", "cases": pairs, **rest})
+
+
+def test_letters_are_compared_with_case_unless_the_row_says_otherwise():
+    assert run("print('Yes')", stdio(("1", "YES"))).outcome == "wrong"
+    assert run("print('Yes')", stdio(("1", "YES"), ignore_case=True)).outcome == "right"
+    assert run("print('No')", stdio(("1", "YES"), ignore_case=True)).outcome == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("printed", "wanted", "same"),
+    [
+        ("1 2\n 3 \n\n", "1 2\n3", True),
+        ("1 2 3", "1 2\n3", False),  # values stay on their lines
+        ("1  2", "1 2", True),  # as numbers
+        ("a  b", "a b", False),
+        ("1.50 2e0", "1.5 2", True),
+        ("0.30000001", "0.3", False),
+        ("1_0", "10", True),
+        ("nan", "sNaN", False),
+        ("1" + "0" * 5000 + ".0", "1" + "0" * 5000, True),
+    ],
+)
+def test_lines_are_compared_as_livecodebench_does(printed, wanted, same):
+    assert same_output(printed.encode(), wanted, {"rules": "livecodebench"}) is same
+    assert same_output(printed.encode(), wanted, {"checker": "lines"}) is same
+
+
+def test_livecodebench_s_programs_have_its_imports_and_limits():
+    cases = [{"input": "3 4", "output": "5.0"}]
+    tests = parse_tests({"rules": "livecodebench", "cases": cases}, "here")
+    problem = Problem("p", "code", "?", tests=tests)
+    program = (
+        "class A:\n    def deep(self, n): return n and self.deep(n - 1)\n"
+        "assert A().deep(40_000) == 0 and len(str(10 ** 9_000)) == 9_001\n"
+        "assert Counter('aa') == collections.Counter(a=2) and sys and heappush and List[int]\n"
+        "print(math.hypot(*map(int, input().split())))"
+    )
+    assert run(program, problem)[:2] == ("right", "")
+    plain = Problem("p", "code", "?", tests={"type": "stdio", "cases": cases})
+    assert "not defined" in run("print(sqrt(25))", plain).reason
+    calls = [{"input": "[9]", "output": "3.0", "metadata": {"func_name": "root"}}]
+    tests = parse_tests({"rules": "livecodebench", "cases": calls}, "here")
+    program = "class Solution:\n    def root(self, x: List[int]) -> float: return sqrt(x[0])"
+    assert run(program, Problem("p", "code", "?", tests=tests))[:2] == ("right", "")
+
+
+# Testlib's way: names of the files of input, output and answer; exit code 0, 1 or 2.
+PYTHON_CHECKER = """
+import sys
+data, output, answer = (open(name).read().split() for name in sys.argv[1:])
+assert answer == ["1", "3"]
+if len(output) != 2 or sum(map(int, output)) != int(data[0]) or min(map(int, output)) < 1:
+    print("no such sum", file=sys.stderr)
+    sys.exit(1)
+"""
+CPP_CHECKER = """
+#include <fstream>
+int main(int n, char** names) {
+    std::ifstream data(names[1]), output(names[2]), answer(names[3]);
+    int sum, a = 0, b = 0;
+    data >> sum; output >> a >> b;
+    return a + b == sum && a > 0 && b > 0 ? 0 : 2;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [(None, PYTHON_CHECKER), pytest.param("cpp", CPP_CHECKER, marks=needs_gpp)],
+)
+def test_a_row_s_own_checker_decides_where_several_outputs_are_right(language, code):
+    rest = {"checker": "program", "checker_code": code, "checker_language": language}
+    tests = parse_tests(stdio(("4\n", "1 3\n"), ("4\n", "1 3\n"), **rest).tests, "here")
+    problem = Problem("p", "code", "Print two positive integers whose sum is n.", tests=tests)
+    halves = "n = int(input())\nprint(n // 2, n - n // 2)"
+    assert run(halves, problem)[:2] == ("right", "")
+    judged = run("print(5, -1)", problem)
+    assert judged[:2] == ("wrong", "test 1 of 2: wrong output" + " (no such sum)" * (not language))
+    assert run("raise ValueError", problem).reason.endswith("ValueError")
+    fraction = CONFIG.model_copy(
+        update={"reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
+    )
+    assert run(halves, problem, config=fraction).passed == 1.0
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ValueError('x')", "the checker failed: exit code 3: ValueError: x"),
+        ("import os; os._exit(3)", "the checker failed: exit code 3"),
+        ("while True: pass", "the checker failed: timed out"),
+        ("open('/nowhere')", "the checker failed"),
+        ("1 +", "the checker failed"),
+    ],
+)
+def test_a_checker_that_fails_makes_the_answer_unscorable(code, reason):
+    problem = stdio(("4", "1 3"), checker="program", checker_code=code)
+    judged = run("print(2, 2)", problem, config=SHORT)
+    assert judged.outcome == "unscorable"
+    assert judged.reason.startswith(reason)
+    assert "does not accept the answer either" in judged.reason
+
+
+def test_an_output_that_a_sound_checker_cannot_read_is_wrong():
+    code = "import sys\nsum(map(int, open(sys.argv[2]).read().split()))"
+    problem = stdio(("4", "1 3"), checker="program", checker_code=code)
+    assert run("print('one', 'three')", problem)[0] == "wrong"
+    assert run("print(3, 1)", problem)[:2] == ("right", "")
+
+
+@needs_gpp
+@pytest.mark.parametrize("tag", ["py3", "pypy3", "Python", "cpp17", "C++14", "gnu++20", "c", "c11"])
+def test_tags_of_languages(tag):
+    programs = {
+        "p": "print(sum(map(int, input().split())))",
+        "c": '#include <stdio.h>\nint main() { int a, b; scanf("%d%d", &a, &b);\n'
+        'printf("%d", a + b); return 0; }',
+    }
+    program = programs["p" if tag[:1] in "pP" else "c"]
+    if tag in ("c", "c11"):  # not C++
+        program = program.replace("int a, b;", "int a, b, *new = malloc(9);")
+        program = "#include <stdlib.h>\n" + program
+    assert run(program, tag=tag)[:2] == ("right", "")
+
+
 @needs_gpp
 def test_cpp():
     program = (

@@ -57,7 +57,7 @@ def _checker_fault(tests: dict[str, Any]) -> str:
     if checker == "program":
         if not isinstance(tests.get("checker_code"), str):
             return "name the checker 'program', and need its text in checker_code"
-        if tests.get("checker_language", "python") not in _LANGUAGES:
+        if (tests.get("checker_language") or "python") not in _LANGUAGES:
             return f"need a checker_language, one of {', '.join(_LANGUAGES)}"
     return ""
 

@@ -27,12 +27,13 @@ LAST_RESULT_SECONDS = 5.0  # wait for the result of a program whose tests have e
 
 
 def run_tests(
-    program: str, problem: Problem, config: VerifierConfig, folder: Path
+    program: str, prelude: str, problem: Problem, config: VerifierConfig, folder: Path
 ) -> tuple[Outcome, str]:
     """The verdict on a Python program under `tests.code`, and its reason.
 
     Args:
         program: the source text.
+        prelude: source that runs before it.
         problem: the problem with the tests, and the statement that may define helper functions.
         config: the limits.
         folder: an empty folder of the judge's.
@@ -50,8 +51,8 @@ def run_tests(
     with tests_end, program_end:
         folder.chmod(0o711)  # the program may run as another user
         job = sandbox.Job(folder / "program", [b""], of_program, channel=program_end.fileno())
-        job.source = "main.py"
-        job.write(job.source, _with_helpers(program, problem))
+        job.set_program(_with_helpers(program, problem), "python")
+        job.prelude = prelude
         settings = names._asdict() | {"code": code, "program": sorted(names.program)}
         asking = [marshal.dumps(settings)]
         tests_job = sandbox.Job(folder / "tests", asking, of_tests, channel=tests_end.fileno())

@@ -14,15 +14,16 @@ from tramontane.verifier.code.grade import (
     MAX_TIMEOUTS,
     NO_COMPILER,
     NO_SANDBOX,
+    Language,
     seconds_for,
     stdio_job,
 )
 
 
 class Trial(NamedTuple):
-    """A program, in `python` or `cpp`, and the inputs to run it on."""
+    """A program, and the inputs to run it on."""
 
-    language: str
+    language: Language
     program: str
     inputs: list[str]
 
@@ -44,7 +45,7 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
     After three timeouts, or if the program kills the sandbox, the remaining inputs are not run:
     each gets the last failure.
     """
-    if trial.language == "cpp" and shutil.which("g++") is None:
+    if trial.language != "python" and shutil.which("g++") is None:
         return [TrialOutput("", NO_COMPILER)] * len(trial.inputs)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
@@ -53,7 +54,7 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
         job = stdio_job(trial.program, trial.language, trial.inputs, config, Path(folder))
         job.keep_going = True
         with sandbox.Sandbox(job, sandbox.probe()) as running:
-            if trial.language == "cpp" and (failure := next(running.results).failure):
+            if job.compiler and (failure := next(running.results).failure):
                 return [TrialOutput("", f"does not compile: {failure}")] * len(trial.inputs)
             for result in running.results:
                 outputs.append(_as_output(result))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
-_MAX_FILES = 20_000  # counted by `size_of`
+from .records import MAX_FILES
 
 
 def size_of(folder: str) -> int:
     """Bytes of the files under a folder, at least 4096 for each.
 
-    Counting stops after `_MAX_FILES` entries. A folder that cannot be read counts as
+    Counting stops after `MAX_FILES` entries. A folder that cannot be read counts as
     `sys.maxsize`, since its content could be of any size.
     """
     total, seen, folders = 0, 0, [folder]
-    while folders and seen < _MAX_FILES:
+    while folders and seen < MAX_FILES:
         try:
             entries = list(os.scandir(folders.pop()))
             for entry in entries:
@@ -28,6 +29,56 @@ def size_of(folder: str) -> int:
         except OSError:  # nested too deeply, or closed to this user
             return sys.maxsize
     return total
+
+
+def inodes_of(folder: str) -> int:
+    """Files, folders and links of the folder's own file system."""
+    space = os.statvfs(folder)
+    return space.f_files - space.f_ffree
+
+
+class Held:
+    """What processes hold open: bytes of files that have no name any more, and sockets.
+
+    `hidden` are the processes that do not show it. Without `with_maps` files that are only mapped
+    are not found.
+    """
+
+    def __init__(self, pids: list[str], with_maps: bool) -> None:
+        self._with_maps = with_maps
+        self.sockets = 0
+        self.hidden: set[str] = set()
+        self._sizes: dict[int, int] = {}  # by inode
+        for pid in pids:
+            try:
+                self._look(pid)
+            except PermissionError:
+                self.hidden.add(pid)
+            except OSError:  # ended meanwhile
+                continue
+
+    @property
+    def unnamed_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def _look(self, pid: str) -> None:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                status = os.stat(f"/proc/{pid}/fd/{name}")
+            except FileNotFoundError:  # closed meanwhile
+                continue
+            self.sockets += stat.S_ISSOCK(status.st_mode)
+            if stat.S_ISREG(status.st_mode) and not status.st_nlink:
+                self._sizes[status.st_ino] = status.st_blocks * 512
+        if not self._with_maps:
+            return
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            for line in file:
+                # Shared memory without a file is called /dev/zero.
+                if line.endswith(b" (deleted)\n") and b" /dev/zero " not in line:
+                    span, _, _, _, inode, _ = line.split(maxsplit=5)
+                    start, end = (int(x, 16) for x in span.split(b"-"))
+                    self._sizes.setdefault(int(inode), end - start)
 
 
 def empty(box: str, keep: list[str] | None) -> None:

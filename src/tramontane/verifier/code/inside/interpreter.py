@@ -10,48 +10,63 @@ from types import ModuleType
 from typing import Any
 
 from .descriptors import read_file
-from .processes import DUMPABLE, prctl
+
+CHECKER_FAILED = 3  # testlib's exit code, not to be taken for the refusal of an output
 
 
-def run_source(path: str, settings: dict[str, Any]) -> int:
+def warm_up(prelude: str) -> None:
+    """Import what the prelude imports, once for all executions."""
+    exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), {})
+
+
+def run_source(path: str, settings: dict[str, Any], arguments: list[str]) -> int:
     """Run a Python program, or one half of a function test; returns the exit code."""
+    prelude = settings["prelude"]
     if settings["channel"] is None:
-        return run_python(path)
+        return run_python(path, prelude, arguments)
     # Imported here: programs without function tests do not pay for the import.
     if path:
         from .program_side import serve
 
-        return run_python(path, serve)
+        return run_python(path, prelude, arguments, serve)
     from .tests_side import run_tests
 
     return run_tests(marshal.loads(read_file(0, sys.maxsize)))
 
 
-def run_python(path: str, then: Callable[[ModuleType], None] | None = None) -> int:
+def run_python(
+    path: str,
+    prelude: str,
+    arguments: list[str],
+    then: Callable[[ModuleType], None] | None = None,
+) -> int:
     """Do what `python path` does, in a process that is already up; returns the exit code.
 
-    With `then`, do what an import does: the loaded module is passed to `then`.
+    Args:
+        path: the program.
+        prelude: runs before it, in its namespace.
+        arguments: of its command line.
+        then: do what an import does; called with the loaded module.
     """
     with open(path, "rb") as file:
         source = file.read()
     module = ModuleType("solution" if then else "__main__")
     module.__dict__.update(__builtins__=__builtins__, __file__=path)
     sys.modules[module.__name__] = module
-    sys.argv = [path]
-    if sys.platform == "linux":
-        prctl(DUMPABLE, 1)  # an ordinary process, which may look at itself
+    sys.argv = [path, *arguments]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as `site` would
     sys.setrecursionlimit(1010)  # the default, plus the runner's own frames
     code = 0
     try:
-        exec(compile(source, path, "exec"), module.__dict__)
+        exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), module.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
         if then:
             then(module)
     except SystemExit as end:
         code = exit_code(end.code)
     except BaseException:
         show_error()
-        code = 1
+        code = CHECKER_FAILED if arguments else 1
     return code if shut_down() else code or 120
 
 

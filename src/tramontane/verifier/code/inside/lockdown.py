@@ -2,9 +2,9 @@
 
 Child processes inherit both locks, and no process can remove them. On every rung the filter closes
 the system calls that reach around a sandbox and that a program with tests never needs: other
-processes' memory, namespaces, mounts, and memory and queues that outlive a process or that its
-limit does not count. Landlock is for the rung without namespaces: it hides the files there, and
-the filter also closes sockets, signals and changes of file attributes.
+processes' memory, namespaces, mounts, sockets, and memory, queues and file attributes that outlive
+a process or that its limit does not count. Landlock is for the rung without namespaces: it hides
+the files there, and the filter also closes signals and changes of file attributes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _ALWAYS = {
     "request_key": (249, 218), "keyctl": (250, 219), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_create": (319, 279),
     "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
-    "mq_open": (240, 180),
+    "mq_open": (240, 180), "socket": (41, 198), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }  # fmt: skip
 _WITHOUT_NAMESPACES = {
-    "socket": (41, 198), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
     "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None),
     "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
-    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466), "setpriority": (141, 140),
+    "utimensat": (280, 88), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466), "setpriority": (141, 140),
     "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118), "sched_setattr": (314, 274),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from .records import ASLEEP, BUSY, LATE
 
 PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # options of prctl
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PSS, _RSS = ("Pss_Anon:", "Pss_Shmem:"), ("RssAnon:", "RssShmem:")  # lines in /proc
 _MAX_WAITING = 8  # processes at once of which the host may be blamed for keeping them waiting
 _POLL_SECONDS = 0.05  # between two measurements of an execution's memory, files and processes
 
@@ -166,21 +167,20 @@ def descendants(namespaces: bool) -> list[str]:
 
 
 def memory_of(pids: list[str]) -> int:
-    """Private memory of the processes, in bytes.
+    """Memory of the processes without files on a disk, in bytes.
 
-    Pages that forked processes share are divided among them. A process that hides its map is
-    counted with all its resident private pages.
+    Pages that processes share are divided among them. A process that hides its map is counted with
+    all its resident pages.
     """
     total = 0
     for pid in pids:
         try:
             try:
                 with open(f"/proc/{pid}/smaps_rollup") as file:
-                    total += sum(int(x.split()[1]) for x in file if x.startswith("Pss_Anon")) << 10
+                    total += sum(int(x.split()[1]) for x in file if x.startswith(_PSS)) << 10
             except PermissionError:
-                with open(f"/proc/{pid}/statm") as file:
-                    _, resident, shared, *_ = map(int, file.read().split())
-                total += (resident - shared) * resource.getpagesize()
+                with open(f"/proc/{pid}/status") as file:
+                    total += sum(int(x.split()[1]) for x in file if x.startswith(_RSS)) << 10
         except OSError:  # ended meanwhile
             continue
     return total

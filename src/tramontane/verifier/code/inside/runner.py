@@ -17,9 +17,17 @@ from collections.abc import Callable
 from typing import Any
 
 from . import lockdown
-from .descriptors import CHANNEL, has_hung_up, memory_file, read_block, read_file, write_all
-from .files import empty, size_of
-from .interpreter import run_source, show_error
+from .descriptors import (
+    CHANNEL,
+    has_hung_up,
+    memory_file,
+    read_block,
+    read_file,
+    sealed_file,
+    write_all,
+)
+from .files import Held, empty, inodes_of, size_of
+from .interpreter import run_source, show_error, warm_up
 from .processes import (
     DUMPABLE,
     PDEATHSIG,
@@ -32,8 +40,20 @@ from .processes import (
     prctl,
     wait_for,
 )
-from .records import ALONE, CROWD, DISK, ERROR_BYTES, MAX_PROCESSES, MEMORY, send_record
+from .records import (
+    ALONE,
+    CROWD,
+    DISK,
+    ERROR_BYTES,
+    HIDDEN,
+    MAX_FILES,
+    MAX_PROCESSES,
+    MAX_SOCKETS,
+    MEMORY,
+    send_record,
+)
 
+FEW = 4  # processes that cannot have too many sockets
 HANG_UP_SECONDS = 0.5  # for a program to end by itself when its tests have ended
 
 
@@ -44,19 +64,31 @@ def main() -> None:
         os.dup2(null, descriptor)
     settings = marshal.loads(read_block(job))
     confine(settings)
+    command, source, program = settings["command"], settings["source"], None
     if settings["compile"] is not None:
         compiler, limits = settings["compile"]
         compilation = Execution(settings, limits, -1)
-        record = compilation.run(b"", lambda: execute(compiler))
+        record = compilation.run(b"", lambda _: execute(compiler))
         if send_record(results, record, compilation.seconds) != 0:
             return
-    command, source = settings["command"], settings["source"]
+        program = sealed_file(command[0])
+        if program is not None:  # else it stays in the box, where an execution could replace it
+            settings["keep"] = None
+            empty(settings["box"], keep=None)
+    warm_up(settings["prelude"])
+
+    def run_program(arguments: list[str]) -> int:
+        if command:
+            return execute([*command, *arguments], program)
+        # Compiled in each execution: the compiler's errors are the program's.
+        return run_source(source, settings, arguments)
+
     for number in range(settings["inputs"]):
-        execution = Execution(settings, settings["limits"], number)
-        # Python is compiled in each execution: the compiler's errors are the program's.
-        record = execution.run(
-            read_block(job), lambda: execute(command) if command else run_source(source, settings)
-        )
+        execution = Execution(settings, settings["limits"], number, program)
+        stdin = read_block(job)
+        if settings["has_files"]:
+            execution.files, stdin = marshal.loads(stdin), b""
+        record = execution.run(stdin, run_program)
         status = send_record(results, record, execution.seconds)
         if status != 0 and not settings["keep_going"]:
             return
@@ -83,11 +115,11 @@ def kill_rest_and_exit(settings: dict[str, Any]) -> None:
     os._exit(1)
 
 
-def execute(command: list[str]) -> int:
-    """Replace this process by a compiled program or a compiler."""
+def execute(command: list[str], program: int | None = None) -> int:
+    """Replace this process by a compiler, or by a compiled program, whose file CHANNEL then is."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.execv(command[0], command)
+    os.execve(command[0] if program is None else CHANNEL, command, os.environ)
 
 
 class Execution:
@@ -97,14 +129,24 @@ class Execution:
         settings: the job's settings, from `sandbox.Sandbox`.
         limits: seconds, asleep_seconds, clock_seconds, memory_mb, output_bytes, processes.
         number: the input's number; -1 for the compiler.
+        program: the descriptor of the compiled program's file, if there is one.
     """
 
-    def __init__(self, settings: dict[str, Any], limits: dict[str, float], number: int) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        limits: dict[str, float],
+        number: int,
+        program: int | None = None,
+    ) -> None:
         compiles = number < 0
         self.settings, self.limits = settings, limits
         self.home = os.path.join(settings["box"], f"home{number}")
         self.writable = settings["box"] if compiles else self.home  # the program is made there
         self.channel = None if compiles else settings["channel"]
+        self.program = program
+        self.files: dict[str, bytes] = {}  # put into the home, by name
+        self.hidden: set[str] = set()  # processes that did not show what they hold
         self.times = Times()
         self.hung_up: float | None = None  # when the other half of a function test ended
 
@@ -112,16 +154,21 @@ class Execution:
     def seconds(self) -> tuple[float, float, float]:
         return self.times.processor, self.times.asleep, self.times.clock
 
-    def run(self, stdin: bytes, action: Callable[[], int]) -> tuple[int, bytes, bytes]:
-        """Run `action` in a child; returns its record (status, output, errors)."""
+    def run(self, stdin: bytes, action: Callable[[list[str]], int]) -> tuple[int, bytes, bytes]:
+        """Run `action` in a child, with the names of its files; returns its record (status,
+        output, errors)."""
         os.mkdir(self.home)
         files = [memory_file() for _ in range(3)]
         write_all(files[0], stdin)
         os.lseek(files[0], 0, os.SEEK_SET)
         self.times = Times()
+        ready, unready = os.pipe()
         pid = os.fork()
         if pid == 0:
             self._child(files, action)
+        os.close(unready)
+        os.read(ready, 1)  # until `_enter` closes the other end, before the program begins
+        os.close(ready)
         status = wait_for(pid, self.limits, self.times, self._processes, self._excess)
         if self.channel is not None:
             os.close(self.channel)  # so that the other half sees the end of the program
@@ -130,15 +177,15 @@ class Execution:
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
         for descriptor in files:
             os.close(descriptor)
-        empty(self.settings["box"], keep=self.settings["command"])
+        empty(self.settings["box"], keep=self.settings["keep"])
         return status, output, errors[-ERROR_BYTES:]
 
     def _processes(self) -> list[str]:
         return descendants(self.settings["namespaces"])
 
     def _excess(self, pids: list[str]) -> int:
-        """MEMORY, DISK, CROWD or ALONE if the execution as a whole uses too much, or goes on when
-        the other half of its function test has ended; else 0.
+        """MEMORY, DISK, CROWD, HIDDEN or ALONE if the execution as a whole uses too much, hides
+        what it uses, or goes on when the other half of its function test has ended; else 0.
 
         The limits of each single process are enforced by the system (`restrict`).
         """
@@ -150,16 +197,26 @@ class Execution:
             return CROWD
         if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
             return MEMORY
-        # In namespaces the box is a file system of limited size.
-        if not self.settings["namespaces"] and size_of(self.home) > self.settings["box_bytes"]:
-            return DISK
-        return 0
+        if sys.platform != "linux":
+            return DISK if size_of(self.home) > self.settings["box_bytes"] else 0
+        spaces = self.settings["namespaces"]
+        held = Held(pids if len(pids) > FEW or not spaces else [], with_maps=not spaces)
+        if held.hidden & self.hidden:  # twice: it is not just ending
+            return HIDDEN
+        self.hidden = held.hidden
+        if held.sockets > MAX_SOCKETS:
+            return MEMORY
+        # In namespaces the box is a file system of limited size, but not of limited inodes.
+        if spaces:
+            return DISK if inodes_of(self.home) > MAX_FILES else 0
+        size = size_of(self.home) + held.unnamed_bytes
+        return DISK if size > self.settings["box_bytes"] else 0
 
-    def _child(self, files: list[int], action: Callable[[], int]) -> None:
+    def _child(self, files: list[int], action: Callable[[list[str]], int]) -> None:
         code = 1
         try:  # whatever happens, this process must not continue as a second runner
             self._enter(files)
-            code = action()
+            code = action(list(self.files))
         except BaseException:  # the runner's own error: a program's is shown where it runs
             show_error()
         finally:
@@ -168,13 +225,20 @@ class Execution:
     def _enter(self, files: list[int]) -> None:
         """Set up the child: session, descriptors, working directory, limits, locks."""
         os.setsid()
-        for descriptor, file in enumerate(files):
-            os.dup2(file, descriptor)
-        if self.channel is not None:
-            os.dup2(self.channel, CHANNEL)
-        os.closerange(3 if self.channel is None else CHANNEL + 1, 256)
         if sys.platform == "linux":
             prctl(PDEATHSIG, signal.SIGKILL)
+            prctl(DUMPABLE, 1)  # an ordinary process, which may look at itself
+        for name, content in self.files.items():
+            with open(os.path.join(self.home, name), "wb") as file:
+                file.write(content)
+        for descriptor, file_descriptor in enumerate(files):
+            os.dup2(file_descriptor, descriptor)
+        if self.channel is not None:
+            os.dup2(self.channel, CHANNEL)
+        elif self.program is not None:
+            os.dup2(self.program, CHANNEL, inheritable=False)
+        is_used = self.channel is not None or self.program is not None
+        os.closerange(CHANNEL + is_used, 256)
         os.chdir(self.home)
         os.environ["HOME"] = os.environ["TMPDIR"] = self.home
         restrict(self.limits)

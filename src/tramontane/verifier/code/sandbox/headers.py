@@ -24,7 +24,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
         ["g++", "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
     ).stdout
     second = "#include_next <bits/stdc++.h>\n"  # for a program that includes the header twice
-    kind = (flags, version, os.uname().machine, second)
+    kind = (flags, version, os.uname().machine, second, "readable")
     key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
     users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path("/var/cache" if os.geteuid() == 0 else users)
@@ -41,7 +41,8 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     if subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS).returncode != 0:
         shutil.rmtree(made)
         return None  # programs that include the header do not compile either
-    made.chmod(0o755)
+    for path in (folder.parent, made, *made.rglob("*")):  # programs may run as another user
+        path.chmod(0o755 if path.is_dir() else 0o644)
     try:
         made.rename(folder)  # atomic: the folder is complete or absent
     except OSError:  # another worker was faster

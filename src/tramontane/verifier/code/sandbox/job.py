@@ -19,6 +19,8 @@ ANSWER_SECONDS = 10.0  # for a sandbox to start and to report, beyond an executi
 ASLEEP_FACTOR = 2.0  # time that an execution may run and sleep, as a multiple of its processor time
 CLOCK_FACTOR = 10.0  # time by the clock, as a multiple: for hosts with several programs a processor
 CPP_FLAGS = ("-std=c++20", "-O2")
+COMPILERS = {"cpp": ("g++", *CPP_FLAGS), "c": ("gcc", "-std=gnu17", "-O2")}  # by language
+SUFFIXES = {"python": "py", "cpp": "cpp", "c": "c"}
 
 
 class Limits(NamedTuple):
@@ -53,8 +55,11 @@ class Job:
 
     `folder` holds the program's source, and is the only folder of the judge's that the program
     sees. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
-    from its `main.cpp`, with `headers` readable. With a `channel`, the execution is one half of a
-    function test: the program if there is a source, else its tests.
+    from its source, with `headers` readable. With a `channel`, the execution is one half of a
+    function test: the program if there is a source, else its tests. With `has_files`, each input is
+    a marshalled dict of files by name: they are put into the execution's directory, and their names
+    are the program's arguments. `prelude` is Python source that runs before a Python program, in
+    its namespace.
 
     The folder and the files in it are readable by every user, whatever the umask: if the judge is
     root, the program runs as another user.
@@ -67,6 +72,8 @@ class Job:
     compiler: list[str] = field(default_factory=list)
     headers: Path | None = None
     keep_going: bool = False  # continue after a failed execution
+    prelude: str = ""
+    has_files: bool = False
     channel: int | None = None  # a socket, passed to the program as `inside.descriptors.CHANNEL`
 
     def __post_init__(self) -> None:
@@ -78,9 +85,15 @@ class Job:
         (self.folder / name).write_text(text, encoding="utf-8", errors="replace")
         (self.folder / name).chmod(0o644)
 
-    def compile_with(self, *flags: str) -> None:
-        """Make the program from `main.cpp`, by g++ with these flags."""
-        self.headers = precompiled(flags)
+    def set_program(self, text: str, language: str) -> None:
+        """Write the program's source, and name how it runs."""
+        self.write(f"main.{SUFFIXES[language]}", text)
+        if language == "python":
+            self.source = "main.py"
+            return
+        name, *flags = COMPILERS[language]
+        inputs = [f"{{folder}}/main.{SUFFIXES[language]}", *["-lm"] * (language == "c")]
+        self.headers = precompiled(CPP_FLAGS) if language == "cpp" else None
         headers = ["-I", "{headers}"] if self.headers else []
-        gpp = shutil.which("g++") or "g++"
-        self.compiler = [gpp, *flags, *headers, "-pipe", "-o", "{box}/main", "{folder}/main.cpp"]
+        compiler = shutil.which(name) or name
+        self.compiler = [compiler, *flags, *headers, "-pipe", "-o", "{box}/main", *inputs]

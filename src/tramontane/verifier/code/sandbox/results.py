@@ -130,7 +130,9 @@ def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes)
     if status == records.CROWD:
         return f"started more than {records.MAX_PROCESSES} processes"
     if status == records.DISK:
-        return f"wrote more than {BOX_MB} MB"
+        return f"wrote more than {BOX_MB} MB, or {records.MAX_FILES:,} files"
+    if status == records.HIDDEN:
+        return "hid what its processes hold open"
     code = _exit_code(status)
     if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
         return f"printed more than {OUTPUT_BYTES >> 20} MB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import resource
+import signal
 import subprocess
 import tempfile
 from pathlib import Path
@@ -30,6 +32,16 @@ from tramontane.verifier.code.sandbox.system import (
     INTERPRETER,
     runner_command,
 )
+
+
+def _prepare() -> None:
+    """Give the new process what it would have from an ordinary shell, whatever the judge has."""
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.umask(0o022)
+    # The memory limit is the stack's too. Finite stacks would also be those of every thread.
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (most, most))
 
 
 class Sandbox:
@@ -85,7 +97,7 @@ class Sandbox:
                 cwd="/" if self.has_namespaces else self.box,
                 env=ENVIRONMENT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=_prepare,
                 pass_fds=[] if self.job.channel is None else [self.job.channel],
             )
         os.close(writing)
@@ -113,6 +125,9 @@ class Sandbox:
             "uid": 0 if self.rung == "namespaces" else uid,  # `setpriv` changes the user there
             "namespaces": spaces,
             "filter": self.rung != "rlimits" and lockdown.supported(),
+            "keep": [str(self.box / "main")],
+            "prelude": job.prelude,
+            "has_files": job.has_files,
             "files": landlock.reachable_files(job) if self.rung == "landlock" else None,
             "box": str(self.box),
             "box_bytes": BOX_MB << 20,
