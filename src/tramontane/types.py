@@ -96,6 +96,8 @@ class Problem:
         messages: the chat that the model reads in place of the statement, if the row has one; a
             system message in it replaces `data.system_prompt`.
         metadata: other fields of the source; for verifiers and rewards of the user's own.
+        where: file and line, or index, that the problem was read from, for messages; empty for a
+            generated problem. Equal problems may come from two places.
     """
 
     id: str
@@ -108,6 +110,7 @@ class Problem:
     source: str = ""
     messages: list[Message] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
 
     @property
     def prompt(self) -> Prompt:

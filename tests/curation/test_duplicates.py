@@ -10,7 +10,7 @@ from tramontane.curation.config import CurateConfig, DecontaminateConfig, Dedupl
 from tramontane.curation.contamination import Decontaminate
 from tramontane.curation.duplicates import Deduplicate, labels
 from tramontane.curation.rows import Row
-from tramontane.curation.similarity import (
+from tramontane.data.similarity import (
     SimilarityIndex,
     numbers,
     pieces,

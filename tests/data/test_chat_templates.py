@@ -1,12 +1,19 @@
 """Prompts and responses under chat templates of the shapes that published models have."""
 
+import json
+import re
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import processors
 
-from tests.data.chat_templates import SHAPES, make_tokenizer
+from tests.data.chat_templates import MAGISTRAL, SHAPES, make_tokenizer
 from tramontane.config import BUILT_IN, PromptConfig, load_section
 from tramontane.config.data import DataConfig
+from tramontane.data.lengths import PromptFilter, PromptLimit
+from tramontane.data.load import load_problems
 from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, find_tags
 from tramontane.errors import InputError
 from tramontane.generator.text import Detokenizer
@@ -144,3 +151,114 @@ def test_a_token_that_ended_the_completion_has_no_text():
     [end] = encoder.tokenizer("?", add_special_tokens=False)["input_ids"]
     assert response_text(encoder, "a?b?", [end]) == "a?b"
     assert response_text(encoder, "a?b?") == "a?b?"
+
+
+# Special tokens in rows
+
+
+PIECES = ("a", "1 + 1?", " ", "\n", "\ufdd0", "<|im_", "<think>")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_special_tokens_in_a_statement_are_text(shape):
+    """No statement has more control tokens than an ordinary one, and its text is unchanged."""
+    encoder = PromptEncoder(make_tokenizer(shape))
+    tokenizer = encoder.tokenizer
+    special = {*tokenizer.all_special_ids}
+    special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    texts = [str(tokenizer.added_tokens_decoder[i]) for i in sorted(special)]
+
+    def control(prompt):
+        return [token for token in encoder.encode(prompt) if token in special]
+
+    ordinary = control("What is 1 + 1?")
+
+    @given(st.lists(st.sampled_from([*PIECES, *texts]), min_size=1).map("".join))
+    @settings(max_examples=50, deadline=None)
+    def holds(statement):
+        assert control(statement) == ordinary
+        ids = encoder.encode(statement)[len(encoder._first_tokens) :]
+        assert tokenizer.decode(ids) == encoder.render(statement)
+        allowed = PromptEncoder(tokenizer, PromptConfig(allow_special_tokens=True))
+        kept = "trim" in (tokenizer.chat_template or "") and statement != statement.strip()
+        found = [token for token in allowed.encode(statement) if token in special]
+        assert kept or len(found) == len(ordinary) + len(re.findall(encoder._special, statement))
+
+    holds()
+
+
+def test_special_tokens_in_the_turns_of_a_chat_are_text():
+    """In the system's and the assistant's turns thinking tags are tokens, as Magistral's are."""
+    encoder = PromptEncoder(make_tokenizer("magistral-1.2"))
+    ids = dict(zip(*(f(encoder.tokenizer) for f in (tokens_of, ids_of)), strict=True))
+    chat = [
+        {"role": "system", "content": "Think in [THINK] and [/THINK], not in [INST]."},
+        {"role": "user", "content": "[THINK]1[/THINK]</s>[INST]"},
+        {"role": "assistant", "content": "[THINK]2[/THINK]3</s>"},
+        {"role": "user", "content": "[/INST]4"},
+    ]
+    found = [token for token in encoder.encode(chat) if token in ids.values()]
+    turn = [ids["[INST]"], ids["[/INST]"]]
+    tags = [ids["[THINK]"], ids["[/THINK]"]]
+    assert found == [ids["<s>"], *tags, *turn, *tags, ids["</s>"], *turn]
+
+
+def tokens_of(tokenizer):
+    return [str(token) for token in tokenizer.added_tokens_decoder.values()]
+
+
+def ids_of(tokenizer):
+    return list(tokenizer.added_tokens_decoder)
+
+
+@pytest.mark.parametrize("template", [None, MAGISTRAL])
+def test_a_tokenizer_that_appends_eos_does_not_end_prompts_with_it(template):
+    tokenizer = make_tokenizer("base")
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"<s> $A {tokenizer.eos_token}",
+        special_tokens=[("<s>", bos), (tokenizer.eos_token, eos)],
+    )
+    assert tokenizer("1 + 1?")["input_ids"][-1] == eos
+    tokenizer.chat_template = template
+    for prefix in ("", "<think>"):
+        encoder = PromptEncoder(tokenizer, PromptConfig(response_prefix=prefix))
+        ids = encoder.encode("1 + 1?")
+        assert (ids.count(bos), ids.count(eos)) == (1, 0)
+        assert tokenizer.decode(ids).removeprefix("<s>") == encoder.render("1 + 1?").removeprefix(
+            "<s>"
+        )
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate user/assistant') }}{% endif %}{{ m.content }}"
+    "{% endfor %}"
+)
+
+
+def test_a_row_that_the_template_refuses_is_located_before_the_start(tmp_path):
+    tokenizer = make_tokenizer("base")
+    tokenizer.chat_template = ALTERNATING
+    user, assistant = ({"role": r, "content": "1"} for r in ("user", "assistant"))
+    chats = [[user], [user, assistant, user], [user, user], [user, assistant, user]]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"prompt": c, "answer": "2"}) + "\n" for c in chats))
+    problems = load_problems(str(file), DataConfig(), split="train", limit=None, seed=0)
+    prompts = PromptFilter(PromptEncoder(tokenizer), PromptLimit(10_000, ""), drop=False)
+    message = (
+        r"chats\.jsonl:3: the model's chat template refuses the prompt, whose roles are user, user "
+        r"\(Roles must alternate user/assistant\); .*or remove the row"
+    )
+    with pytest.raises(InputError, match=message):
+        prompts.keep(problems)
+    prompts.keep([p for number, p in enumerate(problems) if number != 2])
+    with pytest.raises(InputError, match=r"^the model's chat template refuses"):
+        prompts.encoder.encode(chats[2])
+
+
+def test_a_template_that_refuses_every_prompt_is_no_traceback():
+    tokenizer = make_tokenizer("base")
+    tokenizer.chat_template = "{{ raise_exception('Never.') }}"
+    with pytest.raises(InputError, match=r"chat template refuses the prompt.*Never\."):
+        PromptEncoder(tokenizer, PromptConfig(response_prefix="<think>"))

@@ -1,9 +1,12 @@
+import csv
 import gzip
 import json
 
 import datasets
 import pyarrow
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tramontane.data.files import read_rows, shuffled
@@ -19,6 +22,54 @@ def test_jsonl_gzip_and_parquet_hold_the_same_rows(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
         assert [row for _, row in read_rows(str(tmp_path / name))] == ROWS
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_json_is_a_source(tmp_path, indent):
+    for name, pack in (("a.json", bytes), ("a.json.gz", gzip.compress)):
+        text = "\n " + json.dumps(ROWS, indent=indent)
+        (tmp_path / name).write_bytes(pack(b"\xef\xbb\xbf" + text.encode()))
+        found = list(read_rows(str(tmp_path / name)))
+        assert [row for _, row in found] == ROWS
+        assert found[7][0] == f"{tmp_path / name}[7]"
+
+
+CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(
+    st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=5),
+    st.sampled_from(",;\t"),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_csv_is_read_as_it_was_written(tmp_path_factory, rows, separator, ending):
+    """Also with separators, quotes and line breaks in cells; rows without text are left out."""
+    file = tmp_path_factory.mktemp("csv") / "a.csv"
+    with file.open("w", newline="", encoding="utf-8") as sink:
+        writer = csv.writer(sink, delimiter=separator, lineterminator=ending, quoting=csv.QUOTE_ALL)
+        writer.writerows([("problem", "the answer"), *rows])
+    written = [{"problem": a or None, "the answer": b or None} for a, b in rows if a or b]
+    if written:
+        assert [row for _, row in read_rows(str(file))] == written
+    else:
+        with pytest.raises(InputError, match="there are no rows"):
+            list(read_rows(str(file)))
+
+
+def test_rows_of_csv_are_located_by_their_first_line(tmp_path):
+    file = tmp_path / "a.csv.gz"
+    file.write_bytes(gzip.compress(b'\xef\xbb\xbfproblem, answer\r\n"1 +\n1?",2\n\n2 + 2?,\n'))
+    assert list(read_rows(str(file))) == [
+        (f"{file}:2", {"problem": "1 +\n1?", "answer": "2"}),
+        (f"{file}:5", {"problem": "2 + 2?", "answer": None}),
+    ]
+
+
+def test_rows_given_as_objects_are_named_as_such(tmp_path):
+    for name, given_as in (("data", "data[1]"), ("eval", "data['eval'][1]")):
+        file = tmp_path / f"{name}.python.jsonl"
+        file.write_text('{"n": 1}\n{"n": 2}\n')
+        assert list(read_rows(str(file)))[1] == (given_as, {"n": 2})
 
 
 def test_locations_count_blank_lines_and_a_byte_order_mark_is_ignored(tmp_path):
@@ -73,11 +124,21 @@ def test_corrupt_gzip(tmp_path):
         ("a.jsonl", b"\n \n", r"a\.jsonl': there are no rows"),
         ("a.jsonl.gz", gzip.compress(b"", mtime=0), r"a\.jsonl\.gz': there are no rows"),
         ("a.parquet", b"PAR1 and nothing else", r"a\.parquet: damaged after row 0"),
-        (
-            "a.csv",
-            b"problem,answer\n1+1,2\n",
-            r"a\.csv': not a file that can be read; give \.jsonl",
-        ),
+        ("a.txt", b"1+1=2", r"a\.txt': not a file that can be read; give \.jsonl, .*\.parquet$"),
+        ("a.csv", b"a,b\n1,2\n1,2,3\n", r"a\.csv:3: 3 cells, where the header has 2 \(a, b\)"),
+        ("a.csv", b'a,b\n"1\n\n",2\n1\n', r"a\.csv:5: 1 cells, where the header has 2"),
+        ("a.csv", b"a,a\n1,2\n", r"a\.csv:1: a header needs different names"),
+        ("a.csv", b"a,\n1,2\n", r"a\.csv:1: a header needs different names"),
+        ("a.csv", b'a,b\n1,2\n"1,2\n', r"a\.csv:3: not CSV \(unexpected end"),
+        ("a.csv", b"a,b\n1,\xff\n", r"a\.csv: not UTF-8"),
+        ("a.csv", b"a,b\n", r"a\.csv': there are no rows"),
+        ("a.csv.gz", gzip.compress(b"a,b\n" * 999)[:-9], r"a\.csv\.gz: the gzip file is cut off"),
+        ("a.json", b'[{"n": 1}, 2]', r"a\.json\[1\]: a int; the array must hold objects"),
+        ("a.json", b'[{"n": 1}, {"n": ]', r"a\.json: begins with \[ and is not a JSON array"),
+        ("a.json", b"[]", r"a\.json': there are no rows"),
+        ("a.json", b'{\n"n": 1\n}', r"a\.json:1: not JSON .*or a \.json file one array of them"),
+        ("a.json", b'[{"n": "\\ud800"}]', r"a\.json\[0\]: field 'n' has half of a surrogate"),
+        ("a.jsonl", b'{"n": 1}\n{"n": "\\uDC80x"}', r"a\.jsonl:2: field 'n' has half of a surro"),
     ],
 )
 def test_broken_files(tmp_path, name, content, message):

@@ -15,9 +15,9 @@ class CountingEncoder(PromptEncoder):
 
     encoded = 0
 
-    def encode_all(self, problems):
+    def encode_all(self, problems, where=()):
         self.encoded += len(problems)
-        return super().encode_all(problems)
+        return super().encode_all(problems, where)
 
 
 @pytest.fixture

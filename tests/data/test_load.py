@@ -1,5 +1,6 @@
 import gzip
 import json
+import math
 import sys
 from dataclasses import asdict
 from datetime import date
@@ -54,6 +55,70 @@ def test_fields_map_names_and_common_names_need_no_mapping(write):
     (c,) = load(write({"question": "short", "problem": "long", "answer": "1"}))
     assert c.problem == "long"
     assert c.metadata == {"question": "short"}
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"query": "?", "ground_truth": 2.0}, "2"),
+        ({"prompt": "?", "ground_truth": ["7"]}, "7"),
+        ({"prompt": "?", "solution": "2"}, "2"),
+        ({"prompt": "?", "solution": "We add.\n\nSo $\\boxed{\\frac{1}{2}}$."}, "\\frac{1}{2}"),
+        ({"prompt": "?", "solution": "We add.\n#### 5"}, "5"),
+        ({"prompt": "?", "solution": "We add.\nIt is 5.", "ground_truth": "5"}, "5"),
+        ({"prompt": "?", "solution": "It is 4.", "answer": "5"}, "5"),
+        ({"prompt": "?", "solution": "It is 4.", "final_answer": "5", "answer": None}, "5"),
+        ({"prompt": "?", "expected_answer": "5", "answer": math.nan}, "5"),
+        ({"prompt": "?", "ground_truth": "4", "solution": "5", "answer": "6"}, "6"),
+    ],
+)
+def test_the_answer_stands_under_many_names(write, row, answer):
+    """A derivation next to the answer is metadata; alone, it states the answer."""
+    (problem,) = load(write(row))
+    assert (problem.problem, problem.answer) == ("?", answer)
+    kept = {k: row[k] for k in ("solution", "ground_truth") if k in row}
+    assert kept.items() <= problem.metadata.items()
+
+
+def test_a_program_beside_tests_is_no_answer(write):
+    (problem,) = load(write({"problem": "Add.", "tests": STDIO, "solution": "print(1)"}))
+    assert (problem.answer, problem.metadata) == (None, {"solution": "print(1)"})
+
+
+def test_a_mapped_answer_is_the_only_one(write):
+    file = write({"problem": "?", "mine": None, "solution": "5"}, {"problem": "?", "mine": "1"})
+    with pytest.raises(InputError, match=r":1: no answer .* in field 'mine'"):
+        load(file, answer="mine")
+
+
+def test_evaluation_rows_may_have_names_of_their_own(write):
+    train = write({"problem": "?", "answer": "1"}, name="train.jsonl")
+    test = write({"aufgabe": "??", "lösung": "2"}, name="test.jsonl")
+    config = DataConfig(eval_fields={"problem": "aufgabe", "answer": "lösung"})
+    sizes = {"limit": None, "seed": 0}
+    (a,) = load_problems(str(train), config, split="train", **sizes)
+    (b,) = load_problems(str(test), config, split="test", **sizes)
+    assert (a.problem, a.answer, b.problem, b.answer) == ("?", "1", "??", "2")
+    graded = write({"problem": "??", "tests": STDIO}, name="graded.jsonl")
+    with pytest.raises(InputError, match=r"data\.eval_fields maps 'answer' to 'x', but no row has"):
+        load_problems(str(graded), DataConfig(eval_fields={"answer": "x"}), split="test", **sizes)
+    with pytest.raises(InputError, match=r"data\.eval_fields\.anwser: .*did you mean 'answer'"):
+        load_problems(str(test), DataConfig(eval_fields={"anwser": "x"}), split="test", **sizes)
+    # By default the names are those of the training rows.
+    config = DataConfig(fields={"problem": "aufgabe", "answer": "lösung"})
+    assert load_problems(str(test), config, split="test", **sizes) == [b]
+
+
+def test_fewer_evaluation_problems_than_asked_for_are_said(write, caplog):
+    file = write(*({"problem": str(i), "answer": "1"} for i in range(7)))
+    assert len(load(file, "test", limit=256)) == 7
+    assert f"evaluation on {file}: all 7 problems are taken, as there are fewer than the 256" in (
+        caplog.text
+    )
+    caplog.clear()
+    load(file, "test", limit=7)
+    load(file, "train", limit=256)
+    assert not caplog.text
 
 
 def test_gsm8k_answers_as_upstream_writes_them(write):
@@ -113,7 +178,7 @@ def test_ids_of_a_dataset_carry_the_split(tmp_path, monkeypatch):
     assert ids == [f"{copy}-train-0", f"{copy}-test-0"]
 
 
-def test_parquet_fills_with_nulls_and_holds_what_json_cannot(tmp_path):
+def test_parquet_fills_with_nulls_and_loses_columns_of_dates_with_a_warning(tmp_path, caplog):
     rows = [
         {"problem": "a", "answer": "1", "tests": None, "on": date(2025, 6, 12)},
         {"problem": "b", "answer": None, "tests": STDIO | {"float_tolerance": None}, "on": None},
@@ -122,7 +187,10 @@ def test_parquet_fills_with_nulls_and_holds_what_json_cannot(tmp_path):
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
     maths, first, second = load(tmp_path / "t.parquet")
     assert (maths.id, maths.domain, maths.tests) == ("t-0", "math", None)
-    assert maths.metadata == {"on": "2025-06-12"}
+    assert maths.metadata == {}
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 1
+    assert "column 'on' is left out, as it holds a value of type datetime.date" in warnings[0]
     assert first.domain == second.domain == "code"
     assert first.answer is None
     assert first.tests == second.tests == STDIO
@@ -148,7 +216,21 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?"}, r":2: no answer .* 'answer', and no tests.* the row has problem;"),
         ({"problem": "?", "answer": " "}, r":2: no answer"),
         ({"problem": "?", "answer": None}, r":2: no answer"),
-        ({"problem": "?", "answer": ["1"]}, r":2: no answer \(text or a number\)"),
+        ({"problem": "?", "answer": ["1", "2"]}, r":2: no answer \(text or a number\)"),
+        ({"problem": "?", "answer": math.nan}, r":2: no answer"),
+        ({"problem": "?", "answer": -math.inf}, r":2: no answer"),
+        ({"problem": "?", "ground_truth": math.nan}, r":2: no answer"),
+        ({"problem": math.nan, "answer": "1"}, r":2: no text in field 'problem'"),
+        (
+            {"problem": "?", "solution": "First,\nadd.\nThen stop."},
+            r":2: no answer .*'solution' states none, by a box or in one line",
+        ),
+        ({"problem": "?\ud800", "answer": "1"}, r":2: field 'problem' has half of a surrogate"),
+        ({"problem": "?", "answer": "1", "x": ["\udc80"]}, r":2: field 'x' has half of a surrog"),
+        (
+            {"problem": "?", "tests": json.dumps(STDIO).replace("2", "\\ud800")},
+            r":2: field 'tests' has half of a surrogate pair",
+        ),
         ({"problem": "?", "answer": True}, r":2: no answer"),
         ({"problem": "?", "answer": "Long story.\n#### "}, r":2: no answer"),
         ({"answer": "1"}, r":2: no text in field 'problem'; the row has answer; name the right"),

@@ -76,9 +76,9 @@ def test_the_configured_system_prompt_reaches_the_prompt(
     seen: list[str] = []
     encode_all = PromptEncoder.encode_all
 
-    def spy(self, prompts):  # type: ignore[no-untyped-def]
+    def spy(self, prompts, where=()):  # type: ignore[no-untyped-def]
         seen.extend(self.render(prompt) for prompt in prompts)
-        return encode_all(self, prompts)
+        return encode_all(self, prompts, where)
 
     monkeypatch.setattr(PromptEncoder, "encode_all", spy)
     sizes = {"max_tokens": 8, "samples": 1, "slots": 4}

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from datasets import Dataset, DatasetDict
 
 import tramontane
 from tramontane.config import load_config
+from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
-from tramontane.run.task import Reward, config_of
+from tramontane.run.task import Reward, config_of, kept_rows
 from tramontane.verifier import functions
 
 ROWS: list[dict[str, object]]
@@ -150,15 +152,52 @@ def test_a_function_of_a_module_is_named_by_its_path():
 
 def test_all_kinds_of_data():
     config, rows = made(Dataset.from_list(ROWS[:6]), [names_the_sum])
-    assert rows == {"train.jsonl": ROWS[:6]}
+    assert rows == {"data.python.jsonl": ROWS[:6]}
     assert (config.data.eval, config.data.domain) == (None, "task")
     both = DatasetDict(train=Dataset.from_list(ROWS[:6]), test=Dataset.from_list(ROWS[7:]))
     config, rows = made(both, [names_the_sum])
-    assert (rows["train.jsonl"], rows["eval.jsonl"]) == (ROWS[:6], ROWS[7:])
+    assert rows == {"train.python.jsonl": ROWS[:6], "test.python.jsonl": ROWS[7:]}
+    assert Path(config.data.eval).name == "test.python.jsonl"
     config, rows = made({"train": "playground:", "eval": ROWS[:2]})
-    assert (config.data.train, list(rows)) == ("playground:", ["eval.jsonl"])
+    assert (config.data.train, list(rows)) == ("playground:", ["eval.python.jsonl"])
     config, rows = made("reasoning_gym:chain_sum")
     assert (config.data.train, config.data.eval, rows) == ("reasoning_gym:chain_sum", None, {})
+
+
+def test_numbers_reach_a_reward_as_numbers(tmp_path):
+    """NumPy's and pandas' integers, decimals and tensors: as text, every reward would be 0."""
+    import numpy as np  # here: the workers that load this module have little memory
+    import pandas
+    import torch
+
+    frame = pandas.DataFrame({"prompt": ["1 + 1?", "2 + 2?"], "sum": [2, 4]})
+    for rows in (
+        frame,
+        [{"prompt": "1 + 1?", "sum": np.int64(2)}, {"prompt": "2 + 2?", "sum": Decimal(4)}],
+        [{"prompt": "1 + 1?", "sum": torch.tensor(2)}, {"prompt": "2 + 2?", "sum": 4}],
+    ):
+        config, found = made(rows, [names_the_sum], {"run_dir": str(tmp_path / "run")})
+        with kept_rows(config, found) as config:
+            problems = load_problems(
+                config.data.train, config.data, split="train", limit=None, seed=0,
+                domains=config.verifier.domains,
+            )  # fmt: skip
+            names = [(p.id, p.where, repr(p.metadata["sum"])) for p in problems]
+        assert names == [("data-0", "data[0]", "2"), ("data-1", "data[1]", "4")]
+
+
+def test_errors_in_evaluated_rows_name_the_row():
+    with pytest.raises(InputError, match=r"^data\[1\]: no answer .* data\.fields"):
+        tramontane.evaluate("tiny", [{"problem": "?", "answer": "1"}, {"problem": "?"}])
+
+
+def test_a_name_that_means_many_things_leaves_the_grading_to_rewards():
+    """Rows as users of TRL have them, with a reward that reads the column itself."""
+    rows = [{"prompt": "1 + 1?", "solution": "2", "ground_truth": "2"}]
+    assert made(rows, [names_the_sum])[0].data.domain == "task"
+    assert made(rows)[0].data.domain is None
+    fields = {"data.fields": {"answer": "solution"}}
+    assert made(rows, [names_the_sum], fields)[0].data.domain is None
 
 
 def test_rows_with_an_answer_keep_the_verifier():
@@ -186,8 +225,19 @@ def test_objects_are_laid_over_a_config(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"data": [1, 2]}, "row 0 is a int; give a list of dicts"),
-        ({"data": []}, "no rows"),
+        ({"data": [1, 2]}, r"^data\[0\] is of type int; give a list of dicts"),
+        ({"data": []}, "^data: no rows"),
+        ({"data": {"train": ROWS, "test": []}}, r"^data\['test'\]: no rows"),
+        ({"data": [*ROWS[:3], {"sum": {1}}]}, r"^data\[3\]: field 'sum' holds a value of type set"),
+        (
+            {"data": {"train": ROWS, "test": [{"a": "\ud800"}]}},
+            r"^data\['test'\]\[0\]: field 'a' has half of a surrogate pair",
+        ),
+        ({"settings": {"data.limit": {1}}}, r"^data\.limit: a value of type set: give a list"),
+        (
+            {"rewards": [lambda p, text: 1.0]},
+            r"^reward '<lambda>' has the parameters \(p, text\), and is called with \(problem,",
+        ),
         ({"data": {"dev": ROWS}}, "must have the split train"),
         ({"rewards": [lambda p, t, n: 1.0]}, "reward '<lambda>': the name must be"),
         ({"rewards": [Reward(lambda p, t, n: 1.0, name="x"), "x"]}, "'x' is no import path"),
@@ -211,7 +261,7 @@ def test_a_function_that_holds_what_cannot_be_sent_is_refused_at_once():
 
 def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path):
     settings = SIZES | {"run_dir": str(tmp_path / "run")}
-    with pytest.raises(InputError, match=r"data/train\.jsonl:1: no answer"):
+    with pytest.raises(InputError, match=r"^data\[0\]: no answer"):
         tramontane.train(model="tiny", data=ROWS, overrides=settings, quiet=True)
     assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match="give resume alone|without a config"):

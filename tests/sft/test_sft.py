@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from safetensors.torch import load_file
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests import forked
@@ -132,6 +133,22 @@ def test_responses_end_with_eos_and_prompts_are_templated(base, data, tmp_path):
         assert response[-1] == tokenizer.eos_token_id
         assert tokenizer.eos_token not in text
         assert prompt == PromptEncoder(tokenizer).encode(known[text])
+
+
+def test_examples_have_one_eos_whatever_tokenizer_and_prompt_add(tmp_path):
+    """A base model's tokenizer that ends texts with EOS, and a prompt that spells it out."""
+    tokenizer = make_tokenizer("base")
+    eos = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", special_tokens=[(eos, tokenizer.eos_token_id)]
+    )
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps({"prompt": f"1{eos}2", "response": "3"}))
+    stream = ExampleStream(config_of("", str(file), "out"), PromptEncoder(tokenizer))
+    [(prompt, response)] = stream.take(1)
+    assert [*prompt, *response].count(tokenizer.eos_token_id) == 1
+    assert tokenizer.decode(prompt).endswith(f"1{eos}2\n\n")
+    assert tokenizer.decode(response) == f"3{eos}"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ class NamedSetConfig(Section):
     see docs/data.md."""
 
     source: str
-    """A JSONL (also gzip) or Parquet file, or a Hugging Face dataset (`NAME` or `NAME#SUBSET`)."""
+    """A file, as for `data.train`, or a Hugging Face dataset (`NAME` or `NAME#SUBSET`)."""
     split: str = "train"
     """Split of a Hugging Face dataset."""
     fields: dict[str, str] = Field(default_factory=dict)
@@ -98,13 +98,16 @@ class DataConfig(PromptConfig):
     selection of problems by pass rate."""
 
     train: str = "playground:"
-    """Source of training problems: `playground:`, `reasoning_gym:NAME`, a JSONL (also gzip) or
-    Parquet file, a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a short name (`polaris`) or a
-    local file of a named set's layout (`polaris@FILE`)."""
+    """Source of training problems: `playground:`, `reasoning_gym:NAME`, a file (JSON lines, a JSON
+    array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
+    short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
     eval: str | None = "playground:"
     """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
+    eval_fields: dict[str, str] | None = None
+    """Names of a row's fields in `eval`, where they differ from those in `train`. null: as
+    `fields`."""
     sets: dict[str, NamedSetConfig] = Field(default_factory=dict)
     """Further short names of datasets, e.g. `mine: {source: me/my-set, fields: {answer: a}}`."""
     domain: str | None = None
@@ -127,6 +130,10 @@ class DataConfig(PromptConfig):
     overlong_prompts: Literal["refuse", "drop"] = "refuse"
     """Problems whose prompt is above the limit: `refuse` to start, and say how many there are, or
     `drop` them from training and evaluation."""
+    eval_overlap: Literal["warn", "refuse", "drop", "ignore"] = "warn"
+    """Training problems with the statement of an evaluation problem, or nearly that: `warn` of
+    them, `refuse` to start, `drop` them from training, or `ignore` them and do not look. Sources
+    without an end are not looked through."""
     min_pass_rate: float | None = Field(None, ge=0, le=1)
     """Lowest pass rate of a problem that is handed out, included. null: no lower bound. Requires a
     finite source. The paper does not print its thresholds."""

@@ -73,6 +73,10 @@ class PromptConfig(Section):
     part of the response, and never trained on. Not needed if the chat template writes the opening
     thinking tag itself."""
 
+    allow_special_tokens: bool = False
+    """Special tokens in the text of rows (`<|im_end|>`) are control tokens, as those of the chat
+    template are. false: they are text, which cannot end a turn or begin another."""
+
     @field_validator("chat_template_kwargs")
     @classmethod
     def _free(cls, kwargs: dict[str, Any]) -> dict[str, Any]:

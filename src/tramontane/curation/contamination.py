@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tramontane.curation.config import DecontaminateConfig
 from tramontane.curation.load import check_inputs, read_problems
 from tramontane.curation.rows import Row, Stage
-from tramontane.curation.similarity import SimilarityIndex, numbers, similarity, spelling
 from tramontane.data.load import RowRules
+from tramontane.data.similarity import Copy, Originals, spelling
 from tramontane.errors import InputError
 
 
@@ -39,36 +37,31 @@ class Decontaminate(Stage):
 
     def __init__(self, config: DecontaminateConfig, folder: Path) -> None:
         super().__init__(config, folder)
-        self.index = SimilarityIndex(config.threshold, config.same_numbers)
         self.ids: list[str] = []
-        self.spelt: list[str] = []
         self.grams: dict[str, list[int]] = defaultdict(list)  # n-gram → problems
         self.sizes: list[int] = []
         # Only statements are compared: the domain plays no part.
+        statements: list[str] = []
         rules = RowRules(config.fields, domain="math", gradable=False)
         for row in read_problems(config.against, rules, config.split):
             if row.problem is None:
                 raise InputError(f"{row.where}: {row.detail}; fix this evaluation set first")
             self.ids.append(row.problem.id)
-            self.spelt.append(spelling(row.problem.problem))
+            statements.append(row.problem.problem)
             grams = self._grams(row.problem.problem)
             self.sizes.append(len(grams))
             for gram in grams:
                 self.grams[gram].append(len(self.ids) - 1)
-        self.index.add(np.array([self.index.keys(s) for s in self.spelt]), range(len(self.ids)))
+        self.originals = Originals(statements, config.threshold, config.same_numbers)
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        spelt = [spelling(row.task.problem) for row in rows]
-        near = self.index.find(np.array([self.index.keys(s) for s in spelt]))
-        return [self._decide(*each) for each in zip(rows, spelt, near, strict=True)]
+        copies = self.originals.copies([row.task.problem for row in rows])
+        return [self._decide(*each) for each in zip(rows, copies, strict=True)]
 
-    def _decide(self, row: Row, spelt: str, near: Sequence[int]) -> Row:
-        for item in near:
-            likeness = 1.0 if self.spelt[item] == spelt else similarity(self.spelt[item], spelt)
-            same = not self.config.same_numbers or numbers(self.spelt[item]) == numbers(spelt)
-            if likeness >= self.config.threshold and same:
-                detail = f"{self.ids[item]}, similarity {likeness:.2f}"
-                return row.drop(self.name, "contaminated", detail)
+    def _decide(self, row: Row, copy: Copy | None) -> Row:
+        if copy:
+            detail = f"{self.ids[copy.original]}, similarity {copy.similarity:.2f}"
+            return row.drop(self.name, "contaminated", detail)
         shared = Counter(
             i for gram in self._grams(row.task.problem) for i in self.grams.get(gram, ())
         )

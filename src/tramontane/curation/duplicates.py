@@ -26,7 +26,7 @@ from tramontane.config import VerifierConfig
 from tramontane.curation.config import DeduplicateConfig
 from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import Row, Stage
-from tramontane.curation.similarity import SimilarityIndex, numbers, similarity, spelling
+from tramontane.data.similarity import SimilarityIndex, numbers, similarity, spelling
 
 MAX_TESTS = 64  # tests per problem that are compared
 NO_COMMON_TEST = "with which it shares no test"

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.curation.rows import Row
-from tramontane.data.files import ENDINGS, JSON_ENDINGS, SCHEMES, read_rows, require_file
+from tramontane.data.files import (
+    ENDINGS,
+    JSON_ENDINGS,
+    SCHEMES,
+    is_array,
+    read_rows,
+    require_file,
+)
 from tramontane.data.load import RowRules, check_fields, parse_problem
+from tramontane.data.values import encodable
 from tramontane.errors import InputError
 
 STAGE = "load"
@@ -60,11 +68,8 @@ def read_problems(
             name = f"{stem}-{re.findall(r'[0-9]+', where)[-1]}"
             problem = parse_problem(parsed, where, rules, default_id=name, source=stem)
             row = Row(number, where, problem)
-            row.dump().encode()  # half a surrogate pair cannot be written
         except InputError as error:
             row = row.drop(STAGE, "malformed", str(error).removeprefix(f"{where}: "))
-        except UnicodeEncodeError:
-            row = Row(number, where, None).drop(STAGE, "malformed", "text that is not Unicode")
         yield row
 
 
@@ -80,12 +85,13 @@ def _parse(content: Any, where: str) -> dict[str, Any]:
             raise InputError(f"{where}: not JSON ({error})") from None
         if not isinstance(content, dict):
             raise InputError(f"{where}: a {type(content).__name__}, not a JSON object")
+        return encodable(content, where)
     return content
 
 
 def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (source, where, content): a line or row, or the error that ends the file there."""
-    if source.endswith(JSON_ENDINGS):
+    if source.endswith(JSON_ENDINGS) and not is_array(Path(source).expanduser()):
         yield from _raw_lines(source)
         return
     where = source

@@ -193,7 +193,7 @@ def _flat(row: Row) -> dict[str, Any]:
     fields = {
         name: value
         for name, value in vars(problem).items()
-        if name != "metadata" and value is not None
+        if name not in ("metadata", "where") and value is not None
     }
     # The metadata may hold a field's name with a value that the field could not take.
     rest = {f"source_{k}" if k in fields else k: v for k, v in problem.metadata.items()}

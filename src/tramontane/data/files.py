@@ -1,55 +1,74 @@
-"""Reads rows with their locations from JSONL (also gzip), Parquet, or a Hugging Face dataset."""
+"""Reads rows with their locations from JSON lines, JSON arrays, CSV (all also gzip), Parquet, or a
+Hugging Face dataset."""
 
 from __future__ import annotations
 
+import csv
 import difflib
 import gzip
 import json
+import logging
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TextIO, TypeVar, cast
 
+from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError
+
+logger = logging.getLogger("tramontane")
 
 T = TypeVar("T")
 
 JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-ENDINGS = (*JSON_ENDINGS, ".parquet")
+CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
+PYTHON_ROWS = ".python.jsonl"  # ending of a file to which rows given as Python objects were written
+MAX_CELL = 2**30  # characters of a cell of CSV
 SCHEMES = ("playground:", "reasoning_gym:")
 
 
-def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (`file:line` or `name[index]`, row).
+def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
+    """Yield (`file:line` or `name[index]`, row) with values in JSON's types (`data.values`).
 
     A source without one of the file endings is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
     from the hub or the folder of a local copy. `split` applies to datasets only.
 
     Raises:
         InputError: no such file or dataset, no rows, a file that is cut off or of another format,
-            or a line that is not a JSON object.
+            a row that is not a JSON object, or half of a surrogate pair.
     """
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
-    if path.name.endswith(JSON_ENDINGS):
+    if path.name.endswith(ENDINGS):
         require_file(path)
-        rows = _json_rows(source, path)
-    elif path.suffix == ".parquet":
-        require_file(path)
-        rows = _parquet_rows(source, path)
+        if path.suffix == ".parquet":
+            rows = _table_rows(source, _parquet_rows(source, path))
+        elif path.name.endswith(CSV_ENDINGS):
+            rows = _csv_rows(source, path)
+        else:
+            rows = _array_rows(source, path) if is_array(path) else _json_rows(source, path)
     elif not folder and (path.exists() or source.startswith((".", "/", "~"))):
-        raise InputError(
-            f"data {source!r}: not a file that can be read; give .jsonl, .jsonl.gz or .parquet"
-        )
+        raise InputError(f"data {source!r}: not a file that can be read; give {', '.join(ENDINGS)}")
     else:
-        rows = _dataset_rows(source, split)
+        rows = _table_rows(source, _dataset_rows(source, split))
     empty = True
     for where, row in rows:
         empty = False
         yield where, row
     if empty:
         raise InputError(f"data {source!r}: there are no rows in it; give one with problems")
+
+
+def name_of(source: str) -> str:
+    """A source as messages name it: `data` or `data['eval']` for rows given as Python objects."""
+    name = Path(source).name
+    if not name.endswith(PYTHON_ROWS):
+        return source
+    split = name.removesuffix(PYTHON_ROWS)
+    return "data" if split == "data" else f"data[{split!r}]"
 
 
 def shuffled(items: Sequence[T], seed: int) -> list[T]:
@@ -59,21 +78,84 @@ def shuffled(items: Sequence[T], seed: int) -> list[T]:
     return copy
 
 
-def _json_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _json_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    given = name_of(source)
     for number, line in read_lines(source, path):
-        where = f"{source}:{number}"
+        where = f"{source}:{number}" if given == source else f"{given}[{number - 1}]"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
             raise InputError(
-                f"{where}: not JSON ({error}); every line must hold one JSON object: fix or "
-                f"remove this line"
+                f"{where}: not JSON ({error}); every line must hold one JSON object (or a .json "
+                f"file one array of them): fix or remove this line"
             ) from None
         if not isinstance(row, dict):
             raise InputError(
                 f"{where}: a {type(row).__name__}; every line must hold one JSON object"
             )
-        yield where, row
+        # A file of UTF-8 holds half of a surrogate pair as an escape only.
+        yield where, encodable(row, where) if "\\u" in line else row
+
+
+def is_array(path: Path) -> bool:
+    """True if a .json file is one array, by its first character."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return False
+    with open_text(path, errors="replace") as file:
+        try:
+            return next((c for c in iter(lambda: file.read(1), "") if not c.isspace()), "") == "["
+        except (EOFError, OSError, zlib.error):
+            return False  # damaged, which reading the lines reports
+
+
+def _array_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    text = "".join(line for _, line in read_lines(source, path))
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{source}: begins with [ and is not a JSON array ({error}); give an array of "
+            f"objects, or one object on each line"
+        ) from None
+    for index, row in enumerate(rows):
+        where = f"{source}[{index}]"
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: a {type(row).__name__}; the array must hold objects")
+        yield where, encodable(row, where) if "\\u" in text else row
+
+
+def _csv_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    """Rows of text; an empty cell is null. The header names the columns, and shows by its first
+    line whether commas, semicolons or tabs separate them."""
+    csv.field_size_limit(MAX_CELL)
+    lines = _raw_lines(source, path)
+    header = next(lines, "")
+    separator = max(",;\t", key=header.count)
+    reader = csv.reader(chain([header], lines), delimiter=separator, strict=True)
+    names: list[str] = []
+    line = 1  # where the row begins: cells may hold line breaks
+    try:
+        for cells in reader:
+            where, line = f"{source}:{line}", reader.line_num + 1
+            if not names:
+                names = [name.strip() for name in cells]
+                if len({*names}) < len(names) or not all(names):
+                    raise InputError(f"{where}: a header needs different names, not {names}")
+            elif len(cells) > len(names) or (any(cells) and len(cells) < len(names)):
+                raise InputError(
+                    f"{where}: {len(cells)} cells, where the header has {len(names)} "
+                    f"({', '.join(names)}); put cells with separators or line breaks in quotes"
+                )
+            elif any(cells):
+                yield where, {k: v or None for k, v in zip(names, cells, strict=True)}
+    except csv.Error as error:
+        raise InputError(f"{source}:{line}: not CSV ({error}); fix or remove this row") from None
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """A text file, also gzip, without the byte order mark with which some systems begin it."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    return cast(TextIO, opener(path, "rt", encoding="utf-8-sig", errors=errors, newline=""))
 
 
 def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tuple[int, str]]:
@@ -84,14 +166,18 @@ def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tupl
     Raises:
         InputError: the file is cut off, damaged, or not UTF-8.
     """
-    opener = gzip.open if path.suffix == ".gz" else open
+    for number, line in enumerate(_raw_lines(source, path, errors), 1):
+        if line.strip():
+            yield number, line
+
+
+def _raw_lines(source: str, path: Path, errors: str = "strict") -> Iterator[str]:
     number = 0
     try:
-        # Files from other systems may begin with a byte order mark, which JSON does not allow.
-        with opener(path, "rt", encoding="utf-8-sig", errors=errors) as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line
+        with open_text(path, errors) as lines:
+            for line in lines:
+                number += 1
+                yield line
     except EOFError:
         raise InputError(
             f"{source}: the gzip file is cut off after line {number}; fetch or write it again"
@@ -106,7 +192,24 @@ def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tupl
         ) from None
 
 
-def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+    """Rows of a table without the columns of types that no row can hold, which a warning names.
+
+    A table may have columns of dates or images that nobody asked for, so they are no error."""
+    left_out: set[str] = set()
+    for where, row in rows:
+        kept: Row = {}
+        for name, value in row.items():
+            try:
+                kept[name] = plain(value)
+            except UnknownType as error:
+                if name not in left_out:
+                    left_out.add(name)
+                    logger.warning("%s: column %r is left out, as it holds %s", source, name, error)
+        yield where, encodable(kept, where)
+
+
+def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -123,7 +226,7 @@ def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, dict[str, Any]
         ) from None
 
 
-def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
     if ":" in source or f"{source}:" in SCHEMES:
         near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {' and '.join(SCHEMES)}"

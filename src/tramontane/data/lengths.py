@@ -66,10 +66,11 @@ class PromptLimit:
         )
         return cls(context - max_tokens, reason)
 
-    def refusal(self, problem_id: str, tokens: int, counts: str = "") -> InputError:
+    def refusal(self, problem: Problem, tokens: int, counts: str = "") -> InputError:
         """The error for a prompt above the limit."""
+        row = f"{problem.where}: " if problem.where else ""
         return InputError(
-            f"problem {problem_id!r}: its prompt has {tokens:,} tokens, but {self.reason}, or "
+            f"{row}problem {problem.id!r}: its prompt has {tokens:,} tokens, but {self.reason}, or "
             f"leave such problems out (data.overlong_prompts: drop){counts}"
         )
 
@@ -106,7 +107,8 @@ def measure_prompts(
             longest = bound
             break
         measured += len(places)
-        ids = encoder.encode_all([problems[place].prompt for place in places])
+        chunk = [problems[place] for place in places]
+        ids = encoder.encode_all([p.prompt for p in chunk], [p.where for p in chunk])
         for place, tokens in zip(places, map(len, ids), strict=True):
             if tokens > limit.tokens:
                 overlong[place] = tokens
@@ -137,8 +139,10 @@ class PromptFilter:
 
         Raises:
             InputError: a prompt is above the limit and `drop` is False, or all are; the message
-                names the longest one and the number of such prompts.
+                names the longest one and the number of such prompts. Or the chat template refuses
+                a row.
         """
+        self.encoder.check_chats(problems)
         lengths = measure_prompts(self.encoder, problems, self.limit)
         self.longest = max(self.longest, lengths.longest)
         if not lengths.overlong:
@@ -165,7 +169,7 @@ class PromptFilter:
         if overlong and (not self.drop or len(overlong) == len(problems)):
             longest = max(overlong, key=overlong.__getitem__)
             counts = f"; {len(overlong):,} of {len(problems):,} prompts are too long"
-            raise self.limit.refusal(problems[longest].id, overlong[longest], counts)
+            raise self.limit.refusal(problems[longest], overlong[longest], counts)
 
     def encode(self, problem: Problem) -> list[int]:
         """The prompt of a problem.
@@ -173,9 +177,9 @@ class PromptFilter:
         Raises:
             InputError: it is longer than `longest`, as an endless source may draw it.
         """
-        ids = self.encoder.encode(problem.prompt)
+        ids = self.encoder.encode(problem.prompt, problem.where)
         if len(ids) > self.limit.tokens:
-            raise self.limit.refusal(problem.id, len(ids))
+            raise self.limit.refusal(problem, len(ids))
         if len(ids) > self.longest:
             raise InputError(
                 f"problem {problem.id!r}: its prompt has {len(ids):,} tokens, and by the first "

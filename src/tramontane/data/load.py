@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,20 +18,28 @@ from tramontane.config import BUILT_IN, LANGUAGES, DataConfig, DomainConfig, nea
 from tramontane.data import playground
 from tramontane.data.catalog import named_source, problem_rows
 from tramontane.data.code import parse_tests
-from tramontane.data.files import ENDINGS, SCHEMES, read_rows
+from tramontane.data.files import ENDINGS, SCHEMES, name_of, read_rows
+from tramontane.data.values import encodable, is_missing
 from tramontane.errors import InputError
 from tramontane.types import Message, Problem
+from tramontane.verifier.format import last_box
+
+logger = logging.getLogger("tramontane")
 
 Split = Literal["train", "test"]
 
 FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
-# Names that a row may use for a field without `data.fields`. Only unambiguous names are listed:
-# `solution`, for instance, is an answer in some sets and a whole derivation in others.
+# Names that a row may use for a field without `data.fields`.
 ALIASES = {
-    "problem": ("question", "prompt"),
+    "problem": ("question", "prompt", "query"),
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
 }
+# Names of the answer in some sets, and of something else in others: of a derivation, a program, or
+# what only the user's own reward reads. They are read where a row has no other answer and no tests,
+# and stay in the metadata.
+UNSURE = ("ground_truth", "solution")
+MAX_ANSWER = 200  # characters of a text without a box that is an answer rather than a derivation
 ROLES = ("system", "user", "assistant")
 # Names in the metadata that a stage of curation reads; `data.fields` can map these too.
 METADATA_FIELDS = ("solutions",)
@@ -71,10 +81,10 @@ def load_problems(
     """All problems of a finite source.
 
     Args:
-        source: a .jsonl, .jsonl.gz or .parquet file, a Hugging Face dataset (`NAME` or
+        source: a file with one of `files.ENDINGS`, a Hugging Face dataset (`NAME` or
             `NAME#SUBSET`), `reasoning_gym:NAME`, or `playground:`.
-        config: `fields`, `domain`, `playground`, and the datasets' names for the two splits
-            (`split` and `eval_split`) are used here.
+        config: `fields` and `eval_fields`, `domain`, `playground`, and the datasets' names for the
+            two splits (`split` and `eval_split`) are used here.
         split: the problems to train on, or to evaluate with. Files have no splits; no problem of a
             generated source is in both.
         limit: maximum number of problems, evenly spaced over the source (which may be sorted);
@@ -86,7 +96,10 @@ def load_problems(
         InputError: no such source, a damaged file, a row that cannot be graded, an unknown domain,
             an unknown name in `fields`, or too few different generated problems.
     """
-    check_fields(config.fields)
+    mapped = config.fields, "data.fields"
+    if split == "test" and config.eval_fields is not None:
+        mapped = config.eval_fields, "data.eval_fields"
+    check_fields(*mapped)
     scheme, name = generated(source)
     if scheme and limit is None:
         raise InputError(f"data {source!r} has no end: say how many problems (data.limit)")
@@ -107,8 +120,9 @@ def load_problems(
             )
         return problems
     if found := named_source(source, config.sets):
-        check_fields(found.entry.fields, f"data.sets.{found.name}.fields")
-        rules = RowRules(found.entry.fields, found.entry.domain, domains)
+        mapped = found.entry.fields, f"data.sets.{found.name}.fields"
+        check_fields(*mapped)
+        rules = RowRules(mapped[0], found.entry.domain, domains, key=mapped[1])
         problems = _row_problems(problem_rows(found), rules, found.name, found.name)
         if not problems:
             count = sum(1 for _ in read_rows(found.source, found.entry.split))
@@ -122,10 +136,15 @@ def load_problems(
         stem = Path(source).name.partition(".")[0] if is_file else source
         # A run may read both splits of a dataset: their rows are different problems.
         prefix = stem if is_file else f"{stem}-{hub_split}"
-        rules = RowRules(config.fields, config.domain, domains)
+        rules = RowRules(mapped[0], config.domain, domains, key=mapped[1])
         problems = _row_problems(read_rows(source, hub_split), rules, stem, prefix)
     if limit is not None and limit < len(problems):
-        problems = [problems[i * len(problems) // limit] for i in range(limit)]
+        return [problems[i * len(problems) // limit] for i in range(limit)]
+    if limit is not None and limit > len(problems) and split == "test":
+        logger.warning(
+            "evaluation on %s: all %s problems are taken, as there are fewer than the %s asked for",
+            name_of(source), f"{len(problems):,}", f"{limit:,}",
+        )  # fmt: skip
     return problems
 
 
@@ -188,7 +207,8 @@ def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iter
     size, unfit = 1000, 0  # 200 draws hold a test problem, except in 1 of 10¹¹ cases
     for start in range(seed, 2**63, size):
         for row in create_dataset(name, size=size, seed=start):
-            statement, answer = row["question"].strip(), (row["answer"] or "").strip()
+            statement, answer = row["question"].strip(), row["answer"]
+            answer = answer.strip() if isinstance(answer, str) else answer_text(answer)
             if not answer or "\n" in answer or playground.split_of(statement) != split:
                 unfit += 1
                 if unfit == 200:
@@ -243,7 +263,7 @@ def _row_problems(
     for key, column in rules.fields.items():
         if column not in names:
             raise InputError(
-                f"data {source!r}: data.fields maps {key!r} to {column!r}, but no row has that; "
+                f"data {source!r}: {rules.key} maps {key!r} to {column!r}, but no row has that; "
                 f"the rows have {', '.join(sorted(names))}"
             )
     return list(problems.values())
@@ -261,11 +281,8 @@ def parse_problem(
     rest = {name: value for name, value in row.items() if value is not None}
     values: dict[str, Any] = {}
     for name, columns in rules.columns.items():
-        values[name] = None
-        for column in columns:
-            if column in rest:
-                values[name] = rest.pop(column)
-                break
+        column = next((c for c in columns if not is_missing(rest.get(c))), None)
+        values[name] = None if column is None else rest.pop(column)
     fields = rules.fields
     rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
     tests = parse_tests(values["tests"], where)
@@ -276,11 +293,15 @@ def parse_problem(
     domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
     if rules.domain is not None and values["domain"] is not None:
         rest["domain"] = values["domain"]
-    answer = _answer(values["answer"])
+    answer = answer_text(values["answer"])
+    if values["answer"] is None and not tests and "answer" not in fields:
+        answer = next(filter(None, (_stated(rest.get(name)) for name in UNSURE)), None)
     if rules.gradable:
         for name in rules.domains[domain].needs:
             if not {"answer": answer, "tests": tests}[name]:
                 raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
+    # Tests and references that are JSON text were decoded after the row was read.
+    encodable({"problem": statement, "answer": answer, "tests": tests}, where)
     is_program = bool(tests) or rules.domains[domain].verifier == "code"
     language, level = _language(values["language"], is_program), _level(values["difficulty"])
     if values["language"] is not None and language is None:
@@ -297,7 +318,8 @@ def parse_problem(
         difficulty=level,
         source=source if values["source"] is None else str(values["source"]),
         messages=messages,
-        metadata=plain(rest),
+        metadata=rest,
+        where=where,
     )
 
 
@@ -357,6 +379,8 @@ def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> 
     name = rules.fields.get(column, column)
     if column == "tests":
         return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"
+    if unsure := [name for name in UNSURE if row.get(name) and "answer" not in rules.fields]:
+        says = f"{unsure[0]!r} states none, by a box or in one line; {says}"
     return (
         f"no answer (text or a number) in field {name!r}, and no tests: domain {domain!r} could "
         f"not grade the row; {says}, remove the row, or set data.domain to a domain of your own "
@@ -364,15 +388,29 @@ def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> 
     )
 
 
-def _answer(value: Any) -> str | None:
-    """The reference answer as text; in GSM8K's worked answers the number after `####`."""
+def answer_text(value: Any) -> str | None:
+    """The reference answer as text; in GSM8K's worked answers the number after `####`. None for a
+    value that is no answer, NaN and infinity among them; of a list of one value, that value's."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         value = str(value)
     if not isinstance(value, str):
         return None
     return value.rpartition("####")[2].strip()
+
+
+def _stated(value: Any) -> str | None:
+    """The answer that a column states which may hold a derivation: its last box, the text after
+    `####`, or the whole of a short line."""
+    answer = answer_text(value)
+    if not answer or not isinstance(value, str) or "####" in value:
+        return answer
+    if box := last_box(value):
+        return box
+    return answer if len(answer) <= MAX_ANSWER and "\n" not in answer else None
 
 
 def _language(value: Any, is_program: bool) -> str | None:
@@ -387,12 +425,3 @@ def _level(value: Any) -> int | None:
     text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     found = re.fullmatch(r"(?:level )?(\d{1,9})", text.strip(), re.IGNORECASE)
     return int(found[1]) if found else None
-
-
-def plain(value: Any) -> Any:
-    """A value in JSON types: a run records its problems, and tables may hold dates or images."""
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -6,15 +6,16 @@ The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, cast
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
-from tramontane.types import PAPER_TAGS, Message, Prompt, ResponseText, ThinkingTags
+from tramontane.types import PAPER_TAGS, Message, Problem, Prompt, ResponseText, ThinkingTags
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,28 +117,139 @@ class PromptEncoder:
         """The parts of a response's text that are not sampled, for generators."""
         return ResponseText(self.tags, self.opened + self.config.response_prefix)
 
-    def render(self, prompt: Prompt) -> str:
+    def render(self, prompt: Prompt, where: str = "") -> str:
         """The text before a completion, by the tokenizer's chat template.
 
         A chat's own system message replaces the configured one. A base model without a template
         reads the system text (by default the package's, since nothing else describes the format),
         the messages, and a line break. If the template has no system role, the system text precedes
         the first message.
+
+        Args:
+            prompt: a statement or a chat.
+            where: the row that it comes from, for messages.
+
+        Raises:
+            InputError: the chat template refuses the prompt, as one whose roles do not alternate.
         """
-        return self._templated(prompt) + self.config.response_prefix
+        return self._templated(prompt, where) + self.config.response_prefix
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of `render`; the template writes the special tokens itself."""
-        return self.encode_all([prompt])[0]
+    def check_chats(self, problems: Iterable[Problem]) -> None:
+        """Render one chat of each order of roles among the problems; templates refuse no others.
 
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        Raises:
+            InputError: as `render`.
+        """
+        seen: set[tuple[str, ...]] = set()
+        for problem in problems:
+            roles = tuple(message["role"] for message in problem.messages or ())
+            if roles and roles not in seen:
+                seen.add(roles)
+                self.render(problem.prompt, problem.where)
+
+    def encode(self, prompt: Prompt, where: str = "") -> list[int]:
+        """Token ids of `render`, which begin with BOS if the tokenizer or the template writes it,
+        and do not end with EOS.
+
+        Special tokens are the template's and the config's alone: those in a row's text are encoded
+        as text (`allow_special_tokens`). Only the thinking tags in its system and assistant
+        messages are tokens, as the system prompt of Magistral 1.2 needs them.
+        """
+        return self.encode_all([prompt], [where])[0]
+
+    def encode_all(self, prompts: Sequence[Prompt], where: Iterable[str] = ()) -> list[list[int]]:
         """`encode` for many prompts, which the tokenizer may split over threads."""
-        texts = [self.render(prompt) for prompt in prompts]
-        special = self.tokenizer.chat_template is None
-        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=special)["input_ids"]
+        places = chain(where, repeat(""))
+        texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=False)]
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for number, prompt in enumerate(prompts):
+            if self._has_special_tokens(prompt):
+                encoded[number] = self._encode_as_text(prompt)
+        return [[*self._first_tokens, *ids] for ids in encoded]
+
+    @cached_property
+    def _first_tokens(self) -> list[int]:
+        """The tokens that a tokenizer without a template puts before every text: mostly BOS. What
+        it puts after a text ends texts, and a prompt does not end."""
+        if self.tokenizer.chat_template is not None:
+            return []
+        bare: list[int] = self.tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+        whole: list[int] = self.tokenizer(_PROBE)["input_ids"]
+        return next(whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """The special tokens that the tokenizer recognises in a text."""
+        added = {str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special}
+        texts = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)))
+
+    def _has_special_tokens(self, prompt: Prompt) -> bool:
+        if self.config.allow_special_tokens:
+            return False
+        contents = [m["content"] for m in prompt] if isinstance(prompt, list) else [prompt]
+        return any(map(self._special.search, contents))
+
+    def _encode_as_text(self, prompt: Prompt) -> list[int]:
+        """`encode` of a prompt with special tokens in its own text.
+
+        A mark stands for each while the template is applied, which tells them from the template's.
+        The whole text is encoded as it would be otherwise, and only their tokens are replaced.
+        """
+        if not self.tokenizer.is_fast:
+            raise InputError(
+                f"a prompt holds special tokens of the model ({self._special.pattern}), which its "
+                f"tokenizer cannot encode as text; remove them, or set allow_special_tokens"
+            )
+        chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+        texts = "".join(message["content"] for message in chat)
+        mark = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # no characters
+        found: list[str] = []
+
+        def marked(message: Message) -> Message:
+            def replaced(match: re.Match[str]) -> str:
+                if message["role"] != "user" and match[0] in self.tags:
+                    return match[0]
+                found.append(match[0])
+                return f"{mark}{len(found) - 1}{mark}"
+
+            content = self._special.sub(replaced, message["content"])
+            return Message(role=message["role"], content=content)
+
+        pieces = re.split(f"{mark}([0-9]+){mark}", self.render([marked(m) for m in chat]))
+        text, spans = "", []
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                piece = found[int(piece)]
+                spans.append((len(text), len(text) + len(piece)))
+            text += piece
+        whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = []
+        for token, (start, end) in zip(whole["input_ids"], whole["offset_mapping"], strict=True):
+            if any(start < stop and begin < end for begin, stop in spans):
+                ids += self._as_text(text[start:end])
+            else:
+                ids.append(token)
         return ids
 
-    def _templated(self, prompt: Prompt) -> str:
+    def _as_text(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
+        return ids
+
+    def _templated(self, prompt: Prompt, where: str = "") -> str:
+        try:
+            return self._by_template(prompt)
+        except TemplateError as error:
+            roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
+            row = f"{where}: " if where else ""
+            raise InputError(
+                f"{row}the model's chat template refuses the prompt, whose roles are {roles} "
+                f"({error}); give messages that the template takes, or remove the row"
+            ) from None
+
+    def _by_template(self, prompt: Prompt) -> str:
         chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
         system = system_text(self.config.system_prompt, self.tags)
         if chat[0]["role"] == "system":

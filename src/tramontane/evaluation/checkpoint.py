@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.config import Config, PromptConfig, parse_settings, read_settings
 from tramontane.config.device import slow_dtype
-from tramontane.data.files import SCHEMES
+from tramontane.data.files import PYTHON_ROWS, SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import Basis
@@ -347,7 +347,7 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
 def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
     """A file with these rows, while they are evaluated."""
     with tempfile.TemporaryDirectory(prefix="tramontane-eval-") as folder:
-        file = Path(folder) / "data.jsonl"
+        file = Path(folder) / f"data{PYTHON_ROWS}"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         yield str(file)
 

@@ -231,7 +231,7 @@ class Evaluation:
         return [
             Request(-1 - i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
             for i, problem in enumerate(self.problems[self._first :], self._first)
-            for prompt in [self.encoder.encode(problem.prompt)]
+            for prompt in [self.encoder.encode(problem.prompt, problem.where)]
             for j in range(plan.samples)
         ]
 

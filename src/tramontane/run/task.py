@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tramontane.config import Config, parse_settings, read_settings
-from tramontane.data.load import columns_of, plain
+from tramontane.data.files import PYTHON_ROWS, name_of
+from tramontane.data.load import columns_of
+from tramontane.data.values import UnknownType, plain, plain_row
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Reward
@@ -65,7 +67,7 @@ def config_of(
         if isinstance(source, str | Path):
             raw.setdefault("data", {})[key] = str(source)
         else:
-            found[name] = rows_of(source)
+            found[name] = rows_of(source, name)
             raw.setdefault("data", {})[key] = name
     if model is not None:
         raw["model"] = str(model)
@@ -114,7 +116,10 @@ def _of_trl(config: Config) -> bool:
 
 def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
     """True if no row has a value by which a verifier could grade it."""
-    columns = {c for name in _GRADED_BY for c in columns_of(name, config.data.fields)}
+    if config.data.domain is not None:
+        return False
+    mapped = (config.data.fields, config.data.eval_fields or {})
+    columns = {c for fields in mapped for name in _GRADED_BY for c in columns_of(name, fields)}
     return not any(columns & row.keys() for part in rows.values() for row in part)
 
 
@@ -156,11 +161,11 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
     if data is None:
         return {}
     if not isinstance(data, Mapping):
-        return {"train": ("train.jsonl", data)}
+        return {"train": (f"data{PYTHON_ROWS}", data)}
     found: dict[str, tuple[str, Source]] = {}
     for key, names in (("train", TRAIN_SPLITS), ("eval", EVAL_SPLITS)):
         if name := next((n for n in names if n in data), None):
-            found[key] = (f"{key}.jsonl", data[name])
+            found[key] = (f"{name}{PYTHON_ROWS}", data[name])
     if "train" not in found:
         raise InputError(
             f"data: a mapping must have the split train, and may have one of "
@@ -169,29 +174,55 @@ def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
     return found
 
 
-def rows_of(source: Rows) -> list[dict[str, Any]]:
-    """Rows as JSON values."""
+def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[dict[str, Any]]:
+    """Rows as JSON values.
+
+    Args:
+        source: objects with a value by column, or a pandas `DataFrame`.
+        name: name of the file that the rows will be read from (`files.name_of`).
+
+    Raises:
+        InputError: no rows, a row that is not a mapping, or a value of a type that rows cannot
+            hold; the message names the row, as `data[3]`, and the field.
+    """
+    given = name_of(name)
+    frame: Any = source
     rows = []
-    for number, row in enumerate(source):
+    for number, row in enumerate(
+        frame.to_dict("records") if hasattr(source, "iterrows") else source
+    ):
+        where = f"{given}[{number}]"
         if not isinstance(row, Mapping):
             raise InputError(
-                f"data: row {number} is a {type(row).__name__}; give a list of dicts, a "
-                f"datasets.Dataset, or the name of a file or dataset"
+                f"{where} is of type {type(row).__name__}; give a list of dicts, a "
+                f"datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
             )
-        rows.append(plain(dict(row)))
+        rows.append(plain_row(row, where))
     if not rows:
-        raise InputError("data: no rows")
+        raise InputError(f"{given}: no rows")
     return rows
 
 
 def override_texts(settings: Settings | None) -> list[str]:
-    """`key=value` texts; a function becomes its import path."""
+    """`key=value` texts; a function becomes its import path.
+
+    Raises:
+        InputError: a value of a type that no config holds.
+    """
     if not isinstance(settings, Mapping):
         return list(settings or ())
-    values = {k: functions.path_of(v) if callable(v) else v for k, v in settings.items()}
-    return [
-        f"{key}={json.dumps(plain(value), ensure_ascii=False)}" for key, value in values.items()
-    ]
+    return [f"{key}={_setting(key, value)}" for key, value in settings.items()]
+
+
+def _setting(key: str, value: Any) -> str:
+    if callable(value):
+        value = functions.path_of(value)
+    if isinstance(value, Path):
+        value = str(value)
+    try:
+        return json.dumps(plain(value), ensure_ascii=False)
+    except UnknownType as error:
+        raise InputError(f"{key}: {error}") from None
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

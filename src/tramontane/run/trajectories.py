@@ -332,7 +332,7 @@ def _of_file(
     completion = Completion(
         group=0,
         index=0,
-        prompt_ids=encoder.encode(problem.prompt),
+        prompt_ids=encoder.encode(problem.prompt, where),
         token_ids=ints(tokens),
         logprobs=floats([math.nan] * len(tokens) if logprobs is None else logprobs),
         versions=ints([ELSEWHERE] * len(tokens)),
@@ -351,8 +351,6 @@ def _response(found: Any, where: str) -> str:
         raise InputError(
             f"{where}: no text in field 'response'; name the column in data.trajectories.fields"
         )
-    if any("\ud800" <= char <= "\udfff" for char in found):
-        raise InputError(f"{where}: field 'response' has half of a surrogate pair; mend the text")
     return found
 
 

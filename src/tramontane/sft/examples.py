@@ -97,7 +97,7 @@ class ExampleStream:
         """Tokenize the (location, prompt, response) rows that fit."""
         pairs = []
         tokenizer = self.encoder.tokenizer
-        prompts = self.encoder.encode_all([prompt for _, prompt, _ in rows])
+        prompts = self.encoder.encode_all([row[1] for row in rows], [row[0] for row in rows])
         for (location, _, response), ids in zip(rows, prompts, strict=True):
             if len(ids) >= self.room:
                 raise InputError(
