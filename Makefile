@@ -1,8 +1,16 @@
 # Everything runs in .venv, which is created when first needed. `quickstart` installs only the
 # package, all other targets also install the development dependencies.
 PYTHON ?= python3
+# On Linux, the torch of most package indexes brings CUDA: gigabytes that are of no use without an
+# NVIDIA driver. Without one, the version +cpu is required, which only builds for CPUs have.
+# Another build: install it into .venv first, where it stays, or name it: make TORCH=torch==2.13.0
+CUDA := $(shell command -v nvidia-smi)
+TORCH ?= torch==2.13.0$(if $(CUDA),,+cpu)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+comma := ,
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
 READY := $(VENV)/.ready
 DEV := $(VENV)/.dev
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup \
@@ -30,7 +38,7 @@ quickstart: $(READY)
 	$(BIN)/tramontane train configs/quickstart.yaml
 
 real: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf]'
+	$(PIP) --quiet --editable '.[gguf]'
 	$(BIN)/tramontane fetch smollm2
 	$(BIN)/tramontane train configs/real.yaml evaluation.also.gsm8k.source='$(GSM8K)' \
 		$(if $(SEED),seed=$(SEED))
@@ -63,12 +71,12 @@ docs: $(DEV)
 	@echo "the site is in site/; to read it while writing: $(BIN)/mkdocs serve"
 
 mutants: $(DEV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutants]'
+	$(PIP) --quiet --editable '.[mutants]'
 	$(BIN)/mutmut run
 	$(BIN)/mutmut results
 
 fuzz: $(DEV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(PIP) --quiet --editable '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
 
 hostile: $(DEV)
@@ -88,21 +96,26 @@ ranks: $(DEV)
 
 # Needs root, to make machines of Linux namespaces.
 nodes: $(DEV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[nodes]'
+	$(PIP) --quiet --editable '.[nodes]'
 	$(BIN)/python -m chaos.nodes
 
 soak: $(DEV)
 	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND) --generator $(GENERATOR)
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Installing Tramontane and 70 packages into $(VENV), with $(TORCH): $(if $(CUDA),an NVIDIA \
+	driver was found; several GB with CUDA$(comma) 10 minutes or more,no NVIDIA driver was found; \
+	0.4 GB to download$(comma) 1.7 GB on disk$(comma) a few minutes)."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --no-deps '$(TORCH)' \
+		$(if $(findstring +cpu,$(TORCH)),--timeout 30 --retries 2 --extra-index-url $(CPU_INDEX))
+	$(PIP) --editable .
 	touch $@
 
 # Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym.
 $(DEV): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@echo "Installing what tests, checks and benchmarks need into $(VENV): 0.9 GB more on disk."
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 clean:

@@ -61,6 +61,7 @@ from tramontane import train
 from tramontane.config import Config, parse
 from tramontane.config.device import number_type
 from tramontane.errors import InputError
+from tramontane.generator.vllm.environment import CPU_INDEX
 from tramontane.models import loading
 from tramontane.models.fetch import cache_dir, fetch
 from tramontane.placement.place import check as check_placement
@@ -261,9 +262,10 @@ def trl_python(folder: Path) -> Path:
         print(f"making {folder} with TRL {TRL_VERSION}, once", flush=True)
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip", "install", "--quiet", "-c", HERE.parent / "constraints.txt"]
-        # torch first, so that no other package chooses its build.
-        for package in ("torch", f"trl=={TRL_VERSION}"):
-            subprocess.run([*pip, package], check=True)
+        # torch first, so that no other package chooses its build: the one that Tramontane has.
+        build = [f"torch=={torch.__version__}", "--no-deps", "--extra-index-url", CPU_INDEX]
+        for packages in (build, [f"trl=={TRL_VERSION}"]):
+            subprocess.run([*pip, *packages], check=True)
         ready.touch()
     return python
 

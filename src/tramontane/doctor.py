@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Literal, NamedTuple
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 
 State = Literal["ok", "missing", "optional"]
 
@@ -31,13 +31,11 @@ def examine() -> list[Finding]:
         *_devices(),
         *_sandbox(),
         _tool("g++", "C++ programs are unscorable: install g++ (apt-get install g++)"),
-        _package("ray", "workers on several machines: pip install 'tramontane[ray]'"),
-        _package("peft", "adapters in place of all weights: pip install 'tramontane[lora]'"),
+        _package("ray", f"workers on several machines: {install('ray')}"),
+        _package("peft", f"adapters in place of all weights: {install('lora')}"),
         _vllm(),
-        _package(
-            "reasoning-gym", "more training problems: pip install 'tramontane[reasoning-gym]'"
-        ),
-        _package("minigrid", "the study byol-deep: pip install 'tramontane[representation]'"),
+        _package("reasoning-gym", f"more training problems: {install('reasoning-gym')}"),
+        _package("minigrid", f"the study byol-deep: {install('representation')}"),
     ]
 
 

@@ -38,6 +38,15 @@ def listed(*programs: str) -> list[object]:
     return [pytest.param(c, id=c.where) for c in commands(*programs)]
 
 
+def write_own(folder: Path) -> str:
+    """Write what docs/your-own.md says to save in a folder; the program that makes the data."""
+    page = ROOT / "docs/your-own.md"
+    make_data, reward = blocks(page, "python")
+    (folder / "own.yaml").write_text(blocks(page, "yaml")[0])
+    (folder / "my_rewards.py").write_text(reward)
+    return make_data
+
+
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: data files, a config, a reward, runs, a model."""
@@ -56,9 +65,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (desk / "ifeval.jsonl").write_text(json.dumps(IFEVAL) + "\n")
     write_bfcl(desk)
     Dataset.from_list(SUMS).to_parquet(desk / "more.parquet")
-    own = blocks(ROOT / "docs/your-own.md", "yaml")[0]
-    (desk / "own.yaml").write_text(own)
-    (desk / "my_rewards.py").write_text(blocks(ROOT / "docs/your-own.md", "python")[0])
+    write_own(desk)
     (desk / "estimates.jsonl").write_text(test_own_task.PROBLEMS)
     (desk / "my_task.py").write_text(test_own_task.TASK)
     (desk / "task.yaml").write_text(test_own_task.CONFIG)
@@ -98,7 +105,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(desk / "runs/quickstart", desk / "runs/x")
     shutil.rmtree(desk / "runs/x/checkpoints")
     (desk / "runs/x/metrics.jsonl").unlink()
-    for name, step in (("own", 20), ("NAME", 30), ("quickstart", 36)):
+    for name, step in (("own", 16), ("NAME", 30), ("quickstart", 36)):
         run = desk / "runs" / name
         if not run.exists():
             shutil.copytree(desk / "runs/quickstart", run)
@@ -218,6 +225,28 @@ def test_a_script_of_the_docs_exists_and_knows_its_options(command: Command) -> 
     else:
         for option in (word for word in words[1:] if word.startswith("--")):
             assert f'"{option}"' in source, f"{command.where}: {option}"
+
+
+@pytest.mark.slow
+def test_the_task_of_ones_own_is_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec(compile(write_own(tmp_path), "make_data.py", "exec"), {})
+    train_rows, test_rows = (
+        [json.loads(line)["problem"] for line in Path(name).read_text().splitlines()]
+        for name in ("train.jsonl", "test.jsonl")
+    )
+    assert (len(train_rows), len(test_rows)) == (1000, 64)
+    assert not set(train_rows) & set(test_rows)
+    short = ["pipeline.updates=6", "evaluation.problems=16", "evaluation.samples=2"]
+    result = train("own.yaml", short, quiet=True, report=False)
+    rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").open()]
+    first, last = rows[:2], rows[-2:]
+    for key in ("reward", "reward_correctness", "reward_house_style"):
+        assert sum(r[key] for r in last) > 1.1 * sum(r[key] for r in first), key
+    assert (result.weights / "README.md").is_file()
 
 
 @pytest.mark.slow

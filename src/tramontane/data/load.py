@@ -20,7 +20,7 @@ from tramontane.data.catalog import named_source, problem_rows
 from tramontane.data.code import parse_tests
 from tramontane.data.files import ENDINGS, SCHEMES, name_of, read_rows
 from tramontane.data.values import encodable, is_missing
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 from tramontane.types import Message, Problem
 from tramontane.verifier.format import last_box
 
@@ -193,7 +193,7 @@ def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
     except ImportError:
         raise InputError(
             f"data 'reasoning_gym:{name}' needs a package that is not installed: "
-            f"pip install tramontane[reasoning-gym]"
+            f"{install('reasoning-gym')}"
         ) from None
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)

@@ -29,7 +29,7 @@ from tramontane.evaluation.checkpoint import (
     problems_of,
 )
 from tramontane.evaluation.completions import CompletionsFile, Row
-from tramontane.evaluation.evaluate import EvaluationResult, summarize
+from tramontane.evaluation.evaluate import EvaluationResult, hub_results, summarize
 from tramontane.evaluation.paired import Difference, counts_of, paired_difference
 from tramontane.evaluation.placed import Work
 from tramontane.outputs import check_folder, write_whole
@@ -276,38 +276,19 @@ def _write_pages(found: Comparison, plan: Plan, out: Path) -> None:
     write_whole(out / "comparison.md", markdown(found))
     write_whole(out / "comparison.html", _page("comparison.html", found))
     for model in {model: None for models in found.values() for model in models}:
-        card = model_card(model, {suite: models[model] for suite, models in found.items()}, plan)
+        card = model_index(model, {suite: models[model] for suite, models in found.items()}, plan)
         write_whole(out / f"{model}.card.yaml", card)
 
 
-def model_card(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
+def model_index(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
     """A model's results as the `model-index` of a model card's front matter, in YAML."""
-    from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
+    from huggingface_hub.repocard_data import eval_results_to_model_index
 
     results = []
     for suite, measured in found.items():
-        result, sampling = measured.result, plan[suite][model].sampling
-        k = max(result.maj_at_k, default=1)
-        figures = {"pass@1": result.pass_at_1}
-        figures |= {f"maj@{k}": result.maj_at_k[k]} if k > 1 else {}
-        results += [
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=str(plan[suite][model].config.data.eval),
-                dataset_name=suite,
-                metric_type="accuracy",
-                metric_name=name,
-                metric_value=round(100 * figure.value, 2),
-                metric_args={
-                    "samples": result.samples,
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "max_tokens": sampling.max_tokens,
-                    "interval_95": [round(100 * figure.low, 2), round(100 * figure.high, 2)],
-                },
-            )
-            for name, figure in figures.items()
-        ]
+        settings = plan[suite][model]
+        source = str(settings.config.data.eval)
+        results += hub_results(suite, source, measured.result, settings.sampling)
     index = eval_results_to_model_index(model, results)
     return yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
 

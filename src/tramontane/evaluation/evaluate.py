@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from huggingface_hub import EvalResult
+
 from tramontane.data.prompts import PromptEncoder
 from tramontane.evaluation.completions import CompletionsFile, Row
 from tramontane.evaluation.malformed import Malformed
@@ -329,6 +331,39 @@ def summarize(rows: Sequence[Row]) -> EvaluationResult:
         by_difficulty=_slices(problems, "difficulty"),
         malformed=Malformed.of(rows),
     )
+
+
+def hub_results(
+    name: str, source: str, result: EvaluationResult, sampling: object
+) -> list[EvalResult]:
+    """pass@1 and majority of a set of problems, in percent, as entries of a model card.
+
+    Args:
+        name: of the problems.
+        source: of the problems, as in `data.eval`.
+        result: the figures.
+        sampling: has `temperature`, `top_p` and `max_tokens`.
+    """
+    drawn = {key: getattr(sampling, key) for key in ("temperature", "top_p", "max_tokens")}
+    k = max(result.maj_at_k, default=1)
+    figures = {"pass@1": result.pass_at_1}
+    figures |= {f"maj@{k}": result.maj_at_k[k]} if k > 1 else {}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=source,
+            dataset_name=name,
+            metric_type="accuracy",
+            metric_name=metric,
+            metric_value=round(100 * figure.value, 2),
+            metric_args={
+                "samples": result.samples,
+                **drawn,
+                "interval_95": [round(100 * figure.low, 2), round(100 * figure.high, 2)],
+            },
+        )
+        for metric, figure in figures.items()
+    ]
 
 
 def _voted_domains(rows: Sequence[Row]) -> set[str]:

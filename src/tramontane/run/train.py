@@ -32,6 +32,7 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
+from tramontane.run.card import write_card
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_long_parity, check_parity
@@ -140,6 +141,7 @@ def _start_cold(
 def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
     """Write the summary of a finished run, and the report."""
     folder, measured, summary = session.folder, done.measured, dict[str, Any]()
+    weights = folder.checkpoints / f"step_{done.updates}" / "weights"
     if done.finished:
         summary = summarize_run(folder.metrics(), measured, session.seconds)
         # Of this process: with threads, trainer and generators are in it, and verifiers are not.
@@ -147,6 +149,8 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         summary["peak_memory_mib"] = round(peak, 1)
         summary["number_types"] = number_types(session.config)
         folder.write_json("summary.json", summary)
+        with folder.room_for(weights):
+            write_card(weights, session.prepared, measured, summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:
         from tramontane.run.report import write_report  # its matplotlib takes a second to import
@@ -157,7 +161,7 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         session.screen.summary(summary, report_file)
     return TrainResult(
         run_dir=folder.path,
-        weights=folder.checkpoints / f"step_{done.updates}" / "weights",
+        weights=weights,
         updates=done.updates,
         finished=done.finished,
         pass_at_1=BeforeAfter.of(measured),

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from tramontane.config.lora import LoraConfig
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 from tramontane.models.shape import LinearLayer, linear_layers
 from tramontane.trainer import sharding
 
@@ -36,7 +36,7 @@ def check(config: LoraConfig, layers: Sequence[LinearLayer]) -> None:
         InputError: peft is not installed; or see `targets`.
     """
     if importlib.util.find_spec("peft") is None:
-        raise InputError("lora is set, but peft is not installed; pip install 'tramontane[lora]'")
+        raise InputError(f"lora is set, but peft is not installed; install it: {install('lora')}")
     targets(layers, config)
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, install
 
 if TYPE_CHECKING:
     from tramontane.view.runs import Run
@@ -32,9 +32,7 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
         InputError: the extra `view` is not installed, no run folder there, or the port is taken.
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
-        raise InputError(
-            f"the page needs {' and '.join(missing)}; install: pip install 'tramontane[view]'"
-        )
+        raise InputError(f"the page needs {' and '.join(missing)}; install: {install('view')}")
     from tramontane.view.runs import load_runs
 
     runs = load_runs(paths)
