@@ -15,6 +15,8 @@ import pytest
 from tests.paths import DATA
 from tests.verifier import processor
 from tramontane.config import LANGUAGES
+from tramontane.types import PAPER_TAGS
+from tramontane.verifier.format import split_thoughts
 from tramontane.verifier.language import (
     THRESHOLD,
     _pieces,
@@ -168,7 +170,7 @@ def test_detection_needs_no_network(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["$$a ", "$a ", "\\[", "\\(", "`", "https://", "a. ", "a'", "字a", " \n", "```a\nx\n```\n",
+    ["$$a ", "$a ", "\\[", "\\(", "`", "https://", "\\begin{cases}", "a.a", "a(b,", "a[", "“a ", '"', "a. ", "a'", "字a", " \n", "```a\nx\n```\n",
      "\\boxed{a} ", "e\u0301", "; ", "word "],
 )  # fmt: skip
 def test_scans_take_linear_time(text):
@@ -234,3 +236,140 @@ def test_playground_traces():
             correct[switch is not None].append(same == (switch is None))
     assert sum(correct[False]) / len(correct[False]) >= 0.985
     assert sum(correct[True]) / len(correct[True]) >= 0.95
+
+
+# ------------------------------------------------------------------- texts in no language, or another
+
+ENGLISH_IN_DISGUISE = [
+    "Let Me Think About This Problem Carefully And Solve It Step By Step",
+    "First Add The Numbers. Then Divide. Finally Check.",
+    "Add Numbers. Divide Sum. Check Result. Done.",
+    "Let, Me, Think, About, This",
+    "We Add Numbers",
+]
+
+
+@pytest.mark.parametrize("text", [*ENGLISH_IN_DISGUISE, *map(str.upper, ENGLISH_IN_DISGUISE)])
+@pytest.mark.parametrize(("language", "ending"), [("zh", "答案是五。"), ("ru", "Ответ пять.")])
+def test_english_in_capitals_is_not_chinese_or_russian(text, language, ending):
+    for thoughts in (text, f"{text} {ending}", f"{ending} {text}"):
+        assert not consistent("", thoughts, r"\boxed{5}", language), thoughts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Първо събираме тези числа. Според условието сумата трябва да бъде равна на пет.",
+        "Значи отговорът е пет. Нека проверим още веднъж.",
+        "Прво ги собираме овие броеви. Според условот на задачата збирот мора да биде пет.",
+        "Алдымен осы сандарды қосамыз. Есептің шарты бойынша қосынды беске тең болуы керек.",
+        "Прво саберемо ове бројеве. Збир мора бити једнак пет.",
+        "Спочатку додамо ці числа. За умовою задачі сума повинна дорівнювати пяти.",
+        "Эхлээд эдгээр тоог нэмнэ. Нийлбэр нь тавтай тэнцүү байх ёстой.",
+    ],
+)
+def test_other_languages_in_cyrillic_are_not_russian(text):
+    assert not consistent("Найдите сумму чисел.", text, r"\boxed{5}", "ru")
+    assert detect(text) != "ru"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Сперва складываем. Затем делим на два. Ответ семь.",
+        "Значит, ответ равен пяти.",
+        "Сумма 7. Произведение 12.",
+        "Имеем x = 3, y = 2. Проверка: верно.",
+        "Так как 12 делится на 3, то остаток 0.",
+    ],
+)
+def test_short_russian_is_russian(text):
+    assert consistent("Найдите сумму чисел.", text, r"\boxed{5}", "ru")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "blorf snarg wibble quux zonk flimp gnarble trunk vexil pomfret dazzle",
+        "asdf qwer zxcv hjkl uiop bnm fghj rtyu cvbn asdf lkjh poiu",
+        "Snorkle vimbat dralf punim cresto waldip ronvex timbul gastor felnim",
+        "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor",
+        "zzzz qqqq xxxx wwww vvvv kkkk jjjj hhhh gggg ffff dddd",
+    ],
+)
+def test_gibberish_is_in_no_language(text):
+    assert not consistent("Find the sum.", text, r"\boxed{5}", "en")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sum: 3+4=7. Double: 14. Minus 2: 12. Done.",
+        "Need x. Square both sides. Get quadratic. Discard negative root. Answer 5.",
+        "Use Pythagoras. Hypotenuse 5. Area 6.",
+        "Factor: (x-1)(x+1). Roots ±1. Sum 0.",
+        "Simplify fraction, cancel terms, substitute x=2, evaluate.",
+        "Discriminant positive, two real roots, product -6, sum 1",
+        "Triangle isosceles. Base angles equal. Vertex angle 40. Base angle 70.",
+    ],
+)
+def test_telegraphic_english_is_english(text):
+    assert consistent("Find the sum.", text, r"\boxed{5}", "en")
+
+
+QUOTED = [
+    ("de", "Die Aufgabe sagt: “Find the sum of all integers.” Wir addieren also alle diese Zahlen."),
+    ("zh", '题目说："Find the sum of all integers." 我们需要先找出所有的整数，然后把它们加起来，最后得到答案。'),
+    ("ru", "Сказано: «Find the sum of the numbers.» Значит, нужно сложить эти числа и записать ответ."),
+    ("en", "The problem says «Найдите сумму всех чисел» so we need to add all the numbers."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "text"), QUOTED)
+def test_a_sentence_may_be_quoted(language, text):
+    assert on_target_share(text, language) == 1
+    for mark in '“”«»"':
+        text = text.replace(mark, " ")
+    assert on_target_share(text, language) < THRESHOLD
+
+
+def test_a_quotation_does_not_hide_thoughts():
+    sentence = "Find the sum of all positive integers, and then add three."
+    for quoted in (f"“{sentence}” Wir addieren.", f"“{sentence} {sentence}” {QUOTED[0][1] * 2}"):
+        assert on_target_share(quoted, "de") < THRESHOLD
+
+
+ENVIRONMENTS = ["cases", "align*", "aligned", "pmatrix", "bmatrix", "vmatrix", "equation", "gather"]
+CODE = [
+    "for i in range(n): total += i", "print(total)", "result = sum(values)", "x.append(y)",
+    "len(list(set(nums)))", "dp[i] = dp[i-1] + dp[i-2]", "sorted(arr, key=lambda v: v[0])",
+    "while n > 0: n //= 2", "def f(x): return x*2",
+]  # fmt: skip
+AROUND = {
+    "zh": "我们先写出 {} 然后代入已知的数值，再检查一遍计算过程，得到答案。",
+    "ru": "Сначала запишем {} и решим методом подстановки, затем проверим ответ ещё раз.",
+    "de": "Aus den Angaben folgt {} und damit ist die gesuchte Lösung der Aufgabe gefunden.",
+}
+
+
+@pytest.mark.parametrize("language", AROUND)
+def test_formulas_without_dollars_and_code_without_fences_are_no_words(language):
+    for name in ENVIRONMENTS:
+        formula = rf"\begin{{{name}}} total &= \text{{price}} \\ cost &= value \end{{{name}}}"
+        assert on_target_share(AROUND[language].format(formula), language) == 1, name
+    for code in CODE:
+        assert on_target_share(AROUND[language].format(code), language) >= THRESHOLD, code
+    itemized = r"\begin{itemize}\item First add the numbers and then divide.\end{itemize}"
+    assert on_target_share(AROUND[language].format(itemized), language) < THRESHOLD
+
+
+@pytest.mark.skipif(
+    not (DATA / "verdict_failures.jsonl").is_file(),
+    reason="needs ../shared/data/verdict_failures.jsonl",
+)
+def test_shared_failures():
+    rows = map(json.loads, (DATA / "verdict_failures.jsonl").open(encoding="utf-8"))
+    for row in (row for row in rows if row["domain"] == "language"):
+        parsed = split_thoughts(row["response"], PAPER_TAGS, required=True)
+        agrees = consistent(row["problem"], parsed.thoughts, parsed.answer, row["language"])
+        assert agrees == row["expected"], row["id"]

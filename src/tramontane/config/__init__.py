@@ -45,7 +45,7 @@ from tramontane.config.stages import StageConfig, StageData, Until
 from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import TrainerConfig
 from tramontane.config.trajectories import TrajectoriesConfig
-from tramontane.config.verifier import CustomReward, RewardConfig, VerifierConfig
+from tramontane.config.verifier import CustomReward, MathConfig, RewardConfig, VerifierConfig
 
 __all__ = [
     "BUILT_IN",
@@ -70,6 +70,7 @@ __all__ = [
     "InterruptionConfig",
     "Language",
     "LoraConfig",
+    "MathConfig",
     "MixtureConfig",
     "Model",
     "NamedSetConfig",

@@ -77,6 +77,25 @@ class RewardConfig(Section):
         return self
 
 
+class MathConfig(Section):
+    """Policies of the maths verifier on which users differ. docs/rewards.md has a table of all."""
+
+    unevaluated: Literal["right", "wrong"] = "right"
+    r"""Arithmetic that is left undone, such as `17+25` for 42, or `\frac{84}{2}`. `wrong` refuses
+    it unless the reference has some as well."""
+    boxes: Literal["last", "equal"] = "last"
+    """Several boxes in one answer: `last` judges the last one, `equal` refuses boxes that
+    differ."""
+    log: Literal["common", "natural"] = "common"
+    r"""Base of `\log` where none is written: 10 (`common`) or e (`natural`)."""
+    rounded_places: int | None = Field(6, ge=1)
+    """Decimal places required of a rounded decimal, such as `0.333333` for 1/3. null: rounded
+    decimals are wrong."""
+    unreadable: Literal["wrong", "unscorable"] = "wrong"
+    """Verdict on an answer that differs from a reference which cannot be parsed. `unscorable` drops
+    its group from training."""
+
+
 class VerifierConfig(Section):
     """Limits of grading. Grading runs in worker processes that are killed from outside when they
     exceed a limit; the completion is then unscorable."""
@@ -101,6 +120,8 @@ class VerifierConfig(Section):
     allow_unsandboxed: MayChange[bool] = False
     """Run programs under resource limits alone on a machine where no sandbox works. false: programs
     are unscorable there. See docs/rewards.md for what an unsandboxed program can do."""
+    math: MathConfig = Field(default_factory=MathConfig)
+    """Policies of the maths verifier."""
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """Weights of the reward."""
     domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))

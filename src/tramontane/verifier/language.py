@@ -2,10 +2,10 @@ r"""Language consistency of problem, thoughts and answer (arXiv 2506.10910, sect
 
 LaTeX and code are stripped, then each text is judged by segment: judged as a whole, a text that is
 a fifth foreign passes unnoticed. A segment is a sentence, cut further where the script changes.
-Chinese and Russian are recognised by their script, other languages by fastText among the
-candidates. Segments too short to be identified are pooled, and are neutral if the pool cannot be
-identified either. A text agrees when at least 0.9 of its identified letters are in the target
-language.
+Chinese is recognised by its script, Russian by its script and fastText, other languages by fastText
+among the candidates. Segments too short to be identified are pooled, and are neutral if the pool
+cannot be identified either. A text agrees when at least 0.9 of its identified letters are in the
+target language.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SHORT = 20  # below this number of letters only a confident guess counts
 LONG = 40  # from this number of letters on, languages outside the candidates are accepted
 HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
+GIBBERISH = 0.45  # long prose that is less likely than this is in no language
 # Frequent words, each in only one of the five languages ("es", "la", "il", "que", "des" are not).
 _FUNCTION_WORDS = {
     word: language
@@ -43,6 +44,16 @@ _FUNCTION_WORDS = {
     }.items()
     for word in words.split()
 }
+# With these, English is told from names in Chinese and Russian texts, also in capitals.
+_ORDINARY_WORDS = """
+    add adding answer both calculate carefully case check compute correct divide done each equal equals
+    equation even every factor final finally find first five four from given got here if know last least
+    left less long me more most multiply my need next now number numbers odd one only or our over prime
+    problem product question ready remainder result right second should simplify since solution solve
+    solved some start step steps subtract sum take ten think three total two try under use using value
+    verify want was well when where which will would write yes you your
+"""
+_KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS.split()}
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}
 
 MATH = re.compile(
@@ -52,10 +63,30 @@ MATH = re.compile(
     # As in Pandoc: no space after an opening dollar, none before a closing one.
     r"|(?<!\\)\$(?=[^\s$])[^$\n]*?(?<=[^\s\\])\$(?!\d)"
     r"|`[^`\n]*`"
+    r"|\\(?:begin|end)\s*\{[^{}\n]*\}"
     r"|\\[A-Za-z]+\*?"
     r"|https?://\S+",
     re.DOTALL,
 )
+# Environments of formulas, which need no dollars.
+_ENVIRONMENT = re.compile(
+    r"\\(begin|end)\s*\{((?:align|alignat|aligned|alignedat|gather|gathered|equation|eqnarray|multline"
+    r"|split|d?cases|rcases|array|(?:small|[pbBvV])?matrix|math|displaymath|subequations)\*?)\}"
+)
+# Code outside of fences: calls, assignments, headers of loops. No prose is written like this.
+_NAME, _VALUE = r"[A-Za-z_]\w{0,40}(?:\.\w{1,40}){0,4}", r"[\w.'\"\[\]]{0,40}"
+_CODE = re.compile(
+    rf"\b{_NAME}\[[\w+*: -]{{0,30}}\]|\blambda \w{{1,20}}:"
+    rf"|\b{_NAME}\((?:(?:lambda \w{{1,20}})?{_VALUE}\s?[,+\-*/%<>=:]\s?){{0,8}}{_VALUE}\)"
+    rf"|\b{_NAME}\s?(?:[+\-*/%]|//|\*\*)=\s?{_VALUE}|\bfor \w{{1,40}}(?:, ?\w{{1,40}}){{0,3}} in\b",
+    re.ASCII,
+)
+# A quotation of one sentence, such as the problem's.
+_QUOTATION = re.compile(
+    r"“([^“”\n]{1,400})”|\"([^\"\n]{1,400})\"|«([^«»\n]{1,400})»|„([^„“”\n]{1,400})[“”]"
+    r"|「([^「」\n]{1,400})」"
+)
+_SECOND_SENTENCE = re.compile(r"[.!?]\s+\S|[。！？]\s*\S")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？；\n]+|(?<=[;:])\s+")
 _WORD = re.compile(
     r"(?P<han>[\u3400-\u4dbf\u4e00-\u9fff]+)"
@@ -69,10 +100,37 @@ _VARIABLE = re.compile(r"[b-df-hj-np-tv-xz]", re.IGNORECASE)
 
 
 def strip(text: str) -> str:
-    r"""Remove fenced and inline code, LaTeX, boxes, commands and links; prose remains."""
+    r"""Remove code, LaTeX, boxes, environments of formulas, commands and links; prose remains."""
     text = _without(text, ((block.start, block.end) for block in fences(text)), "\n")
     text = _without(text, sorted((start, end) for start, _, end in boxes(text)), " ")
-    return MATH.sub(" ", text)
+    text = _without(text, _environments(text), " ")
+    return _CODE.sub(" ", MATH.sub(" ", text))
+
+
+def _environments(text: str) -> list[tuple[int, int]]:
+    """Spans of environments of formulas, sorted by start; one that is never closed has none."""
+    spans: list[tuple[int, int]] = []
+    opened: dict[str, list[int]] = {}
+    for match in _ENVIRONMENT.finditer(text):
+        starts = opened.setdefault(match[2], [])
+        if match[1] == "begin":
+            starts.append(match.start())
+        elif starts:
+            spans.append((starts.pop(), match.end()))
+    return sorted(spans)
+
+
+def _without_quotations(prose: str) -> str:
+    """Prose without quotations of one sentence, as long as more letters are outside of them."""
+    quoted = [m for m in _QUOTATION.finditer(prose) if not _SECOND_SENTENCE.search(m[0][1:-1])]
+    inside = sum(_weigh(match[0]) for match in quoted)
+    if not quoted or 2 * inside > _weigh(prose):
+        return prose
+    return _without(prose, (match.span() for match in quoted), " ")
+
+
+def _weigh(prose: str) -> int:
+    return sum(_weight(script, words) for script, words in _pieces(prose))
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
@@ -115,7 +173,7 @@ def detect(text: str) -> str | None:
         if script == "latin":
             latin.append(" ".join(words))
         else:
-            language = _language_of_script(script, words)
+            language = _language_of_script(script, " ".join(words))
             weights[language] = weights.get(language, 0) + _weight(script, words)
     prose = " ".join(latin)
     if (letters := _letters(prose)) >= MIN_LETTERS:
@@ -131,31 +189,49 @@ def detect(text: str) -> str | None:
 def on_target_share(text: str, target: str) -> float:
     """The share of a text's identified letters in the target language; 1 if none is identified."""
     on_target = off_target = 0.0
-    undecided: list[str] = []
-    for script, words in _pieces(strip(text)):
+    undecided: dict[str, list[str]] = {"latin": [], "cyrillic": []}
+    for script, words in _pieces(_without_quotations(strip(text))):
         weight = _weight(script, words)
-        if script != "latin":
-            if _language_of_script(script, words) == target:
-                on_target += weight
-            elif script != "other" or weight >= MIN_LETTERS:  # lone Greek letters are maths
-                off_target += weight
-            continue
         sentence = " ".join(words)
-        verdict = _latin_is(sentence, target)
+        if script == "latin":
+            verdict = _latin_is(sentence, target)
+        elif script == "cyrillic" and target == "ru":
+            verdict = _is_russian(sentence)
+        elif script == "other" and weight < MIN_LETTERS:
+            continue  # lone Greek letters are maths
+        else:
+            verdict = _language_of_script(script, sentence) == target
         if verdict is None:
-            undecided.append(sentence)
+            undecided[script].append(sentence)
         elif verdict:
             on_target += weight
         else:
             off_target += weight
-    if undecided:
-        pooled = " ".join(undecided)
-        if verdict := _latin_is(pooled, target):
+    if pooled := " ".join(undecided["cyrillic"]):
+        if _is_russian(pooled) is False:
+            off_target += _letters(pooled)
+        else:
+            on_target += _letters(pooled)
+    if pooled := " ".join(undecided["latin"]):
+        verdict = _latin_is(pooled, target)
+        if verdict is None:
+            is_off = (
+                _outweighs(_letters(pooled), on_target)
+                if target in _BY_SCRIPT
+                else _is_gibberish(pooled, target)
+            )
+            verdict = False if is_off else None
+        if verdict:
             on_target += _letters(pooled)
         elif verdict is False:
             off_target += _letters(pooled)
     identified = on_target + off_target
     return on_target / identified if identified else 1.0
+
+
+def _outweighs(latin: int, on_target: float) -> bool:
+    """True if so many Latin letters cannot be the names and units of a Chinese or Russian text."""
+    return latin >= MIN_LETTERS and (not on_target or latin > max(LONG, on_target))
 
 
 def _pieces(prose: str) -> list[tuple[str, list[str]]]:
@@ -182,16 +258,27 @@ def _weight(script: str, words: list[str]) -> int:
     return sum(map(len, words)) * (HAN_WEIGHT if script == "han" else 1)
 
 
-def _language_of_script(script: str, words: list[str]) -> str:
-    if script == "han":
-        return "zh"
-    if script == "kana":
-        return "ja"
+def _language_of_script(script: str, sentence: str) -> str:
     if script == "cyrillic":
-        text = "".join(words).lower()
-        foreign = sum(map(text.count, "іїєґўјљњћђџ"))
-        return "ru" if foreign * 25 <= len(text) else "other"
-    return "other"
+        return "other" if _is_russian(sentence) is False else "ru"
+    return {"han": "zh", "kana": "ja"}.get(script, "other")
+
+
+_NOT_RUSSIAN = re.compile(r"[^\W\da-zа-яё_]")
+
+
+@lru_cache(maxsize=65536)
+def _is_russian(sentence: str) -> bool | None:
+    """True if prose in Cyrillic letters is Russian; None if it is too short to tell."""
+    lower = sentence.lower()
+    if 25 * len(_NOT_RUSSIAN.findall(lower)) > len(lower):
+        return False
+    if (letters := _letters(sentence)) < MIN_LETTERS:
+        return None
+    russian = _predict(sentence).get("ru", 0.0)
+    if russian >= 0.5:
+        return True
+    return False if letters >= SHORT and russian <= 0.2 else None
 
 
 @lru_cache(maxsize=65536)
@@ -202,8 +289,10 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         return None
     if target in _BY_SCRIPT:
         # Chinese and Russian texts keep Latin names and units, but not whole sentences.
-        words = sentence.split()
-        return False if len(words) >= 3 and sum(map(str.islower, words)) >= 2 else None
+        words = [word for word in sentence.split() if len(word) > 1]
+        known = sum(word.lower() in _KNOWN for word in words)
+        is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
+        return False if is_prose else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
     total = sum(scores.get(language, 0.0) for language in candidates)
@@ -213,8 +302,13 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         return None
     share = scores.get(target, 0.0) / total
     if share >= 0.5:
-        return True
+        return None if _is_gibberish(sentence, target) else True
     return False if share <= (0.2 if letters >= SHORT else 0.05) else None
+
+
+def _is_gibberish(prose: str, target: str) -> bool:
+    """True for long prose of which the target language is the likeliest and still improbable."""
+    return _letters(prose) >= LONG and _predict(prose).get(target, 0.0) < GIBBERISH
 
 
 def _predict(prose: str) -> dict[str, float]:

@@ -272,6 +272,104 @@ def test_a_letter_attached_to_a_number_follows_one_policy(number, unit):
         wrong(f"{number}{variable}", f"{number}")
 
 
+SYMBOLS = st.sampled_from("m s g kg km cm N J W V Pa Hz mol kJ kPa mA K".split())
+WRAPPERS = st.sampled_from(
+    [r"\text{{ {}}}", r"\mathrm{{{}}}", r"\,\mathrm{{~{}}}", r"\ \text{{{}}}"]
+)
+
+
+@DRAWN
+@given(st.integers(2, 500), SYMBOLS, SYMBOLS, st.integers(1, 3), WRAPPERS)
+def test_compound_units_in_every_notation(number, above, below, power, wrap):
+    assume(above != below)
+    exponent = f"^{power}" if power > 1 else ""
+    quotient = rf"{number} \text{{ {above}/{below}{exponent}}}"
+    spellings = [
+        number, f"{number}{wrap.format(f'{above}/{below}{exponent}')}",
+        rf"{number}\,\mathrm{{{above} \cdot {below}^{{-{power}}}}}",
+        rf"{number} \text{{ {above}}}\,\text{{{below}}}^{{-{power}}}",
+        rf"{number}\frac{{\text{{{above}}}}}{{\text{{{below}}}{exponent}}}",
+    ]  # fmt: skip
+    for spelling in spellings:
+        right(str(spelling), quotient)
+        right(quotient, str(spelling))
+    wrong(rf"{number} \text{{ {below}/{above}{exponent}}}", quotient)
+    wrong(rf"{number} \text{{ {above}}}", quotient)
+    wrong(rf"{number} \text{{ {above} {below}{exponent}}}", quotient)
+    wrong(rf"{number + 1} \text{{ {above}/{below}{exponent}}}", quotient)
+
+
+# Words that make another number of the number before them, or are nothing that can be counted.
+CHANGED = """thirds halves quarters fifths tenths hundredths doubled tripled halved squared negative k bn
+    gross score dozen pairs fold factorial minus plus hundred-ish or-so maybe not zillion percentiles
+    sevenths times-two M B lakh crore grand short over""".split()
+
+
+@DRAWN
+@given(st.integers(2, 500), st.sampled_from(CHANGED), st.booleans())
+def test_words_that_are_no_unit_are_no_part_of_a_number(number, word, in_text):
+    word = word.replace("-", " ")
+    changed = rf"{number} \text{{ {word}}}" if in_text else f"{number} {word}"
+    wrong(changed, str(number))
+    wrong(str(number), changed)
+    right(changed, changed)
+
+
+VARIABLES = st.lists(st.sampled_from("abcdefijknpqrtuvxyz"), min_size=1, max_size=3).map(sorted)
+
+
+@DRAWN
+@given(st.integers(2, 500), VARIABLES, st.sampled_from(["", " ", r"\,"]), st.integers(1, 3))
+def test_variables_are_no_units(number, letters, space, power):
+    product = f"{number}{space}{space.join(letters)}" + (f"^{power}" if power > 1 else "")
+    wrong(str(number), product)
+    wrong(product, str(number))
+    wrong(rf"{number}\mathbf{{{letters[0]}}}", str(number))
+    wrong(str(number), rf"{number}\mathbf{{{letters[0]}}}")
+    wrong(str(number), rf"{number}\hat{{{letters[0]}}}")
+
+
+@DRAWN
+@given(st.integers(30, 400), st.integers(2, 4), st.integers(1, 9))
+def test_cancellation_of_large_terms_is_seen(digits, root, added):
+    small = rf"\sqrt[{root}]{{10^{{{root * digits}}}+{added}}}-10^{{{digits}}}"
+    wrong(small, "0")
+    wrong("0", small)
+    right(rf"\sqrt[{root}]{{10^{{{root * digits}}}}}-10^{{{digits}}}", "0")
+
+
+@DRAWN
+@given(
+    names.filter(lambda name: name != "x+y"),
+    st.sampled_from(["1.31", "0.5", "12.57", "3e-5"]),
+    st.sampled_from(["approx", "simeq"]),
+)
+def test_a_name_is_no_answer_for_its_approximation(name, value, sign):
+    reference = rf"{name} \{sign} {value}"
+    right(value, reference)
+    right(rf"{name} \approx {value}", value)
+    right(f"{name} = {value}", reference)
+    wrong(name, reference)
+    wrong(rf"{name} \approx 7{value}", value)
+
+
+ORDERS = st.sampled_from(["<", ">", r"\le", r"\ge", r"\neq"])
+BARS = st.sampled_from([r"\mid", "|", ":", r"\;\middle|\;", r"\text{ such that }"])
+
+
+@DRAWN
+@given(ENDS, ORDERS, BARS, st.sampled_from(["x", r"x \in \mathbb{R}"]), st.sampled_from("xtm"))
+def test_a_set_is_its_condition(end, order, bar, element, letter):
+    condition = f"x {order} {end}"
+    built = rf"\{{{element} {bar} {condition}\}}".replace("x", letter).replace(
+        "te" + letter + "t", "text"
+    )
+    right(built, condition)
+    right(condition, built)
+    wrong(built.replace(f"{end}", f"{end + 1}"), condition)
+    wrong(rf"\{{x \in \mathbb{{Z}} \mid {condition}\}}", condition)
+
+
 # -------------------------------------------------------------------------------------- length
 
 

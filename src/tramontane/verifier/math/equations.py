@@ -52,6 +52,7 @@ _LONG_NAME = re.compile(
     r"[^{}]*\}.*",
     re.DOTALL,
 )
+_LETTER = re.compile(rf"(?:{_GREEK}|[^\W\d_]){_INDEX}?")
 _RELATIONS = ("<", ">", "\\le", "\\ge", "\\ne", "\\neq", "\\in", "\\notin", "\\approx", "\\equiv")
 
 
@@ -79,11 +80,37 @@ def _members(statement: str) -> list[str]:
     return split(statement, "=")
 
 
-def value_last(text: str) -> str:
+_APPROXIMATION = re.compile(r"\\(?:approx|simeq|doteq)(?![A-Za-z])")
+
+
+def exact(text: str) -> str:
+    r"""An answer without its approximations: `\frac13` of `\frac13 \approx 0.33`.
+
+    The value of something that is only named is the approximation: `x = 0.33` of `x \approx 0.33`.
+    """
+    if not _APPROXIMATION.search(text):
+        return text
+    text = _APPROXIMATION.sub(r"\\approx ", text)
+    separator = ";" if len(split(text, ";")) > 1 else ","
+    return f"{separator} ".join(map(_exact, split(text, separator)))
+
+
+def _exact(statement: str) -> str:
+    left, *others = [part.strip() for part in split(statement, "\\approx")] or [""]
+    if not others or statement.lstrip().startswith("\\approx"):
+        return left
+    if len(_members(left)) > 1 or variables(left) - {"e"} <= variables(others[0]):
+        is_name_of_value = left == "e" and not others[0].startswith("2.7")
+        return f"{left} = {others[0]}" if is_name_of_value else left
+    return f"{left} = {others[0]}"
+
+
+def value_last(text: str, *, is_reference: bool = False) -> str:
     r"""Move the value of each equation to its end: `5 = x` becomes `x = 5`, `2x = f(x) = y` becomes
     `f(x) = y = 2x`.
 
-    The value is a member without variables; without one, a member that is no name.
+    The value is a member without variables; without one, a member that is no name. A reference such
+    as `xy = c` has no value: it is an equation.
     """
     if "=" not in text:
         return text
@@ -93,21 +120,20 @@ def value_last(text: str) -> str:
     if first and len(last) == 2 and is_name(last[1]) and not any("=" in s for s in first):
         listed = f"{separator} ".join([*first, last[0]])
         return f"{last[1]} = {listed}"  # `1, 2 = x`
-    ordered = [" = ".join(_value_last(_members(s))) for s in statements]
+    ordered = [" = ".join(_value_last(_members(s), is_reference)) for s in statements]
     kept = [" = ".join(_members(s)) for s in statements]
     return text if ordered == kept else f"{separator} ".join(ordered)
 
 
-def _value_last(members: list[str]) -> list[str]:
+def _value_last(members: list[str], is_reference: bool) -> list[str]:
     if len(members) < 2 or any(map(_has_relation, members)):
         return members
     if _is_closed(members[-1]):
         return members
-    for is_value in (
-        _is_closed,
-        lambda m: not variables(split_unit(m)[0]),
-        lambda m: not is_name(m),
-    ):
+    kinds = [_is_closed, lambda m: not variables(split_unit(m)[0]), lambda m: not is_name(m)]
+    if is_reference and _LETTER.fullmatch(members[-1]):
+        kinds.pop()
+    for is_value in kinds:
         if any(map(is_value, members)):
             return sorted(members, key=is_value)  # stable: names first, in their order
     return members

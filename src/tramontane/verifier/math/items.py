@@ -35,6 +35,12 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         raise Refused(f"more than {MAX_ITEMS} items")
     if max(counts) < 2:
         return None
+    for one, several in ((p, g), (g, p)):  # `x > 0, x < 5` is an interval, too
+        is_one = one.kind != "list" or len(one.items) == 1
+        is_list = several.kind == "list" and len(several.items) > 1
+        if is_one and is_list and _same_variable(several.items):
+            joined = r" \land ".join(several.items)
+            return equal(joined, pred) if several is g else equal(gold, joined)
     if min(counts) < 2:
         # A single item may be the same set or interval in another notation.
         return None if _RELATION.search(gold + pred) or "matrix" in gold + pred else False
@@ -44,6 +50,17 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     if g.kind == "list":
         return _same_in_any_order(g.items, p.items, equal)
     return all(equal(a, b) for a, b in zip(g.items, p.items, strict=True))
+
+
+_BOUND = re.compile(
+    r"\s*([A-Za-z])\s*(?:[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])).*|.*[<>]\s*([A-Za-z])\s*", re.DOTALL
+)
+
+
+def _same_variable(items: list[str]) -> bool:
+    """True for bounds of one letter, such as `x > 0, x \\neq 2`."""
+    bounds = [_BOUND.fullmatch(item) for item in items]
+    return all(bounds) and len({m[1] or m[2] for m in bounds if m}) == 1
 
 
 def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
@@ -115,6 +132,8 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 def _shape_with_signs(text: str) -> Shape:
     """The shape of an answer, each item of a list with `\\pm` written out as two items."""
     shape = read_shape(text)
+    if shape.kind == "()" and len(_PLUS_MINUS.findall(text)) == 1:  # (±1, 2): two points
+        shape = Shape("list", [text])
     if shape.kind != "list" or len(shape.items) > MAX_ITEMS:
         return shape
     items: list[str] = []
@@ -128,3 +147,55 @@ def _shape_with_signs(text: str) -> Shape:
 
 def _with_sign(item: str, *, pm: str, mp: str) -> str:
     return _PLUS_MINUS.sub(lambda match: pm if match[0] == "\\pm" else mp, item)
+
+
+# --------------------------------------------------------------------------------- set builder
+
+_REAL = r"\\in\s*\\mathbb\{R\}"
+_BUILDER = re.compile(
+    r"(?:^\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\?\{\s*"
+    rf"(?P<element>[A-Za-z]|\\[a-z]+|[^{{}}|:,<>=]*[A-Za-z][^{{}}|:,<>=]*?)\s*(?:{_REAL}\s*)?"
+    r"(?:\||:|\\(?:mid|vert|lvert|colon)(?![A-Za-z])|,?\s*\\text\s*\{\s*such that\s*\})"
+    r"(?P<condition>(?:[^{}]|\{[^{}]*\})*?)\s*\\?\}"
+)
+_REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(?=.*\1)")
+_WHOLE = re.compile(r"\s*[a-z]\s*\\in\s*\\mathbb\{Z\}\s*")
+_SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+
+
+def without_builder(gold: str, pred: str) -> tuple[str, str]:
+    r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
+    as `2k`, on either side. The letter of a set is bound: it takes the other side's name.
+
+    Sets of pairs, and conditions on integers, stay as they are written.
+    """
+    sides = []
+    for side in (gold, pred):
+        if "\\mathbb{R}" in side:
+            side = _REAL_LETTER.sub("", side)
+        sides.append(_BUILDER.sub(_condition, side) if "{" in side else side)
+    letters = [set(_SINGLE.findall(side.replace("\\mathbb{R}", " "))) for side in sides]
+    is_bound = [
+        new != old and _BUILDER.search(old) for new, old in zip(sides, (gold, pred), strict=True)
+    ]
+    if any(is_bound) and len(letters[0]) == len(letters[1]) == 1 and letters[0] != letters[1]:
+        sides[1] = re.sub(
+            rf"(?<![A-Za-z\\{{]){letters[1].pop()}(?![A-Za-z])", letters[0].pop(), sides[1]
+        )
+    return sides[0], sides[1]
+
+
+def _condition(m: re.Match[str]) -> str:
+    element = m["element"].strip()
+    if _WHOLE.fullmatch(m["condition"]):
+        return m[0] if len(element) == 1 else element
+    if not re.fullmatch(r"[A-Za-z]|\\[a-z]+", element):
+        return m[0]
+    name = re.escape(element)
+    conditions = [part.strip() for part in re.split(r",|;|\\land(?![A-Za-z])", m["condition"])]
+    kept = [c for c in conditions if c and not re.fullmatch(rf"{name}\s*{_REAL}", c)]
+    if not kept:
+        return r"\mathbb{R}"
+    if any("\\mathbb" in c or not re.search(rf"{name}(?![A-Za-z])", c) for c in kept):
+        return m[0]
+    return (r" \land " if _RELATION.search(m["condition"]) else ", ").join(kept)

@@ -15,10 +15,14 @@ MAX_FACTORIAL = 10_000
 _WORD = r"\\(?:text|mathrm|operatorname|textrm|mbox)\s*\{\s*mod\s*\}"
 _MOD = rf"(?:\\[bp]?mod(?![A-Za-z])|{_WORD}|(?<![A-Za-z\\])mod(?![A-Za-z]))"
 _MODULUS = r"\s*\{?\s*(\d{1,9})\s*\}?\s*"
-_IN_TEXT = r"\\(?:text|mathrm)\s*\{\s*\(?\s*mod\s*\}?"
+_TEXT = r"\\(?:text|mathrm)\s*\{\s*"
 _CLASS = re.compile(rf"(.*?)\s*(?:\(\s*{_MOD}{_MODULUS}\)|\\pmod{_MODULUS})\s*", re.DOTALL)
-_CLASS_IN_TEXT = re.compile(rf"(.*?)\s*\(?\s*{_IN_TEXT}{_MODULUS}\)?\s*\}}?\s*", re.DOTALL)
-_OPERATION = re.compile(rf"(.*?)\s*{_MOD}{_MODULUS}", re.DOTALL)
+_CLASS_IN_TEXT = re.compile(
+    rf"(.*?)\s*(?:\(\s*{_TEXT}|{_TEXT}\(\s*)mod\s*\}}?{_MODULUS}\)?\s*\}}?\s*\)?\s*",
+    re.DOTALL,
+)
+_OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?\s*\d+")
 _LINEAR = re.compile(
     r"(?:[+-]?\d+\s*[+-]\s*)?\d*\s*(?:\\cdot|\*)?\s*[a-z](?:\s*[+-]\s*\d+)?", re.DOTALL
 )
@@ -54,9 +58,10 @@ def read_modular(text: str) -> Modular | None:
 def same_remainder(gold: str, pred: str) -> bool | None:
     r"""Compare classes of remainders with each other, and with numbers.
 
-    A class equals the number that it is written with and its remainder: `10 \pmod 7` is 10 and 3.
-    An operation equals its remainder only. None where no side has a modulus, or a side that has
-    one cannot be evaluated.
+    A reference's class equals the number that it is written with and its remainder: `10 \pmod 7` is
+    10 and 3. A prediction's is only its least remainder, and must name it, or it would be two
+    answers. An operation equals its remainder only. None where no side has a modulus, or a side
+    that has one cannot be evaluated.
 
     Raises:
         Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.
@@ -80,6 +85,10 @@ def same_remainder(gold: str, pred: str) -> bool | None:
         return g.modulus == p.modulus and g_values[1] == p_values[1]
     if g and p and g.is_operation != p.is_operation and g.modulus != p.modulus:
         return False
+    if p and not p.is_operation:
+        named = {int(m.replace(" ", "")) for m in p.members if _INTEGER.fullmatch(m.strip())}
+        least = p_values[1] if not named or named & p_values[1] else set()
+        return bool((g_values[0] | g_values[1]) & least)
     return bool((g_values[0] | g_values[1]) & (p_values[0] | p_values[1]))
 
 

@@ -6,9 +6,11 @@ full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.
 
 from __future__ import annotations
 
+import math
 import re
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
+from tramontane.verifier.math.wording import same_phrase
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
@@ -38,22 +40,34 @@ _SYMBOLS = str.maketrans(
         "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "ℝ": r"\mathbb{R}",
         "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
         "。": ".", "、": ",", "٫": ".", "′": "'", "…": r"\ldots ", "∶": ":",
-        "⟨": r"\langle ", "⟩": r"\rangle ",
+        "⟨": r"\langle ", "⟩": r"\rangle ", "\u00b5": r"\mu ", "\u2126": r"\Omega ", "\u212b": "Å",
+        "\u212a": "K", "∧": r"\land ",
+        "∣": r"\mid ", "∀": r"\forall ",
     }
 )  # fmt: skip
 
 TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
 _BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
 _BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
+_ARGUMENT = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"
+_VECTOR = "mathbf|boldsymbol|bm|hat|widehat|vec|overrightarrow"
+_PLAIN_FUNCTIONS = (
+    "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
+    "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
+)
 _RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Layout only.
-        (r"\\(?:left|right|mathopen|mathclose|[bB]igg?[lr]?)(?![A-Za-z])\.?", " "),
+        (r"\\(?:left|right|middle|mathopen|mathclose|[bB]igg?[lr]?)(?![A-Za-z])\.?", " "),
         (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
         (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\wedge(?![A-Za-z])", r"\\land "),
+        (r"\\(?:mathbb|Bbb|mathbf)(?:\s*\{\s*|\s+)([RNZQC])(?![A-Za-z])\s*\}?", r"\\mathbb{\1}"),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),
@@ -68,11 +82,14 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
         (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
         (r"\{([/:])\}", r"\1"),
+        # A decimal comma, unless three digits follow a number that may count thousands.
+        (r"(?<![\d.,])([-+]?0)\{,\}(?=\d)", r"\1."),
+        (r"(?<=\d)\{,\}(?=\d)(?!\d{3}(?!\d))", "."),
+        (r"^(\s*[-+]?[1-9]\d{0,2})\{,\}(\d{3}\s*)$", r"\1,\2"),  # see `read_numbers`
         # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
         (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
         (r"\ue000", ""),
-        (r"(?<=\d)\{,\}(?=\d)", ","),  # a decimal comma
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
         # Plain-text notation of people and programs.
         (r"\*\*", "^"),
@@ -83,13 +100,22 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\equiv(?![A-Za-z])(?!.*mod)", "="),
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"==+", "="),
-        (r"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (rf"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(({_ARGUMENT})\)", r"\\sqrt{\1}"),
+        (rf"(?<![A-Za-z\\])(?:cbrt|∛)\s*\(({_ARGUMENT})\)", r"\\sqrt[3]{\1}"),
+        (rf"(?<![A-Za-z\\])abs\s*\(({_ARGUMENT})\)", r"|\1|"),
+        (rf"(?<![A-Za-z\\])floor\s*\(({_ARGUMENT})\)", r"\\lfloor \1\\rfloor "),
+        (rf"(?<![A-Za-z\\])ceil(?:ing)?\s*\(({_ARGUMENT})\)", r"\\lceil \1\\rceil "),
+        (r"(?<![A-Za-z\\])log_?(2|10)\s*(?=\()", r"\\log_{\1}"),
+        (rf"(?<![A-Za-z\\])([b-z])(?=(?:{_PLAIN_FUNCTIONS})\s*\()", r"\1 "),  # xsin(x)
         (rf"(?<![A-Za-z\\])(?:sqrt|√)\s*({_BARE})", r"\\sqrt{\1}"),
         (r"√", r"\\sqrt "),
         (rf"∛\s*\(?({_BARE})\)?", r"\\sqrt[3]{\1}"),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
+        (r"\^\s*([+-])\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))", r"^{\1\2}"),
+        (r"\^\s*(\d{2,})(?![\d.])", r"^{\1}"),
+        (r"(?<=[\d.])\s*[xX]\s*(?=10\s*\^)", r" \\times "),
         # `1/2 x` is half of x: read from left to right, as in programs.
         (
             r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))",
@@ -108,15 +134,41 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"^\s*{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
         (rf"({TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
+        (r"\{\s*\\rm\s+([^{}]*)\}", r"\\text{\1}"),
+        # One mark for vectors and unit vectors; \mathbf{R} is a set.
+        (rf"\\(?:{_VECTOR})\s*\{{\s*\\?([A-MO-PS-Ya-z])(?:math)?\s*\}}", r"\\vec{\1}"),
+        (rf"\\(?:{_VECTOR})\s+\\?([A-MO-PS-Ya-z])(?:math)?(?![A-Za-z])", r"\\vec{\1}"),
+        (rf"\\(?:{_VECTOR})\s*\{{\s*\\vec\{{(\w)\}}\s*\}}", r"\\vec{\1}"),
     ]
 ]  # fmt: skip
+# Functions and Greek letters as programs and keyboards write them: outside of text only.
+_GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
+_PLAIN_NAME = re.compile(
+    rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
+    rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"
+    rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[xyz](?![A-Za-z]))))"
+)
+_ARC = re.compile(r"a(?=(?:sin|cos|tan)$)")
+
+
+def _command(m: re.Match[str]) -> str:
+    """`\\sin ` of `sin` before its argument, `\\theta ` of `theta`."""
+    if m["greek"]:
+        return f"\\{m['greek']} "
+    if not m["function"]:
+        return m[0]
+    name = _ARC.sub("arc", m["function"])
+    return f"\\operatorname{{{name}}}" if name in ("lcm", "arccot") else f"\\{name} "
+
+
+_DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})\s*!\s*!(?!\s*!)")
 _CONNECTIVE = re.compile(
     rf"{TEXT}\s*\{{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)[\s,]*\}}"
     r"|(?<=[\s,;)\]}\d])(?:and|or)(?=[\s(\[{\d])"
 )
-_POWERS = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
-    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(thousand|million|billion|trillion)"
+    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(hundred|thousand|million|billion|trillion)"
     r"s?(?![A-Za-z])(\s*\})?"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
@@ -173,7 +225,7 @@ def normalize(text: str) -> str:
         before, text = text, _apply_rules(text)
         if text == before:
             break
-    return text
+    return same_phrase(text)
 
 
 def _apply_rules(text: str) -> str:
@@ -189,6 +241,8 @@ def _apply_rules(text: str) -> str:
     if "[" in text or "]" in text or ";" in text:
         for interval in _INTERVALS:
             text = interval.sub(_standard_interval, text)
+    text = _PLAIN_NAME.sub(_command, text)
+    text = _DOUBLE_FACTORIAL.sub(lambda m: str(math.prod(range(int(m[1]), 1, -2))), text)
     text = _SCALE.sub(_scaled, text)
     if _INEQUALITY.search(text):
         text = _OR.sub(r" \\cup ", text)

@@ -11,8 +11,7 @@ from fractions import Fraction
 
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-MIN_PLACES = 6  # decimals required of a rounded value of a fraction such as 1/3 …
-MIN_DIGITS = 4  # … and significant digits: 0.000033 says too little about 1/30000
+MIN_DIGITS = 4  # significant digits of a rounded decimal: 0.000033 says too little about 1/30000
 MIN_FLOAT_DIGITS = 16  # significant digits from which a decimal is taken for a printed float …
 FLOAT_ERROR = Fraction(1, 2**51)  # … and its relative error, of a few roundings
 
@@ -22,7 +21,7 @@ _DENOMINATOR = rf"(?:\{{\s*(?P<den>{DECIMAL})\s*\}}|(?P<den1>\d))"
 _POWER_OF_TEN = r"10\s*\^\s*(?:\{(?P<exp1>[+-]?\d+)\}|(?P<exp2>\d))"
 _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\s*(?:
-      (?P<thousands>\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?)
+      (?P<thousands>[1-9]\d{{0,2}}(?:,\d{{3}})+(?:\.\d+)?)
     | (?P<lead>\d*)\.(?P<fixed>\d*)(?:\\(?:overline|bar|dot)\{{(?P<rep1>\d+)\}}|\((?P<rep2>\d+)\))
     | (?:(?P<mantissa>{DECIMAL})\s*(?:\\times|\\cdot|\*)\s*)?{_POWER_OF_TEN}
     | (?:(?P<whole>\d+)\s*)?\\frac\s*{_NUMERATOR}\s*{_DENOMINATOR}
@@ -84,10 +83,11 @@ def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None
     return g, p
 
 
-def same_number(gold: Fraction, pred: Fraction, spelling: str) -> bool:
+def same_number(gold: Fraction, pred: Fraction, spelling: str, places: int | None) -> bool:
     """Compare exactly, or up to the rounding that `is_rounded` accepts; `spelling` is the
     prediction as written."""
-    return gold == pred or is_rounded(gold, spelling, terminates=_is_finite_decimal(gold))
+    terminates = _is_finite_decimal(gold)
+    return gold == pred or is_rounded(gold, spelling, places, terminates=terminates)
 
 
 _DECIMAL = re.compile(
@@ -96,18 +96,21 @@ _DECIMAL = re.compile(
 )
 
 
-def is_rounded(exact: Fraction, spelling: str, *, terminates: bool) -> bool:
+def is_rounded(
+    exact: Fraction, spelling: str, least_places: int | None, *, terminates: bool
+) -> bool:
     """True if `spelling` is a decimal, also in scientific notation, that stands for a number that
     it does not equal:
 
     - the number cut off or rounded at the last digit shown, if no decimal equals the number, with
-      at least MIN_PLACES places (of the decimal or of its mantissa) and MIN_DIGITS significant
-      digits;
+      at least `least_places` places (of the decimal or of its mantissa) and MIN_DIGITS significant
+      digits; never if `least_places` is None;
     - the number up to the error of a computed float, if MIN_FLOAT_DIGITS digits or more are shown.
 
     Args:
         exact: the number, to 40 digits or more.
         spelling: the decimal.
+        least_places: decimal places required.
         terminates: the number is a decimal itself.
     """
     match = _DECIMAL.fullmatch(spelling.strip())
@@ -121,7 +124,9 @@ def is_rounded(exact: Fraction, spelling: str, *, terminates: bool) -> bool:
     if significant >= MIN_FLOAT_DIGITS and (not terminates or _is_short(exact)):
         return abs(written - exact) <= abs(exact) * FLOAT_ERROR
     exponent = int(match["exp1"] or match["exp2"] or 0)
-    if terminates or significant < MIN_DIGITS or max(places, places - exponent) < MIN_PLACES:
+    if terminates or least_places is None or significant < min(MIN_DIGITS, least_places):
+        return False
+    if max(places, places - exponent) < least_places:
         return False
     scaled, shown = (abs(x) * Fraction(10) ** (places - exponent) for x in (exact, written))
     return shown in (int(scaled), round(scaled))

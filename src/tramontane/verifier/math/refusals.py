@@ -20,6 +20,10 @@ class Unscorable(Exception):
     """No prediction can be judged against this reference, for the reason in the message."""
 
 
+class Unreadable(Unscorable):
+    """The reference is in a notation that is not known; it can be compared as it is written."""
+
+
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
 _CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
 _EQUALS = re.compile(r"(?<![<>!\\:])=")

@@ -7,6 +7,8 @@ to simplify, solve or integrate: that has no bound.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +19,19 @@ from sympy.core.relational import Equality, Relational, Unequality
 from tramontane.verifier.math import values
 from tramontane.verifier.math.caps import too_large
 from tramontane.verifier.math.latex import parse_answer
-from tramontane.verifier.math.refusals import Refused, Unscorable
+from tramontane.verifier.math.numbers import DECIMAL
+from tramontane.verifier.math.refusals import Refused, Unreadable, Unscorable
 from tramontane.verifier.math.regions import read_region, same_region
+from tramontane.verifier.math.structure import balanced
 
 
-def equal(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
+def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | None) -> bool:
     """Parse two answers and compare them under each pair of scales (reference, prediction).
+    Decimals are rounded at `places` or later (`numbers.is_rounded`).
 
     Raises:
         Refused: the prediction cannot be parsed, or is too large.
-        Unscorable: the reference cannot be parsed, or is too large.
+        Unscorable: the reference is broken, or too large; `Unreadable` if it cannot be parsed.
     """
     if reason := too_large(gold):
         raise Unscorable(f"the reference cannot be judged: {reason}")
@@ -34,14 +39,16 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]]) -> bool:
         raise Refused(reason)
     gold_parsed = parse_answer(gold)
     if gold_parsed is None:
-        raise Unscorable(f"the reference cannot be parsed: {gold[:80]}")
+        is_whole = balanced(gold) and re.search(r"\w", gold)
+        error = Unreadable if is_whole else Unscorable
+        raise error(f"the reference cannot be parsed: {gold[:80]}")
     pred_parsed = parse_answer(pred)
     if pred_parsed is None:
         raise Refused("the answer cannot be parsed")
     try:
         if any(_same_scaled(gold_parsed, pred_parsed, *scale) for scale in scales):
             return True
-        return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred)
+        return isinstance(gold_parsed, sympy.Expr) and values.rounded(gold_parsed, pred, places)
     except values.TooLarge as error:
         if not _is_bounded(gold_parsed):
             reason = "the reference cannot be judged: its value is too large"
@@ -55,6 +62,64 @@ def _same_scaled(gold: Any, pred: Any, gold_scale: int, pred_scale: int) -> bool
     if any(k != 1 and not isinstance(e, sympy.Expr) for e, k in sides):
         return False
     return same(*(e if k == 1 else sympy.Mul(k, e, evaluate=False) for e, k in sides))
+
+
+_PLAIN = re.compile(rf"[+-]?\s*(?:{DECIMAL}|\d{{1,3}}(?:,\d{{3}})+(?:\.\d+)?)")
+_EVALUABLE = (
+    sympy.Add | sympy.Mul | sympy.Pow | sympy.factorial | sympy.binomial | sympy.Mod | sympy.Sum
+    | sympy.Product | sympy.floor | sympy.ceiling | sympy.Abs | sympy.Max | sympy.Min | sympy.log
+)  # fmt: skip
+
+
+def has_arithmetic(answer: str) -> bool:
+    r"""True if numbers in an answer could be combined to one: `17+25`, `3 \cdot 2\sqrt{5}`, `5!`,
+    `2^3`, `\frac{84}{2}`. `\sqrt{12}`, `2^{1/3}` and `6.02 \times 10^{23}` are final."""
+    if _PLAIN.fullmatch(answer.strip()) or too_large(answer):
+        return False
+    quotients = [(m[1] or m[3], m[2] or m[4]) for m in _QUOTIENT.finditer(answer)]
+    if any(math.gcd(int(a), int(b)) > 1 for a, b in quotients) or _CHOOSE.search(answer):
+        return True
+    parsed = parse_answer(_POWER_OF_TEN.sub("", answer))
+    if not isinstance(parsed, sympy.Basic):
+        return False
+    return any(map(_is_undone, sympy.preorder_traversal(parsed)))
+
+
+_QUOTIENT = re.compile(
+    r"\\frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\}|(?<![\w^}.])(\d{1,9})\s*/\s*(\d{1,9})(?![\w.])"
+)
+_CHOOSE = re.compile(r"\\binom\s*\{\d+\}\s*\{\d+\}|\d\s*\\choose\s*\d")
+_POWER_OF_TEN = re.compile(
+    r"(?<=\d)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{[+-]?\d+\}|\d)|^10\^(?:\{[+-]?\d+\}|\d)$"
+)
+
+
+def _is_undone(e: Any) -> bool:
+    if not isinstance(e, _EVALUABLE):
+        return False
+    numbers = [a for a in e.args if isinstance(a, sympy.Rational)]
+    if isinstance(e, sympy.Mul):
+        return sum(abs(n) != 1 for n in numbers) > 1
+    if isinstance(e, sympy.Add):
+        return len(numbers) + sum(1 for a in e.args if _is_fraction(a)) > 1
+    if len(numbers) < len(e.args):
+        return False
+    if isinstance(e, sympy.Pow):
+        root = e.exp.q == 1 or sympy.integer_nthroot(abs(int(e.base.p)), int(e.exp.q))[1]
+        return bool(e.exp != -1 and root)
+    if isinstance(e, sympy.log):
+        value = values.number(e)
+        return value is not None and len(e.args) == 2 and value == int(value)
+    return True
+
+
+def _is_fraction(e: Any) -> bool:
+    """True for `\frac{a}{b}` of integers, which the parser leaves as a product."""
+    return isinstance(e, sympy.Mul) and all(
+        isinstance(a, sympy.Rational)
+        or (isinstance(a, sympy.Pow) and a.exp == -1 and a.base.is_Rational)
+        for a in e.args
+    )
 
 
 _PROBE = sympy.Symbol("a")
@@ -133,7 +198,8 @@ def _align_equations(gold: Any, pred: Any) -> tuple[Any, Any]:
     if len(g) > 1 and len(p) > 1:
         ends = (sympy.Eq(side[0], side[-1], evaluate=False) for side in (g, p))
         return next(ends), next(ends)
-    if len(g) > 1 and not isinstance(pred, Relational | sympy.And) and _is_label(g[0]):
+    is_value = len(g) > 1 and _is_label(g[0]) and (g[0].is_Symbol or not g[-1].is_Symbol)
+    if is_value and not isinstance(pred, Relational | sympy.And):
         return g[-1], pred
     if len(p) > 1 and not isinstance(gold, Relational | sympy.And):
         return gold, p[-1]

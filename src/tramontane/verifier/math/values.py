@@ -23,6 +23,10 @@ from tramontane.verifier.math.numbers import is_rounded
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
+# Digits after the point that are compared for each digit before it: what is left of large terms may
+# be small, as in `sqrt(N + 1) - sqrt(N)`.
+CANCELLATION = 3
+NOISE_BITS = 16
 MAX_MAGNITUDE = 2000  # digits before or after the point; the precision grows with them
 MAX_TERMS = 1000  # terms of a sum or product
 MAX_STEPS = 20_000  # nodes visited in one evaluation of an expression
@@ -110,7 +114,12 @@ class _Evaluation:
         if isinstance(e, sympy.NumberSymbol):
             return +{"Pi": mpmath.pi, "Exp1": mpmath.e}.get(type(e).__name__, mpmath.nan)
         if isinstance(e, sympy.Add):
-            return mpmath.fsum([self(a) for a in e.args])
+            terms = [self(a) for a in e.args]
+            total = mpmath.fsum(terms)
+            largest = max(map(mpmath.mag, terms))
+            # What is left of terms that cancel is noise at the last digits.
+            is_noise = total and mpmath.mag(total) < largest - mpmath.mp.prec + NOISE_BITS
+            return mpmath.mpf(0) if is_noise else total
         if isinstance(e, sympy.Mul):
             return mpmath.fprod([self(a) for a in e.args])
         if isinstance(e, sympy.Pow):
@@ -202,7 +211,9 @@ class _Evaluation:
         return total
 
 
-def _point(names: Sequence[str], index: int, *, integers: bool, positive: bool) -> dict[str, Any]:
+def _point(
+    names: Sequence[str], index: int, *, integers: set[str], positive: bool
+) -> dict[str, Any]:
     """The value of each name at point number `index`, the same in every process.
 
     `i` is the imaginary unit. Values are mostly positive, where roots and logarithms are real; any
@@ -214,7 +225,7 @@ def _point(names: Sequence[str], index: int, *, integers: bool, positive: bool) 
         if name in _IMAGINARY_UNIT:
             point[name] = mpmath.mpc(0, 1)
             continue
-        if integers:
+        if name in integers:
             value = mpmath.mpf(3 + draw % 17 + index)
         elif index >= POINTS:
             value = (-1) ** (index - POINTS) * (1500 + mpmath.mpf(draw % 9973) / 13)
@@ -224,6 +235,12 @@ def _point(names: Sequence[str], index: int, *, integers: bool, positive: bool) 
             value = sign * mpmath.mpf(1 + draw % 9973) / (997 if index % 2 else 5000)
         point[name] = abs(value) if positive else value
     return point
+
+
+def _letters_of_signs(e: Any) -> set[str]:
+    """The letters of exponents of negative numbers: the n of `(-1)^n` is an integer."""
+    powers = (p for p in e.atoms(sympy.Pow) if p.base.is_number and p.base.is_negative)
+    return {symbol.name for power in powers for symbol in power.exp.free_symbols}
 
 
 def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -237,15 +254,16 @@ def pairs(a: Any, b: Any) -> Iterator[tuple[Any, Any, Any]]:
     """
     names = sorted({s.name for e in (a, b) for s in e.free_symbols})
     symbols = {s.name for e in (a, b) for s in e.atoms(sympy.Symbol)}  # bound ones included
-    integers = any(
+    rounding = any(
         e.has(*_INTEGER_FUNCTIONS)
         or (e.has(*_ROUNDING) and {name[0] for name in names} <= _INTEGER_LETTERS)
         for e in (a, b)
     )
+    integers = set(names) if rounding else _letters_of_signs(a) | _letters_of_signs(b)
     # The argument of a logarithm is taken to be positive: `\ln x^2` is `2 \ln x`.
     positive = a.has(sympy.log) or b.has(sympy.log)
     imaginary = bool(symbols & _IMAGINARY_UNIT) or a.has(sympy.I) or b.has(sympy.I)
-    points = POINTS + (0 if integers else FAR_POINTS)
+    points = POINTS + (0 if rounding else FAR_POINTS)
     for index in range(points if set(names) - _IMAGINARY_UNIT else 1):
         point = partial(_point, names, index, integers=integers, positive=positive)
         first, second, tolerance, digits = _evaluate(a, b, point, is_far=index >= POINTS)
@@ -268,7 +286,7 @@ def _evaluate(
     The first evaluation shows how large the values are; if they need more digits, a second one
     follows. At a far point, where many expressions are too large, these have the value nan.
     """
-    digits, tolerance = DIGITS, mpmath.mpf(0)
+    digits, tolerance, least = DIGITS, mpmath.mpf(0), 0
     for _ in range(2):
         with mpmath.workdps(digits):
             values = point()
@@ -279,10 +297,12 @@ def _evaluate(
                 if not is_far:
                     raise
                 first = second = mpmath.nan
-            digits_after = max(run.digits_after for run in runs)
+            after = max(run.digits_after for run in runs)
+            before = max(run.digits_before for run in runs)
             if tolerance == 0:
-                tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + digits_after)
-        needed = DIGITS + digits_after + max(run.digits_before for run in runs)
+                least = after + CANCELLATION * before
+                tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + least)
+        needed = DIGITS + least + before
         if needed <= digits + 3:
             break
         digits = needed
@@ -345,7 +365,7 @@ def number(e: Any) -> Any:
         return mpmath.re(value)
 
 
-def rounded(e: Any, spelling: str) -> bool:
+def rounded(e: Any, spelling: str, places: int | None) -> bool:
     """True if `spelling` is a decimal that stands for the constant (`numbers.is_rounded`)."""
     value = number(e)
     if value is None or not mpmath.isfinite(value) or not value:
@@ -357,4 +377,4 @@ def rounded(e: Any, spelling: str) -> bool:
     # `\sqrt{4}` is 2 in the first 40 digits: a decimal that ends, not one to be rounded.
     nearest = Fraction(round(exact * 10**ROUNDED_PLACES), 10**ROUNDED_PLACES)
     terminates = abs(exact - nearest) <= abs(exact) * Fraction(1, 10**40)
-    return is_rounded(nearest if terminates else exact, spelling, terminates=terminates)
+    return is_rounded(nearest if terminates else exact, spelling, places, terminates=terminates)

@@ -56,20 +56,63 @@ def _option(text: str) -> tuple[str, str] | None:
     return match[1], match[3]
 
 
+_SHORT_WORDS = {"no", "ja", "si"}
+MAX_PHRASE = 60  # characters
+_ITEM = re.compile(r"[,;]|\band\b")
 _OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
 
 
 def same_text(gold: str, pred: str) -> bool | None:
     """Compare with a reference in words, case aside; None where the reference is not words."""
     bare = unwrap(gold)
-    if not _is_words(bare):
+    if not _is_words(bare) or bare.startswith("("):
         return None
+    if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
+        other = unwrap(pred)
+        return _items(bare) == _items(other) if _is_words(other) else None
     return _words(bare) == _words(unwrap(pred)) and not _OPERATORS.search(unwrap(pred))
+
+
+_PHRASES = {
+    phrase: meaning
+    for meaning, phrases in {
+        r"\mathbb{R}": "all real numbers|all reals|all real x|the real numbers|the reals"
+        "|any real number|the set of all real numbers|set of all real numbers|all real values"
+        "|all real values of x|x is any real number|x can be any real number|every real number",
+        r"\mathbb{Z}": "all integers|the integers|the set of all integers|any integer"
+        "|every integer",
+        r"\emptyset": "no solution|no solutions|no solution exists|no solutions exist|empty set"
+        "|the empty set|null set|there is no solution|there are no solutions|none",
+        r"\text{no real solution}": "no real solution|no real solutions|no real roots"
+        "|no real solutions exist|there are no real solutions",
+        r"\text{does not exist}": "dne|does not exist|doesn t exist|the limit does not exist"
+        "|limit does not exist",
+        r"\text{undefined}": "undefined|not defined|is undefined|it is undefined",
+        r"\text{infinitely many}": "infinitely many|infinitely many solutions|infinite solutions"
+        "|infinite number of solutions|there are infinitely many solutions",
+    }.items()
+    for phrase in phrases.split("|")
+}
+_PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.]+[^\W\d_]+)*[\s.!]*")
+
+
+def same_phrase(text: str) -> str:
+    """One spelling for phrases that mean the same, such as `DNE`; any other text as it is."""
+    if len(text) > MAX_PHRASE or text.count("\\") > 2:
+        return text
+    bare = unwrap(text)
+    if not _PLAIN_WORDS.fullmatch(bare):
+        return text
+    return _PHRASES.get(" ".join(_words(bare)), text)
 
 
 def unwrap(text: str) -> str:
     """Replace text commands such as `\\text{…}` by their content."""
     return WRAPPER.sub(r" \1 ", text).strip()
+
+
+def _items(text: str) -> list[list[str]]:
+    return sorted(words for item in _ITEM.split(text) if (words := _words(item)))
 
 
 def _words(text: str) -> list[str]:
@@ -85,5 +128,7 @@ def _is_words(text: str) -> bool:
         return False
     longest = max(_words(text), key=len)
     if not longest.isascii():
+        return True
+    if text.casefold() in _SHORT_WORDS:
         return True
     return len(longest) >= 3 and bool(re.search("[aeiouy]", longest))
