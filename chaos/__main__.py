@@ -6,7 +6,8 @@
 The run is the quickstart with all its updates, under Ray, with two generators and two verifiers.
 Every few seconds a random generator or verifier gets SIGKILL, or SIGSTOP, which only the heartbeat
 can find; every sixth update the trainer or the controller gets SIGKILL. The trainer starts again by
-itself; after the controller's death the run goes on with `--resume`. The number of signals follows
+itself; after the controller's death the run goes on with `--resume`. At random moments between, a
+second process begins or resumes the same run, and must be refused. The number of signals follows
 the updates, so that a slow machine gets as many as a fast one. Processes are found by the run's
 workers.jsonl. Then two short runs show that interrupted completions are as long as others
 (`lengths.py`). Results go to chaos.json; the exit code is 1 if a promise broke.
@@ -31,10 +32,11 @@ from benchmarks.measure import Promise, finish, machine
 from chaos import lengths
 from chaos.kill import Killer
 from chaos.proof import prove
-from chaos.runs import GONE_SECONDS, Run, lines, quickstart
+from chaos.runs import GONE_SECONDS, Intruder, Run, lines, quickstart
 
 BUILD = Path(__file__).parents[1] / "build" / "chaos"
 KILL_SECONDS = (2.0, 6.0)  # range of the time between two signals
+INTRUDE_SHARE = 0.3  # share of the moments between two signals at which a second process starts
 UPDATES_BETWEEN_ENDS = 6  # between two kills of trainer or controller: three checkpoints
 SURPLUS = 1.2  # signals sent per kill promised
 MINUTES = 45.0
@@ -57,9 +59,13 @@ def config(generator: str, updates: int | None) -> dict[str, Any]:
     }
 
 
-def harass(run: Run, killer: Killer, kills: int, updates: int) -> list[dict[str, Any]]:
-    """Send signals until the run is finished; returns each end of the controller and its cause."""
+def harass(
+    run: Run, killer: Killer, kills: int, updates: int, intruders: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Send signals until the run is finished, and start second processes on its folder, whose ends
+    are added to `intruders`; returns each end of the controller and its cause."""
     ends: list[dict[str, Any]] = []
+    intruder: Intruder | None = None
     deadline = time.monotonic() + 60 * MINUTES
     targets: tuple[str, ...]
     done, struck = 0, 0  # updates (a resumed run does some again), and kills of ENDS
@@ -77,8 +83,15 @@ def harass(run: Run, killer: Killer, kills: int, updates: int) -> list[dict[str,
             run.resume()
             continue
         done = max(done, run.updates)
+        if intruder and not intruder.running:
+            if found := intruder.ended():
+                intruders.append(found)
+            intruder = None
+        if done and not intruder and killer.random.random() < INTRUDE_SHARE:
+            intruder = Intruder(run, *killer.random.choice([run.begins, run.resumes]))
         if done // UPDATES_BETWEEN_ENDS > struck and done < updates:
-            targets = ENDS
+            # An heir that begins just when the controller dies would rightly own the folder.
+            targets = tuple(name for name in ENDS if not intruder or name != "controller")
         elif len(killer.kills) * updates < SURPLUS * kills * (done + 1):
             targets = WORKERS
         else:
@@ -89,6 +102,8 @@ def harass(run: Run, killer: Killer, kills: int, updates: int) -> list[dict[str,
             if kill["worker"] == "controller":
                 run.process.wait(GONE_SECONDS)
         time.sleep(killer.random.uniform(*KILL_SECONDS))
+    if intruder:
+        intruder.wait()
     return ends
 
 
@@ -105,13 +120,14 @@ def main() -> None:
     began = time.monotonic()
     with Run(raw, BUILD / "whole") as run:
         killer = Killer(run.folder, args.seed, BUILD / "whole" / "kills.jsonl")
-        ends = harass(run, killer, args.kills, raw["pipeline"]["updates"])
+        intruders: list[dict[str, Any]] = []
+        ends = harass(run, killer, args.kills, raw["pipeline"]["updates"], intruders)
         last_wait = run.gone()
         remaining = run.remaining()
         finished = run.finished
     seconds = time.monotonic() - began
     promises = [finished_run(finished, ends, seconds, run), killed(killer, args.kills, run)]
-    promises.append(nothing_left(ends, last_wait, remaining))
+    promises += [refused(intruders), nothing_left(ends, last_wait, remaining)]
     report: dict[str, Any] = {}
     if finished:
         summary = json.loads((run.folder / "summary.json").read_text(encoding="utf-8"))
@@ -125,7 +141,8 @@ def main() -> None:
     finish(Path(__file__).with_name(name), {
         "machine": machine(), "seed": args.seed, "updates": raw["pipeline"]["updates"],
         "seconds": round(seconds),
-        "kills": killer.kills, "ends": ends, "lengths": lengths_report, **report,
+        "kills": killer.kills, "intruders": intruders, "ends": ends,
+        "lengths": lengths_report, **report,
     }, promises)  # fmt: skip
 
 
@@ -152,6 +169,17 @@ def killed(killer: Killer, kills: int, run: Run) -> Promise:
         f"{len(killer.kills)} ({', '.join(f'{n} {name}s' for name, n in counts.items())}; "
         f"{stopped} of them stopped), {replaced} replaced",
         len(killer.kills) >= kills,
+    )
+
+
+def refused(intruders: list[dict[str, Any]]) -> Promise:
+    """That they harmed nothing shows in the records, as that the kills did not."""
+    right = sum(found["code"] == 2 and found["refused"] for found in intruders)
+    resumes = sum("--resume" in found["command"] for found in intruders)
+    return Promise(
+        "a second process on the folder of the living run is refused, by its owner's name",
+        f"{right} of {len(intruders)} with exit code 2, {resumes} of them resumed",
+        0 < right == len(intruders),
     )
 
 

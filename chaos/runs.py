@@ -37,10 +37,12 @@ class Run:
         raw = config | {"run_dir": str(self.folder)}
         self._config.write_text(yaml.safe_dump(raw, sort_keys=False), encoding="utf-8")
         self._mark = ("TRAMONTANE_CHAOS", f"{os.getpid()}-{build.name}")
-        self.process = self._start("train", str(self._config))
+        self.begins = ("train", str(self._config))
+        self.resumes = ("train", "--resume", str(self.folder))
+        self.process = self._start(*self.begins)
 
     def resume(self) -> None:
-        self.process = self._start("train", "--resume", str(self.folder))
+        self.process = self._start(*self.resumes)
 
     @property
     def ended(self) -> bool:
@@ -91,6 +93,45 @@ class Run:
                 env=os.environ | dict([self._mark]),
                 start_new_session=True,
             )
+
+
+class Intruder:
+    """A second command on the folder of a living run, which has to leave it alone.
+
+    Args:
+        run: the run, whose controller nobody kills while the command runs.
+        args: words after `tramontane`.
+    """
+
+    def __init__(self, run: Run, *args: str) -> None:
+        self.args, self._owner = args, run.process
+        self._log = run.log.with_name("intruder.log")
+        with self._log.open("w") as log:
+            command = [sys.executable, "-m", "tramontane.cli", *args]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def ended(self) -> dict[str, Any] | None:
+        """How the command ended, and whether it was refused by the name of the owner; None while it
+        runs, or if the run ended before, so that nothing was to be refused."""
+        if self.running or self._owner.poll() is not None:
+            return None
+        message = self._log.read_text(encoding="utf-8").strip()
+        return {
+            "command": " ".join(self.args[:2]),
+            "code": self._process.returncode,
+            "refused": f"by process {self._owner.pid} on" in message,
+            "message": message[-300:],
+        }
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Wait for the end, which a refusal at once makes short."""
+        self._process.wait(GONE_SECONDS)
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import Config
+from tramontane.run.folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "name": "test",
@@ -37,3 +38,10 @@ def small_config(run_dir: Path, **sections: Any) -> Config:
 
 def unheard(worker: str, **facts: object) -> None:
     """Ignore facts about workers; a stand-in for `RunFolder.log_worker`."""
+
+
+def begun(config: Config) -> RunFolder:
+    """The folder of a run that has just begun."""
+    folder = RunFolder(str(config.run_dir))
+    folder.begin(config)
+    return folder

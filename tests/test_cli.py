@@ -14,10 +14,9 @@ import yaml
 from typer.testing import CliRunner
 
 import tramontane
-from tests.runs import SMALL, small_config
+from tests.runs import SMALL, begun, small_config
 from tramontane import InputError
 from tramontane.cli import app, main
-from tramontane.run.folder import RunFolder
 
 runner = CliRunner()
 
@@ -118,7 +117,7 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
 
 
 def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_path: Path) -> None:
-    run_dir = RunFolder.create(small_config(tmp_path / "run", pipeline={"n_async": 64})).path
+    run_dir = begun(small_config(tmp_path / "run", pipeline={"n_async": 64})).path
     before = sorted(tmp_path.rglob("*"))
     result = runner.invoke(app, ["train", "--resume", str(run_dir), "--dry-run"])
     assert result.exit_code == 0

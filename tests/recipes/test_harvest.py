@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.controller.driven import verdict
-from tests.runs import small_config
+from tests.runs import begun, small_config
 from tramontane.cli import app
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
@@ -15,7 +15,6 @@ from tramontane.errors import InputError
 from tramontane.models.loading import load_tokenizer
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
-from tramontane.run.folder import RunFolder
 from tramontane.sft.examples import ExampleStream
 from tramontane.types import Completion, Group, Problem, ThinkingTags, Verdict
 
@@ -47,7 +46,7 @@ def write(tmp_path):
     """Writes a finished run of the groups of each update."""
 
     def write(*updates, name="run", finished=True):
-        folder = RunFolder.create(small_config(tmp_path / name))
+        folder = begun(small_config(tmp_path / name))
         for number, groups in enumerate(updates, 1):
             folder.write_rollouts(number, [(g, None) for g in groups], ["correctness"])
         if finished:

@@ -1,9 +1,11 @@
-"""A run on a disk that is full after its first checkpoint; started by test_faults in a mount
-namespace of its own."""
+"""A run on a disk that is full after its first checkpoint, and later turns read-only; started by
+test_folder_faults in a mount namespace of its own."""
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +26,7 @@ def main(disk: Path) -> None:
         checkpoint={"every": 1, "keep": 3},
     )
 
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], check=True)
+    mount("-t", "tmpfs", "-o", "size=40m", "tmpfs", disk)
     with pytest.raises(InputError) as full:
         train(config, quiet=True, report=False)
     partial = folder.checkpoints / "step_2.partial"
@@ -40,9 +42,34 @@ def main(disk: Path) -> None:
         train(resume=folder.path, quiet=True, report=False)
     assert folder.whole_checkpoint(print) == kept
 
-    subprocess.run(["mount", "-o", f"remount,size={512 * MIB}", str(disk)], check=True)
+    mount("-o", f"remount,size={512 * MIB}", disk)
+    recorded = folder.metrics_file.read_bytes()
+    turn_read_only(disk)
+    with pytest.raises(InputError, match=r"run/\.lock: Read-only file system; .* --resume"):
+        train(resume=folder.path, quiet=True, report=False)
+    subprocess.run(["umount", str(disk)], check=True)
+    assert folder.metrics_file.read_bytes() == recorded
+
+    def fail(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == 2:
+            turn_read_only(disk)
+
+    with pytest.raises(InputError, match=r"disk/run/.*: Read-only file system; .* --resume"):
+        train(resume=folder.path, quiet=True, report=False, on_update=fail)
+    subprocess.run(["umount", str(disk)], check=True)
+    assert [m["update"] for m in folder.metrics()] == [1, 2]
     assert train(resume=folder.path, quiet=True, report=False).finished
     check_ledger(folder.path, config)
+
+
+def turn_read_only(disk: Path) -> None:
+    """By a second mount above the first, which files that are open do not keep busy."""
+    mount("--bind", disk, disk)
+    mount("-o", "remount,bind,ro", disk)
+
+
+def mount(*args: str | Path) -> None:
+    subprocess.run(["mount", *map(str, args)], check=True)
 
 
 if __name__ == "__main__":

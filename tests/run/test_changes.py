@@ -11,7 +11,7 @@ import pytest
 import tramontane
 from tests.controller.test_pipeline import check_ledger
 from tests.run.test_learning_signal import cut_short
-from tests.runs import small_config
+from tests.runs import begun, small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run.changes import (
@@ -116,7 +116,7 @@ def test_a_run_without_updates_begins_again_with_any_change(tmp_path: Path) -> N
 
 def folder_at(path: Path, version: int) -> RunFolder:
     """A run folder that looks as if it had a checkpoint."""
-    folder = RunFolder.create(small_config(path, pipeline=SIZES))
+    folder = begun(small_config(path, pipeline=SIZES))
     (folder.checkpoints / f"step_{version}").mkdir()
     return folder
 

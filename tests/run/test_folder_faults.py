@@ -5,7 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import tramontane
 from tests.controller.test_pipeline import check_ledger
 from tests.forked import Command
 from tests.runs import small_config
@@ -236,6 +238,125 @@ def test_a_full_disk_ends_the_run_with_what_was_done_and_it_can_be_resumed(tmp_p
         timeout=480,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_folder_that_moves_under_a_run_is_named_and_the_run_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+
+    def move(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == 2:
+            folder.rename(moved)
+
+    message = rf"^{folder}: no longer there \(moved or deleted\?\); put it back, then continue with"
+    with pytest.raises(InputError, match=message):
+        tramontane.train(config_of(folder), quiet=True, on_update=move)
+    assert not folder.exists()
+    assert [m["update"] for m in RunFolder(moved).metrics()] == [1, 2]
+    assert tramontane.train(resume=moved, quiet=True, report=False).finished
+    check_ledger(moved, config_of(moved))
+
+
+# Once DISK/broken exists, no process can write or sync a file under DISK.
+BROKEN_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int broken(int file) {
+    char link[64], path[4096], mark[4096];
+    const char *disk = getenv("DISK");
+    snprintf(mark, sizeof mark, "%s/broken", disk);
+    if (access(mark, F_OK)) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0) return 0;
+    path[length] = 0;
+    return strncmp(path, disk, strlen(disk)) == 0;
+}
+
+ssize_t write(int file, const void *bytes, size_t count) {
+    if (broken(file)) { errno = EIO; return -1; }
+    return ((ssize_t (*)(int, const void *, size_t)) dlsym(RTLD_NEXT, "write"))(file, bytes, count);
+}
+
+int fsync(int file) {
+    if (broken(file)) { errno = EIO; return -1; }
+    return ((int (*)(int)) dlsym(RTLD_NEXT, "fsync"))(file);
+}
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
+    tmp_path: Path,
+) -> None:
+    disk, config_file = tmp_path / "disk", tmp_path / "config.yaml"
+    disk.mkdir()
+    folder = RunFolder(disk / "run")
+    config = small_config(folder.path, pipeline=SIZES | {"updates": 100}, checkpoint={"every": 1})
+    config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "broken.c").write_text(BROKEN_DISK)
+    command = ["gcc", "-shared", "-fPIC", "-o", "broken.so", "broken.c", "-ldl"]
+    if shutil.which("gcc") is None:
+        pytest.skip("needs g++")
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "tramontane.cli", "train", str(config_file)],
+            env=os.environ | {"LD_PRELOAD": str(tmp_path / "broken.so"), "DISK": str(disk)},
+            stdout=log,
+            stderr=log,
+        )
+    while not (folder.checkpoints / "step_2").is_dir():
+        assert run.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    (disk / "broken").touch()
+    assert run.wait(120) == 2, (tmp_path / "log").read_text()
+    printed = (tmp_path / "log").read_text()
+    assert f"error: {folder.path}/" in printed
+    remedy = f"continue with: tramontane train --resume {folder.path}"
+    assert f"Input/output error; repair its disk, or make it writable, then {remedy}" in printed
+    assert "Traceback" not in printed
+    (disk / "broken").unlink()
+    more = [f"pipeline.updates={len(folder.metrics()) + 2}"]
+    assert tramontane.train(resume=folder.path, overrides=more, quiet=True, report=False).finished
+    check_ledger(folder.path, folder.config())
+
+
+@pytest.mark.slow
+def test_a_second_process_leaves_a_living_run_alone(tmp_path: Path) -> None:
+    folder, config_file = tmp_path / "run", tmp_path / "config.yaml"
+    config = small_config(folder, pipeline=SIZES | {"updates": 200}, checkpoint={"every": 1})
+    config_file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    owner = Command("train", str(config_file))
+    while not (folder / "checkpoints/step_2").is_dir():
+        assert owner.poll() is None, owner.communicate()
+        time.sleep(0.1)
+    recorded = (folder / "metrics.jsonl").read_bytes()
+    for args in (["--resume", str(folder)], [str(config_file)]):
+        second = Command("train", *args)
+        printed = second.communicate()
+        assert second.wait() == 2
+        assert f"error: {folder}: being trained by process {owner.pid} on " in printed
+    assert owner.poll() is None
+    assert (folder / "metrics.jsonl").read_bytes().startswith(recorded)
+    assert audit(folder).completions > 0  # who reads is not kept waiting
+    owner.process.kill()
+    owner.process.join()
+    third = Command("train", "--resume", str(folder), "pipeline.updates=4")
+    printed = third.communicate()
+    assert third.wait() == 0, printed
+    taken = f"taken over; was being trained by process {owner.pid} on"
+    assert taken in printed
+    assert taken in (folder / "events.log").read_text()
+    check_ledger(folder, RunFolder(folder).config())
 
 
 def test_logs_say_which_process_is_which_worker(finished: Path) -> None:

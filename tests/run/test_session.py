@@ -199,14 +199,14 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_lost_worker_is_logged_with_its_reason(tmp_path: Path) -> None:
-    session = Session.open(small_config(tmp_path / "run"), QuietScreen())
+    session = Session.open(small_config(tmp_path), QuietScreen(), RunFolder(tmp_path / "run"))
     session.replaced(WorkerDied("generator 0 died 0.3 s into poll", "generator 0"))
     [row] = read_log(tmp_path / "run/workers.jsonl")
     assert (row["worker"], row["lost"]) == ("generator 0", "generator 0 died 0.3 s into poll")
 
 
 def test_activities_too_short_to_be_seen_are_not_logged(tmp_path: Path) -> None:
-    session = Session.open(small_config(tmp_path / "run"), QuietScreen())
+    session = Session.open(small_config(tmp_path), QuietScreen(), RunFolder(tmp_path / "run"))
     now = time.time()
     session.spent("trainer", "step", now)
     session.spent("trainer", "wait for a batch", now - 2)

@@ -75,16 +75,27 @@ def train(
         InputError: before any work is done, except for a full disk, a run in which nothing can be
             learnt, or a curriculum that leaves no problem to learn from.
     """
-    from tramontane.run.task import kept_rows
+    _check_given(resume, config, model, data, rewards)
+    if resume is not None:
+        from tramontane.run.folder import RunFolder
 
-    folder, settings, rows = _open(config, overrides, model, data, rewards, resume)
-    with kept_rows(settings, rows) as settings:
+        RunFolder(resume).check_begun()
+        with RunFolder.owned(resume):
+            from tramontane.run.changes import open_run
+            from tramontane.run.task import override_texts
+
+            folder, settings = open_run(resume, override_texts(overrides))
+            return _train(settings, folder, **display)
+    from tramontane.run.task import config_of, new_run
+
+    settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
+    with new_run(settings, rows) as (folder, settings):
         return _train(settings, folder, **display)
 
 
 def _train(
     settings: Config,
-    folder: RunFolder | None,
+    folder: RunFolder,
     *,
     screen: Screen | None = None,
     quiet: bool = False,
@@ -95,7 +106,7 @@ def _train(
     from tramontane.run.input import read_input
     from tramontane.run.screen import QuietScreen
 
-    given = read_input(settings, new=folder is None)
+    given = read_input(settings)
     from tramontane.run.train import train as run
 
     screen = screen or (QuietScreen() if quiet else LiveDisplay())
@@ -129,53 +140,48 @@ def dry_run(
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
     """
-    from tramontane.run.task import kept_rows, settings_without_sources
+    from tramontane.run.task import config_of, new_run, override_texts, settings_without_sources
 
+    _check_given(resume, config, model, data, rewards)
+    found: Mapping[str, Any] = {}
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides)
-    _, settings, rows = _open(config, overrides, model, data, rewards, resume)
+    if resume is not None:
+        from tramontane.run.changes import open_run
+
+        _, settings = open_run(resume, override_texts(overrides))
+    else:
+        settings, found = config_of(config, overrides, model=model, data=data, rewards=rewards)
     if model_shape is not None:
         from tramontane.run.prepare import sizes_of_shape
 
         return sizes_of_shape(settings, model_shape, gpu)
-    with kept_rows(settings, rows) as settings:
-        from tramontane.run.input import read_input
+    from tramontane.run.input import read_input
 
+    if not found:
+        given = read_input(settings)
+        from tramontane.run.prepare import prepare, sizes
+
+        return sizes(prepare(settings, given), gpu)
+    with new_run(settings, found) as (_, settings):
         given = read_input(settings)
         from tramontane.run.prepare import prepare, sizes
 
         return sizes(prepare(settings, given), gpu)
 
 
-def _open(
-    config: Config | str | Path | None,
-    overrides: Settings | None,
-    model: str | Path | None,
-    data: Data | None,
-    rewards: Sequence[Function | str | Reward],
-    resume: str | Path | None,
-) -> tuple[RunFolder | None, Config, Mapping[str, Any]]:
-    """The folder of a run that is resumed, the config, and rows to be kept in a new run's folder.
-
-    Errors in the config are reported without torch, whose import takes seconds.
-    """
+def _check_given(
+    resume: str | Path | None, config: object, model: object, data: object, rewards: Sequence[Any]
+) -> None:
+    """Check that a run is named, and only once."""
     given = model is not None or data is not None or bool(rewards)
-    if resume is None:
-        if config is None and not given:
-            raise InputError("give a config to start a run, or --resume RUN to continue one")
-        from tramontane.run.task import config_of
-
-        settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
-        return None, settings, rows
-    if config is not None or given:
+    if resume is None and config is None and not given:
+        raise InputError("give a config to start a run, or --resume RUN to continue one")
+    if resume is not None and (config is not None or given):
         raise InputError(
             f"a resumed run has its config already: give --resume {resume} without a config, "
             f"model, data or rewards; key=value changes a key"
         )
-    from tramontane.run.changes import open_run
-    from tramontane.run.task import override_texts
-
-    return *open_run(resume, override_texts(overrides)), {}
 
 
 def sft(

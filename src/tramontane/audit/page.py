@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tramontane.audit.findings import KINDS, Audit, Finding, clip
+from tramontane.workplace import write_whole
 
 SHOWN = 50  # findings of each kind on the page; the JSONL file has all
 
@@ -25,15 +26,14 @@ def write(path: Path, folder: Path, result: Audit) -> None:
     name = "audit" if path.is_dir() else f"audit_{path.name.partition('.')[0]}"
     for finding in result.findings:
         finding.file = os.path.relpath(finding.file, folder)
-    with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
-        for finding in result.findings:
-            file.write(json.dumps(vars(finding), ensure_ascii=False) + "\n")
+    rows = [json.dumps(vars(finding), ensure_ascii=False) + "\n" for finding in result.findings]
+    write_whole(folder / f"{name}.jsonl", "".join(rows))
     lines = _summary(path.resolve().name, result)
     for kind in KINDS:
         if found := result.findings_of(kind):
             lines += _section(kind, found, result, name)
     result.report = folder / f"{name}.md"
-    result.report.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(result.report, "\n".join(lines) + "\n")
 
 
 def _summary(title: str, result: Audit) -> list[str]:

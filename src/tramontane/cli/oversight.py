@@ -58,13 +58,12 @@ def oversight_data(
     """Write generated lessons for `sft`, and judged problems for `train`."""
     from tramontane.config import load_section
     from tramontane.errors import InputError
-    from tramontane.outputs import check_folder
     from tramontane.oversight import lessons as writing
     from tramontane.oversight.config import OversightConfig
     from tramontane.oversight.drills import drills as draw_drills
     from tramontane.oversight.load import GENERATED
+    from tramontane.workplace import owned_folder
 
-    check_folder(out)
     settings = load_section(OversightConfig, config)
     asked = settings.questions.extractive
     if settings.questions.source != GENERATED:
@@ -72,14 +71,14 @@ def oversight_data(
             f"{config}: questions.source: {settings.questions.source!r} has no lessons; name a "
             f"comparison on {GENERATED!r}"
         )
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = asked.model_dump(exclude={"split"})
-    series = draw_drills(0, drills, asked.languages)
-    writing.write_lessons(out / "drills.jsonl", series)
-    pairs = writing.lessons(0, lessons, wording=settings.wording, **drawn)
-    count = writing.write_lessons(out / "lessons.jsonl", pairs)
-    writing.write_problems(out / "problems.jsonl", "train", 1, problems, settings.wording, **drawn)
-    writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, settings.wording, **drawn)
+    drawn, wording = asked.model_dump(exclude={"split"}), settings.wording
+    with owned_folder(out, "written"):
+        series = draw_drills(0, drills, asked.languages)
+        writing.write_lessons(out / "drills.jsonl", series)
+        pairs = writing.lessons(0, lessons, wording=wording, **drawn)
+        count = writing.write_lessons(out / "lessons.jsonl", pairs)
+        writing.write_problems(out / "problems.jsonl", "train", 1, problems, wording, **drawn)
+        writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, wording, **drawn)
     console.print(
         f"in {out}: {drills:,} examples in drills.jsonl, {count:,} in lessons.jsonl, {problems:,} "
         f"problems in problems.jsonl, {held_out:,} in held_out.jsonl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -26,6 +27,8 @@ Overrides = Annotated[
 
 def main() -> None:
     """Run a command; an error that the user can fix is one message and exit code 2."""
+    # A line where a folder is taken over: no screen is open yet.
+    logging.getLogger("tramontane.workplace").addHandler(logging.StreamHandler())
     try:
         app()
     except InputError as error:

@@ -28,12 +28,12 @@ from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
 from tramontane.curation.rows import Row
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
-from tramontane.outputs import write_whole
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX
 from tramontane.verifier.code.trial import Trial, TrialOutput
 from tramontane.verifier.pool import VerifierPool
+from tramontane.workplace import write_whole
 
 BATCH = 50  # inputs that one sandbox runs
 SPARE = 2  # candidates for each test that is needed: many are rejected

@@ -37,7 +37,7 @@ from tramontane.curation.rows import Row, Stage
 from tramontane.curation.translate import Translate
 from tramontane.data.load import RowRules
 from tramontane.errors import InputError
-from tramontane.outputs import write_whole
+from tramontane.workplace import HIDDEN, owned_folder, whole_file, write_whole
 
 STAGES: dict[str, type[Stage]] = {
     stage.name: stage
@@ -69,11 +69,17 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, 
         InputError: no inputs or output folder, a folder that holds something else or another
             curation, inputs that changed since it began, an evaluation set that cannot be read.
     """
-    out = _open(config)
+    if config.out is None:
+        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
+    with owned_folder(config.out, "curated"):
+        return _curate(config, Path(config.out), progress or (lambda stage, rows: None))
+
+
+def _curate(config: CurateConfig, out: Path, report: Progress) -> dict[str, Any]:
+    _open(config, out)
     done = out / "summary.json"
     if not done.is_file():
         folders = [out / "work" / f"{n}-{name}" for n, name in enumerate((STAGE, *config.stages))]
-        report = progress or (lambda stage, rows: None)
         _load(config, folders[0], report)
         for name, before, folder in zip(config.stages, folders, folders[1:], strict=False):
             _run(name, config, before, folder, report)
@@ -83,11 +89,8 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, 
     return {**summary, "out": str(out)}
 
 
-def _open(config: CurateConfig) -> Path:
-    """The output folder, which holds this curation, or is new."""
-    if config.out is None:
-        raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
-    out = Path(config.out)
+def _open(config: CurateConfig, out: Path) -> None:
+    """Check that the output folder holds this curation, or begin it."""
     prints = check_inputs(config.inputs, config.fields)
     for name in config.stages:
         prints |= STAGES[name].check(getattr(config, name))
@@ -106,14 +109,12 @@ def _open(config: CurateConfig) -> Path:
                 f"{out}: an input has changed since this curation began; remove the folder to "
                 f"begin again, or name another"
             )
-        return out
-    if out.is_file() or (out.is_dir() and any(p.name != "inputs.json" for p in out.iterdir())):
+        return
+    if any(p.name not in ("inputs.json", *HIDDEN) and p.suffix != ".tmp" for p in out.iterdir()):
         raise InputError(f"{out}: not an empty folder, and not a curation; name another")
-    out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "inputs.json", json.dumps(prints, indent=1) + "\n")
     text = yaml.safe_dump(wanted | {"out": str(out)}, sort_keys=False, allow_unicode=True)
     write_whole(out / "config.yaml", text)
-    return out
 
 
 def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
@@ -151,18 +152,12 @@ def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: 
 def _finish(config: CurateConfig, out: Path, folders: list[Path]) -> None:
     """Write the results from every row's last decision, in the order of the input."""
     tally = Tally((STAGE, *config.stages))
-    kept_file, decisions_file = out / "kept.jsonl.partial", out / "decisions.jsonl.partial"
-    with (
-        kept_file.open("w", encoding="utf-8") as kept,
-        decisions_file.open("w", encoding="utf-8") as decisions,
-    ):
+    with whole_file(out / "kept.jsonl") as kept, whole_file(out / "decisions.jsonl") as decisions:
         for row in _final_rows(folders):
             tally.add(row)
             if row.decision != "dropped":
-                kept.write(json.dumps(_flat(row), ensure_ascii=False) + "\n")
-            decisions.write(json.dumps(_decision(row), ensure_ascii=False) + "\n")
-    kept_file.replace(out / "kept.jsonl")
-    decisions_file.replace(out / "decisions.jsonl")
+                kept.write(json.dumps(_flat(row), ensure_ascii=False).encode() + b"\n")
+            decisions.write(json.dumps(_decision(row), ensure_ascii=False).encode() + b"\n")
     summary = tally.summary()
     for name, text in write_report(tally, config).items():
         write_whole(out / name, text)

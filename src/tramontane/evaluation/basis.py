@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
 from tramontane.models.names import resolve, with_tokenizer
-from tramontane.outputs import write_whole
 from tramontane.types import Problem
+from tramontane.workplace import write_whole
 
 if TYPE_CHECKING:
     from tramontane.evaluation.checkpoint import Settings

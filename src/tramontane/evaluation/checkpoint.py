@@ -11,7 +11,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -27,8 +27,8 @@ from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evalu
 from tramontane.evaluation.placed import Work, evaluate_placed, is_placed
 from tramontane.evaluation.suites import source_of, suite_of
 from tramontane.models.names import find_weights, with_tokenizer
-from tramontane.outputs import check_file
 from tramontane.types import Completion, Problem, Prompt, Request, SamplingParams
+from tramontane.workplace import owned_file
 
 if TYPE_CHECKING:
     from tramontane.data.prompts import PromptEncoder
@@ -197,15 +197,14 @@ def evaluate_checkpoint(
         InputError: no such model or data, a prompt that does not fit, or completions of another
             basis in the file; before any work is done.
     """
-    if write_to is not None:
-        check_file(write_to)
-    work = prepare(settings, problems_of(settings, split))
-    if write_to is None:
-        return _measure(settings.config, work, None, on_progress)
-    if resume:
-        return continue_evaluation(settings, work, Path(write_to), on_progress)
-    with CompletionsFile(write_to) as completions:
-        return _measure(settings.config, work, completions, on_progress)
+    with owned_file(write_to, "evaluated") if write_to is not None else nullcontext():
+        work = prepare(settings, problems_of(settings, split))
+        if write_to is None:
+            return _measure(settings.config, work, None, on_progress)
+        if resume:
+            return continue_evaluation(settings, work, Path(write_to), on_progress)
+        with CompletionsFile(write_to) as completions:
+            return _measure(settings.config, work, completions, on_progress)
 
 
 def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
@@ -259,7 +258,7 @@ def continue_evaluation(
     Args:
         settings: see `settings_for`.
         work: made of them by `prepare`.
-        file: JSONL of completions; the basis and the figures are next to it.
+        file: JSONL of completions, which the caller owns; the basis and the figures are next to it.
         on_progress: called with (completions graded, completions in all).
 
     Raises:

@@ -32,8 +32,8 @@ from tramontane.evaluation.completions import CompletionsFile, Row
 from tramontane.evaluation.evaluate import EvaluationResult, hub_results, summarize
 from tramontane.evaluation.paired import Difference, counts_of, paired_difference
 from tramontane.evaluation.placed import Work
-from tramontane.outputs import check_folder, write_whole
 from tramontane.types import Problem
+from tramontane.workplace import owned_folder, write_whole
 
 Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
 
@@ -92,7 +92,11 @@ def compare(
     Raises:
         InputError: as `prepare_suites`, or the folder holds completions of another basis.
     """
-    check_folder(out)
+    with owned_folder(out, "compared"):
+        return _compare(plan, out, on_progress)
+
+
+def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
     prepared = prepare_suites(plan)
     bases = {
         out / suite / f"{model}.jsonl": Basis.of(plan[suite][model], work.problems)

@@ -8,6 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -21,6 +22,7 @@ from tramontane.types import Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.custom import Response
 from tramontane.verifier.pool import VerifierPool
+from tramontane.workplace import check_file, owned_file
 
 WINDOW = 256  # rows being graded at once
 ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
@@ -86,6 +88,7 @@ def score_file(
     ids: Counter[str] = Counter()
     waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
     with (
+        owned_file(out, "scored") if out is not None else nullcontext(),
         VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
         # Line by line: a command that is killed leaves whole rows. Half a surrogate pair becomes a
         # JSON escape.
@@ -142,11 +145,11 @@ def _check_files(path: Path, out: str | Path | None) -> int:
     """Refuse files that cannot be read or written; returns the number of rows."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    if out is not None and not Path(out).parent.is_dir():
-        raise InputError(f"{out}: there is no folder {Path(out).parent}")
     if out is not None and Path(out).resolve() == path.resolve():
         raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
-    if out is not None and (Path(out).is_dir() or Path(out).suffix == ".gz"):
+    if out is not None:
+        check_file(out)
+    if out is not None and Path(out).suffix == ".gz":
         raise InputError(f"{out}: the verdicts are plain JSONL; name a .jsonl file")
     total = sum(1 for _ in row_lines(path))
     if not total:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from tramontane.errors import InputError
 from tramontane.models.loading import load_config
 from tramontane.models.names import folder_of
 from tramontane.models.weight_files import DTYPES, INDEX, SINGLE
+from tramontane.workplace import commit, disk_faults
 
 CHUNK = 16 << 20  # bytes that are copied at once
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -92,18 +94,17 @@ def transplant(
     _check_settings(language_model, parent)
     mapping, prefix = text_names(language, multimodal, maps)
     _check_shapes(language, multimodal, mapping)
-    unfinished = out.with_name(out.name + ".partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for file in sorted({stored.file for stored in multimodal.values()}):
-        names = {name: stored for name, stored in multimodal.items() if stored.file == file}
-        _write_shard(
-            unfinished / file.name, names, {n: language[mapping[n]] for n in names if n in mapping}
-        )
-    _copy_others(sources["parent"], unfinished)
-    if out.exists():
-        out.rmdir()
-    unfinished.rename(out)
+    with disk_faults(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+            unfinished = Path(scratch) / "made"
+            unfinished.mkdir()
+            for file in sorted({stored.file for stored in multimodal.values()}):
+                names = {name: stored for name, stored in multimodal.items() if stored.file == file}
+                replaced = {n: language[mapping[n]] for n in names if n in mapping}
+                _write_shard(unfinished / file.name, names, replaced)
+            _copy_others(sources["parent"], unfinished)
+            commit(unfinished, out)
     rounded = sum(
         multimodal[name].dtype != language[source].dtype for name, source in mapping.items()
     )

@@ -20,7 +20,6 @@ from tramontane.curation.backend.journal import Journal
 from tramontane.data.files import read_rows
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
-from tramontane.outputs import check_folder, write_whole
 from tramontane.oversight.agents import Agent, open_agents
 from tramontane.oversight.config import (
     ArmConfig,
@@ -45,6 +44,7 @@ from tramontane.oversight.protocols import PROTOCOLS
 from tramontane.oversight.questions import Question
 from tramontane.oversight.transcript import Transcript
 from tramontane.oversight.wording import load_wording
+from tramontane.workplace import owned_folder, whole_file, write_whole
 
 Progress = Callable[[int, int], None]  # discussions ended, and in all
 
@@ -102,8 +102,11 @@ def compare_protocols(
             folder with replies of other settings, or, when all else has been written, an arm none
             of whose discussions was judged.
     """
-    out = Path(config.out)
-    check_folder(out)
+    with owned_folder(config.out, "compared"):
+        return _compare(config, Path(config.out), on_progress)
+
+
+def _compare(config: OversightConfig, out: Path, on_progress: Progress) -> Comparison:
     settings = {name: _settings(config, name) for name in config.arms}
     for name in config.arms:
         _check_same(out / name, settings[name])
@@ -295,9 +298,9 @@ def _record(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _write_transcripts(folder: Path, transcripts: Sequence[Transcript]) -> None:
-    with (folder / "transcripts.jsonl").open("w", encoding="utf-8") as rows:
+    with whole_file(folder / "transcripts.jsonl") as rows:
         for transcript in transcripts:
-            rows.write(json.dumps(transcript.to_dict(), ensure_ascii=False) + "\n")
-    with (folder / "transcripts.md").open("w", encoding="utf-8") as page:
-        page.write(f"# {folder.name}\n\n")
-        page.writelines(transcript.markdown() for transcript in transcripts)
+            rows.write(json.dumps(transcript.to_dict(), ensure_ascii=False).encode() + b"\n")
+    with whole_file(folder / "transcripts.md") as page:
+        page.write(f"# {folder.name}\n\n".encode())
+        page.writelines(transcript.markdown().encode() for transcript in transcripts)

@@ -21,6 +21,7 @@ from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.oversight.labels import letter_of
 from tramontane.oversight.reward import NO_VERDICT, UNHEARD, judged_choice
 from tramontane.run.rollouts import read_run
+from tramontane.workplace import write_whole
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
 PARTS = 3  # of the run, for the trend
@@ -86,8 +87,8 @@ def judge_errors(run: str | Path, domain: str = "judged") -> JudgeErrors:
             f"{folder}: no rollouts of the domain {domain!r} with a reference and a verdict"
         )
     found = audit_of(rows)
-    (folder / "judge_errors.json").write_text(json.dumps(asdict(found), indent=1))
-    (folder / "judge_errors.md").write_text(markdown(found), encoding="utf-8")
+    write_whole(folder / "judge_errors.json", json.dumps(asdict(found), indent=1))
+    write_whole(folder / "judge_errors.md", markdown(found))
     return found
 
 

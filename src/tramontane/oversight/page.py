@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from tramontane.oversight.config import OversightConfig, cast_of
 from tramontane.oversight.questions import LETTERS
 from tramontane.oversight.transcript import Transcript
+from tramontane.workplace import write_whole
 
 if TYPE_CHECKING:
     from tramontane.oversight.compare import Comparison
@@ -46,7 +47,7 @@ def write_page(config: OversightConfig, comparison: Comparison, path: Path) -> N
         samples={name: _samples(found) for name, found in comparison.transcripts.items()},
         letters=LETTERS,
     )
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
 
 
 def _row(config: OversightConfig, comparison: Comparison, name: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -12,13 +11,13 @@ from typing import Any
 from tramontane.config import parse
 from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
-from tramontane.outputs import write_whole
 from tramontane.oversight.compare import compare_protocols
 from tramontane.oversight.config import ExtractiveConfig, OversightConfig
 from tramontane.oversight.drills import drills
 from tramontane.oversight.figures import ArmFigures
 from tramontane.oversight.lessons import Pair, lessons, write_lessons
 from tramontane.sft.sft import is_unfinished, sft
+from tramontane.workplace import owned_file, write_whole
 
 # Fine-tuning of the tiny base, as in configs/tiny_drills.yaml and configs/tiny_oversight.yaml.
 SFT: dict[str, Any] = {
@@ -29,6 +28,7 @@ SFT: dict[str, Any] = {
     "save_dtype": "bfloat16",
     "checkpoint_every": 100,
 }
+SHARED_SECONDS = 24 * 3600.0  # limit for the run that teaches the model of all
 # Keys behind the model.
 TAUGHT = ("extractive", "lessons", "drills", "drill_steps", "lesson_steps", "wording")
 
@@ -89,8 +89,7 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
     model, record = folder / "model", folder / "model.json"
     taught = {name: keys[name] for name in TAUGHT}
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "model.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with owned_file(record, "taught", wait=SHARED_SECONDS):
         made = json.loads(record.read_text()) if record.is_file() else None
         begun = any((folder / name).exists() for name in ("drilled", "model"))
         if begun and made != taught:

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.outputs import check_file
 from tramontane.recipes.config import HarvestConfig
 from tramontane.run.columns import read_rows
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import files
 from tramontane.types import ThinkingTags
+from tramontane.workplace import owned_file, whole_file, write_whole
 
 _COLUMNS = ("update", "problem_id", "verdict", "finish_reason", "text", "version_spans")
 
@@ -94,10 +94,14 @@ def harvest(
     Raises:
         InputError: no finished run, no rollouts, no trace left, or no file can be written there.
     """
-    config, out = config or HarvestConfig(), Path(out)
-    folder = finished_run(run)
+    with owned_file(out, "harvested"):
+        return _harvest(finished_run(run), Path(out), config or HarvestConfig(), tags)
+
+
+def _harvest(
+    folder: RunFolder, out: Path, config: HarvestConfig, tags: ThinkingTags | None
+) -> Harvest:
     run_tags = ThinkingTags.of(folder.config().verifier.thinking_tags)
-    check_file(out)
     found = Harvest()
     traces, judged = _read(folder.path, found)
     rates = {problem: len(traces[problem]) / count for problem, count in judged.items()}
@@ -105,7 +109,7 @@ def harvest(
     copies = _copies(chosen, rates, config, found)
     if not copies:
         raise InputError(
-            f"{run}: no trace is left to learn from ({_counts(found.left_out)}); relax the "
+            f"{folder.path}: no trace is left to learn from ({_counts(found.left_out)}); relax the "
             f"harvest's keys"
         )
     rows = _rows(folder.path, copies, rates)
@@ -115,7 +119,7 @@ def harvest(
     found.problems = len({row["problem_id"] for row in rows})
     found.mean_tokens = float(np.mean([row["tokens"] for row in rows]))
     found.mean_pass_rate = float(np.mean([row["pass_rate"] for row in rows]))
-    out.with_suffix(".summary.json").write_text(json.dumps(found.to_dict(), indent=2) + "\n")
+    write_whole(out.with_suffix(".summary.json"), json.dumps(found.to_dict(), indent=2) + "\n")
     return found
 
 
@@ -253,12 +257,11 @@ def _rows(run: Path, copies: Mapping[int, int], rates: Mapping[str, float]) -> l
 
 
 def _write(out: Path, rows: list[dict[str, Any]], old: ThinkingTags, new: ThinkingTags) -> None:
-    partial = out.with_name(out.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with whole_file(out) as file:
         for row in rows:
             response = retagged(row["response"], old, new)
-            file.write(json.dumps({**row, "response": response}, ensure_ascii=False) + "\n")
-    partial.replace(out)
+            line = json.dumps({**row, "response": response}, ensure_ascii=False)
+            file.write(line.encode() + b"\n")
 
 
 def retagged(response: str, old: ThinkingTags, new: ThinkingTags) -> str:

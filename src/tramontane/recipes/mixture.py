@@ -13,13 +13,13 @@ from tramontane.data.files import shuffled
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import Settings, evaluate_checkpoint, settings_for
 from tramontane.evaluation.completions import CompletionsFile
-from tramontane.outputs import write_whole
 from tramontane.recipes.config import AnswersConfig, GeneralConfig
 from tramontane.recipes.harvest import retagged
 from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_pairs, pairs_of_rows
 from tramontane.types import ThinkingTags
+from tramontane.workplace import write_whole
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from tramontane.evaluation.comparison import Comparison
-from tramontane.outputs import write_whole
 from tramontane.recipes.steps import Facts
+from tramontane.workplace import write_whole
 
 REPORT = "report"  # .md and .html
 

@@ -10,6 +10,7 @@ from tramontane.recipes.medium import Medium
 from tramontane.recipes.small import Small
 from tramontane.recipes.steps import Announce, Facts, Screens, begin, run_steps
 from tramontane.run.screen import QuietScreen
+from tramontane.workplace import owned_folder
 
 RecipeName = Literal["medium", "small"]
 KINDS: dict[RecipeName, type[MediumRecipe] | type[SmallRecipe]] = {
@@ -40,8 +41,9 @@ def run(
         Stopped: training was interrupted.
     """
     out, steps = Path(recipe.out), steps_of(recipe, screens).steps()
-    begin(recipe, out, steps)
-    return run_steps(out, steps, announce)
+    with owned_folder(out, "followed as a recipe"):
+        begin(recipe, out, steps)
+        return run_steps(out, steps, announce)
 
 
 def steps_of(recipe: MediumRecipe | SmallRecipe, screens: Screens = QuietScreen) -> Medium | Small:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -19,11 +18,11 @@ from tramontane.errors import InputError
 from tramontane.evaluation import comparison
 from tramontane.evaluation.checkpoint import Settings, problems_of, settings_for
 from tramontane.evaluation.comparison import Comparison
-from tramontane.outputs import check_folder, write_whole
 from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import Screen
 from tramontane.run.task import override_texts
+from tramontane.workplace import check_folder, write_whole
 
 RECIPE = "recipe.yaml"  # the resolved settings
 DONE = "done.json"  # in the folder of a finished step: its facts
@@ -103,13 +102,12 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
 
 
 def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
-    """`check` a recipe, and write its settings to its folder.
+    """`check` a recipe, and write its settings to its folder, which the caller owns.
 
     Raises:
         InputError: as `check`.
     """
     check(recipe, out, steps)
-    out.mkdir(parents=True, exist_ok=True)
     settings = recipe.model_dump(mode="json")
     write_whole(out / RECIPE, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
 
@@ -181,16 +179,13 @@ def train_or_resume(config: Config, screens: Screens) -> Facts:
     from tramontane.run.train import train
 
     path = Path(str(config.run_dir))
-    run = RunFolder(path)
-    if not run.finished:
-        resume = None
-        if (path / "config.yaml").is_file():
-            resume, config = RunFolder.open(path)
-        else:
-            shutil.rmtree(path, ignore_errors=True)  # a start that was killed before its config
-        with closing(screens()) as screen:
-            if not train(config, screen, resume, report=True).finished:
-                raise Stopped
+    with RunFolder.owned(path) as run:
+        if not run.finished:
+            if run.begun:
+                config = run.config()
+            with closing(screens()) as screen:
+                if not train(config, screen, run, report=True).finished:
+                    raise Stopped
     summary = json.loads((path / "summary.json").read_text())
     keys = ("updates", "minutes", "trained_completion_tokens")
     return {"weights": str(newest_weights(run)), **{key: summary[key] for key in keys}}

@@ -30,7 +30,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
 
-from tramontane.outputs import write_whole
 from tramontane.representation.agent import Encoder, SelfPredictiveDQN, SequenceBuffer
 from tramontane.representation.losses import SelfPredictionConfig, evaluating
 from tramontane.representation.probes import Targets, probe
@@ -42,6 +41,7 @@ from tramontane.representation.tasks import (
     visited_states,
 )
 from tramontane.representation.views import FUNCTIONS
+from tramontane.workplace import write_whole
 
 RECENT_EPISODES = 20  # behind a point of a learning curve
 TASK_LABEL = re.compile(r"(?!summary$)[\w-]+")  # of a file next to the run's summary.json

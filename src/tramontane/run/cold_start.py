@@ -18,6 +18,7 @@ from tramontane.run.threads import torch_threads
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
 from tramontane.trainer import compiling, lora
+from tramontane.workplace import commit
 
 if TYPE_CHECKING:
     from tramontane.run.session import Session
@@ -67,6 +68,6 @@ def fine_tune(session: Session) -> None:
 
     # Every core: no generator works beside the cold start. Threads of the trainer share them.
     threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
-    with session.folder.room_for(unfinished), torch_threads(threads):
+    with session.folder.writing(unfinished), torch_threads(threads):
         sft(settings, resume=is_unfinished(unfinished), on_log=show)
-        unfinished.rename(session.sft_folder)
+        commit(unfinished, session.sft_folder)

@@ -17,15 +17,13 @@ timeline.jsonl           steps and waits of the trainer, waits of generators, ev
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +33,7 @@ from tramontane.config import Config, load_config
 from tramontane.errors import InputError
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
+from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
 
 logger = logging.getLogger("tramontane")
 
@@ -55,40 +54,71 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     @classmethod
-    def create(cls, config: Config) -> RunFolder:
-        """Make a new folder at `new_path`, and write the config into it.
+    @contextmanager
+    def owned(cls, path: str | Path, *, new: bool = False) -> Iterator[RunFolder]:
+        """Own a run's folder; see `workplace.owned_folder`, for what is raised too."""
+        folder = cls(path)
+        with owned_folder(path, "trained", new=new, then=folder._then) as before:
+            if before and folder.begun:
+                folder.log_event(f"taken over; was being {before}, which has ended")
+            yield folder
+
+    @classmethod
+    @contextmanager
+    def new(cls, config: Config) -> Iterator[RunFolder]:
+        """Own the folder of a new run: `run_dir`, or `runs/NAME` with a number added if that
+        exists. If the run does not begin, nothing is left behind.
 
         Raises:
-            InputError: `run_dir` is not empty, or a file.
-        """
-        folder = cls(cls.new_path(config))
-        folder.rollouts.mkdir(parents=True, exist_ok=True)
-        folder.checkpoints.mkdir(exist_ok=True)
-        folder.write_config(config)
-        return folder
-
-    @staticmethod
-    def new_path(config: Config) -> Path:
-        """Path of a new run: `run_dir`, or `runs/NAME` with a number added if that exists.
-
-        Raises:
-            InputError: `run_dir` holds more than data, or is a file.
+            InputError: `run_dir` is not empty; or as `workplace.owned_folder`.
         """
         if config.run_dir is not None:
-            path = Path(config.run_dir)
-            if path.is_file():
-                raise InputError(f"run_dir {path}: a file; name a folder")
-            if path.exists() and any(item.name != "data" for item in path.iterdir()):
-                raise InputError(
-                    f"run_dir {path}: not empty; continue that run with --resume {path}, "
-                    f"or name another folder"
-                )
-        else:
-            base = Path("runs") / config.name
-            path, number = base, 2
-            while path.exists():
-                path, number = base.with_name(f"{base.name}-{number}"), number + 1
-        return path
+            with cls.owned(config.run_dir) as folder:
+                folder.check_new()
+                yield folder
+            return
+        path, number = Path("runs") / config.name, 1
+        with ExitStack() as stack:
+            while True:
+                try:  # whoever makes the folder has the name
+                    folder = stack.enter_context(cls.owned(path, new=True))
+                    break
+                except FileExistsError:
+                    number += 1
+                    path = path.with_name(f"{config.name}-{number}")
+            yield folder
+
+    def begin(self, config: Config) -> None:
+        """Make the folder if it is missing, and write the config of a new run into it.
+
+        Raises:
+            InputError: as `check_new`.
+        """
+        with self.writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.check_new()
+            self.rollouts.mkdir(exist_ok=True)
+            self.checkpoints.mkdir(exist_ok=True)
+        self.write_config(config)
+
+    def check_new(self) -> None:
+        """Check that the folder holds nothing but data, its lock, and what a start leaves that is
+        killed.
+
+        Raises:
+            InputError: it does.
+        """
+        kept = [item for item in self.path.iterdir() if item.name not in ("data", *HIDDEN)]
+        if any((item.is_file() and item.suffix != ".tmp") or any(item.glob("*")) for item in kept):
+            raise InputError(
+                f"run_dir {self.path}: not empty; continue that run with --resume {self.path}, "
+                f"or name another folder"
+            )
+
+    @property
+    def begun(self) -> bool:
+        """True if the folder holds a run, which can be resumed."""
+        return (self.path / "config.yaml").is_file()
 
     @classmethod
     def open(cls, path: str | Path) -> tuple[RunFolder, Config]:
@@ -98,9 +128,17 @@ class RunFolder:
             InputError: not a run folder.
         """
         folder = cls(path)
-        if not (folder.path / "config.yaml").is_file():
-            raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+        folder.check_begun()
         return folder, folder.config()
+
+    def check_begun(self) -> None:
+        """Check that the folder holds a run.
+
+        Raises:
+            InputError: it does not.
+        """
+        if not self.begun:
+            raise InputError(f"{self.path}: not a run folder (it has no config.yaml)")
 
     def config(self, overrides: list[str] | None = None) -> Config:
         """Load the run's config, with `key.sub=value` overrides laid over it.
@@ -217,16 +255,14 @@ class RunFolder:
     def commit_checkpoint(self, partial: Path, keep: int) -> Path:
         """Seal a checkpoint, flush it to disk, rename it, and delete all but the newest `keep`."""
         seal(partial)
-        for file in [*partial.rglob("*"), self.metrics_file]:
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
+        if self.metrics_file.is_file():
+            sync(self.metrics_file)
         final = partial.with_suffix("")
         old = partial.with_suffix(".old")
         shutil.rmtree(old, ignore_errors=True)
         if final.exists():
             final.rename(old)
-        partial.rename(final)
+        commit(partial, final)
         shutil.rmtree(old, ignore_errors=True)
         for old in self._committed()[:-keep]:
             shutil.rmtree(old)
@@ -269,6 +305,8 @@ class RunFolder:
         """
         for partial in self.checkpoints.glob("step_*.partial"):
             shutil.rmtree(partial)
+        for unfinished in (*self.path.glob("*.tmp"), *self.rollouts.glob("*.tmp")):
+            unfinished.unlink()
         for file, keep in (
             (self.metrics_file, lambda row: row["update"] <= update),
             (self.evaluations_file, lambda row: _update_of(row["when"]) <= update),
@@ -282,26 +320,21 @@ class RunFolder:
             if rollouts.update_of(file) > update:
                 file.unlink()
 
-    @contextmanager
-    def room_for(self, path: Path) -> Iterator[None]:
-        """Explain a full disk: errors of this block that come from it become an `InputError`.
+    def writing(self, path: Path) -> AbstractContextManager[None]:
+        """Name a fault of the disk in a block that writes a path; see `workplace.disk_faults`.
 
         Raises:
-            InputError: the disk is full, or a quota or a limit on file sizes is reached.
+            InputError: as there.
         """
-        try:
-            yield
-        except Exception as error:
-            if (reason := _no_room(error)) is None:
-                raise
-            raise InputError(
-                f"{path}: {reason}; make room, then continue with: "
-                f"tramontane train --resume {self.path}"
-            ) from error
+        return disk_faults(path, self._then)
+
+    @property
+    def _then(self) -> str:
+        return f"continue with: tramontane train --resume {self.path}"
 
     def _append(self, name: str, line: str) -> None:
         path = self.path / name
-        with self.room_for(path), path.open("a", encoding="utf-8") as file:
+        with self.writing(path), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def _write(self, name: str, text: str) -> Path:
@@ -309,17 +342,8 @@ class RunFolder:
             file.write(text.encode())
         return self.path / name
 
-    @contextmanager
-    def _whole_file(self, name: str) -> Iterator[IO[bytes]]:
-        """A file that is written under a temporary name and renamed: it is complete or absent."""
-        path = self.path / name
-        partial = path.with_name(path.name + ".partial")
-        with self.room_for(path):
-            with partial.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
+    def _whole_file(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        return whole_file(self.path / name, self._then)
 
     def _committed(self) -> list[Path]:
         found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]
@@ -335,17 +359,6 @@ def _update_of(when: str) -> float:
     """The update after which a measurement was taken: `before`, `update_N` or `after`."""
     ends = {"base": 0.0, "before": 0.0, "after": math.inf}
     return ends[when] if when in ends else int(when.removeprefix("update_"))
-
-
-def _no_room(error: Exception) -> str | None:
-    """The system's message if an error comes from a full disk or a quota; None otherwise."""
-    # Safetensors and torch raise their own types of error, so the message must decide.
-    for reason in map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
-        if reason in str(error):
-            return reason
-    if "unexpected pos" in str(error):  # torch's message for a write that fell short
-        return os.strerror(errno.ENOSPC)
-    return None
 
 
 def read_log(file: Path) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tramontane.evaluation.placed import generate, grade
 from tramontane.run.folder import read_log
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import Completion
+from tramontane.workplace import commit
 
 ENDS = ("base", "before", "after")  # measurements on all sets; other ones use `data.eval` alone
 
@@ -98,7 +99,7 @@ class _Measurement:
         title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
         progress = partial(self.session.screen.phase, title)
         encoder = self.session.prepared.encoder
-        with folder.room_for(unfinished):
+        with folder.writing(unfinished):
             with CompletionsFile(unfinished) as record:
                 evaluation = Evaluation(
                     problems.problems, problems.plan, self.verifiers, encoder, record, progress
@@ -106,7 +107,7 @@ class _Measurement:
                 await generate(evaluation, generators, self._check_version)
                 await grade(evaluation, self.verifiers, self.session.config.timeouts)
                 result = await asyncio.to_thread(summarize, evaluation.rows)
-            unfinished.replace(rows_file)
+            commit(unfinished, rows_file)
         self.session.log_evaluation(
             {"when": when, "set": name, "version": self.version} | result.to_dict()
         )

@@ -158,7 +158,7 @@ class Recorder:
         dtype = getattr(torch, config.checkpoint.weights_dtype or config.generator.dtype)
         limit = Limit.of(config.timeouts, "training")
         partial = self.folder.checkpoint_dir(version).absolute()
-        with self.folder.room_for(partial), ExitStack() as stack:
+        with self.folder.writing(partial), ExitStack() as stack:
             files = stack.enter_context(written(partial))
             await call(self.trainer, "save_weights", files.within("weights"), dtype, limit=limit)
             if config.trainer.lora:
@@ -189,7 +189,7 @@ class Recorder:
         limit = Limit.of(self.config.timeouts, "training")
         deadline = time.monotonic() + limit.seconds
         pause, longest = POLL_SECONDS
-        with self.folder.room_for(partial):
+        with self.folder.writing(partial):
             with writing:
                 while not await call(self.trainer, "state_saved", limit=limit):
                     if time.monotonic() > deadline:

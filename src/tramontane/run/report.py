@@ -28,6 +28,7 @@ from tramontane.run import curves, plots, rollouts
 from tramontane.run.folder import read_log
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
+from tramontane.workplace import write_whole
 
 Row = dict[str, Any]
 
@@ -97,7 +98,7 @@ def write_report(run_dir: str | Path) -> Path:
         config=yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
     )
     path = run.folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

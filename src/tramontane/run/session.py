@@ -85,18 +85,18 @@ class Session:
         cls,
         config: Config,
         screen: Screen,
-        resume: RunFolder | None = None,
+        folder: RunFolder,
         on_update: OnUpdate | None = None,
         given: RunInput | None = None,
     ) -> Session:
-        """Check all input, create the folder or rewind it to its last checkpoint, open the screen.
+        """Check all input, begin the folder or rewind it to its last checkpoint, open the screen.
 
         `given` is what `read_input` returned for the config; None: read here.
 
         Raises:
             InputError: before any work is done.
         """
-        session = cls._begin(config, screen, resume, on_update, given or read_input(config))
+        session = cls._begin(config, screen, folder, on_update, given or read_input(config))
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(session.prepared), config.pipeline.updates)
         for warning in dtype_warnings(session.config):
@@ -127,20 +127,21 @@ class Session:
         cls,
         config: Config,
         screen: Screen,
-        resume: RunFolder | None,
+        folder: RunFolder,
         on_update: OnUpdate | None,
         given: RunInput | None = None,
     ) -> Session:
-        began = time.monotonic()
-        changes = check_changes(resume, config) if resume else []
+        began, resumes = time.monotonic(), folder.begun
+        changes = check_changes(folder, config) if resumes else []
         prepared = prepare(config, given)
         if given:  # after a loss, a reward that fails for a moment must not end the run
             try_functions(prepared.config.verifier, prepared.sample)
         check_devices(prepared)
-        folder = resume or RunFolder.create(prepared.config)
         session = cls(prepared, folder, screen, began, on_update)
-        if resume:
+        if resumes:
             session._restore(changes)
+        else:
+            folder.begin(prepared.config)
         reached = max((row["update"] for row in folder.metrics()), default=0)
         session.folder.rewind(session.version)
         session.trackers = Trackers(folder.path, session.config, session.version, reached)

@@ -23,6 +23,7 @@ from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.types import Reward
 from tramontane.verifier import custom, functions
+from tramontane.workplace import write_whole
 
 Function: TypeAlias = Callable[..., Any]
 Rows: TypeAlias = Iterable[Mapping[str, Any]]
@@ -124,28 +125,33 @@ def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config
 
 
 @contextmanager
-def kept_rows(config: Config, rows: Mapping[str, list[dict[str, Any]]]) -> Iterator[Config]:
-    """The config with `rows` written into the run's folder, from where a resumed run reads them.
+def new_run(
+    config: Config, rows: Mapping[str, list[dict[str, Any]]]
+) -> Iterator[tuple[RunFolder, Config]]:
+    """Own the folder of a new run, with `rows` written into it, from where a resumed run reads
+    them, and a config that names them.
 
-    If the run cannot start, nothing is left behind.
+    If the run does not begin, nothing is left behind.
+
+    Raises:
+        InputError: as `RunFolder.new`.
     """
-    if not rows:
-        yield config
-        return
-    run = RunFolder.new_path(config)
-    folder = run / "data"
-    folder.mkdir(parents=True)
-    for name, part in rows.items():
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
-        (folder / name).write_text(lines, encoding="utf-8")
-    sources = {"train": config.data.train, "eval": config.data.eval}
-    update = {k: str((folder / v).absolute()) for k, v in sources.items() if v and v in rows}
-    data = config.data.model_copy(update=update)
-    try:
-        yield config.model_copy(update={"data": data, "run_dir": str(run)})
-    finally:
-        if not (run / "config.yaml").exists():
-            shutil.rmtree(run)
+    with RunFolder.new(config) as run:
+        folder = run.path / "data"
+        try:
+            if rows:
+                with run.writing(folder):
+                    folder.mkdir()
+            for name, part in rows.items():
+                lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+                write_whole(folder / name, lines)
+            sources = {"train": config.data.train, "eval": config.data.eval}
+            named = {k: str((folder / v).absolute()) for k, v in sources.items() if v and v in rows}
+            data = config.data.model_copy(update=named)
+            yield run, config.model_copy(update={"data": data})
+        finally:
+            if rows and not run.begun:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _raw(config: Config | str | Path | None) -> dict[str, Any]:

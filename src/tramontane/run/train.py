@@ -56,7 +56,7 @@ Results = dict[str, EvaluationResult]  # by name of the set
 def train(
     config: Config,
     screen: Screen,
-    resume: RunFolder | None = None,
+    folder: RunFolder | None = None,
     *,
     report: bool = False,
     on_update: OnUpdate | None = None,
@@ -67,7 +67,8 @@ def train(
     Args:
         config: the run's config; that of the folder when a run is resumed.
         screen: shows progress.
-        resume: the folder of a run to continue.
+        folder: a new folder, or that of a run to continue; the caller owns it. None: a new folder,
+            owned here.
         report: also draw `report.html`, which takes a few seconds.
         on_update: called with the metrics of each update; again for those after the last
             checkpoint if the trainer is lost and started again.
@@ -82,8 +83,13 @@ def train(
             started again; or a generator or verifier cannot be replaced.
         WorkerStalled: a wait outlasted its timeout.
     """
-    session = Session.open(config, screen, resume, on_update, given)
-    folder, interrupt = session.folder, Interrupt()
+    if folder is None:
+        with RunFolder.new(config) as folder:
+            return train(
+                config, screen, folder, report=report, on_update=on_update, given=given
+            )
+    session = Session.open(config, screen, folder, on_update, given)
+    interrupt = Interrupt()
     folder.log_worker("controller", process=os.getpid())
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
     finished = False
@@ -155,7 +161,7 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
     if report_file:
         from tramontane.run.report import write_report  # its matplotlib takes a second to import
 
-        with folder.room_for(report_file):
+        with folder.writing(report_file):
             write_report(folder.path)
     if done.finished:
         session.screen.summary(summary, report_file)

@@ -27,6 +27,7 @@ from tramontane.errors import InputError
 from tramontane.models.names import with_tokenizer
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
+from tramontane.workplace import commit, disk_faults, owned_folder, sync_all
 
 # They take seconds to import, and a fault in the examples is reported before: functions import
 # what they need.
@@ -75,38 +76,40 @@ def sft(
             compiler that is missing.
     """
     output = Path(config.output)
-    _check_output(output, resume)
-    rows = read_examples(config)
-    if warning := slow_dtype("dtype", config.dtype, config.device):
-        warnings.warn(warning, stacklevel=2)
-    architecture, tokenizer = _prepare(config)
-    from tramontane.models.loading import context_length
-    from tramontane.trainer.optimizer import chosen_rate
+    with owned_folder(output, "fine-tuned"):
+        _check_output(output, resume)
+        rows = read_examples(config)
+        if warning := slow_dtype("dtype", config.dtype, config.device):
+            warnings.warn(warning, stacklevel=2)
+        architecture, tokenizer = _prepare(config)
+        from tramontane.models.loading import context_length
+        from tramontane.trainer.optimizer import chosen_rate
 
-    if config.learning_rate is None and config.model is not None:
-        rate, reason = chosen_rate(config.trainer, config.model)
-        logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
-        config = config.model_copy(update={"learning_rate": rate})
-    encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
-    stream = ExampleStream(config, encoder, context_length(architecture), rows)
-    state = _newest_state(output) if resume else None
-    with _trainer(config, architecture) as call:
-        output.mkdir(parents=True, exist_ok=True)
-        progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
-        if state is not None:
-            progress = _load_state(call, state)
-            stream.position = tuple(progress["position"])
-        log = _Log(output / LOG, config, progress["step"], progress["seconds"], on_log)
-        for step in range(progress["step"] + 1, config.steps + 1):
-            log.add(step, call("step", _train_batch(stream.take(config.batch_tokens), config)))
-            if config.keep_every and (step % config.keep_every == 0 or step == config.steps):
-                _keep(call, tokenizer, config, step)
-            if step % config.checkpoint_every == 0 and step < config.steps:
-                progress = {"step": step, "seconds": log.seconds, "position": stream.position}
-                _save_state(call, output, progress)
-                _save_result(call, tokenizer, config)
-        _save_result(call, tokenizer, config)
-    shutil.rmtree(output / STATES, ignore_errors=True)
+        if config.learning_rate is None and config.model is not None:
+            rate, reason = chosen_rate(config.trainer, config.model)
+            logger.warning("learning_rate: %s; learning_rate=… sets another", reason)
+            config = config.model_copy(update={"learning_rate": rate})
+        encoder = PromptEncoder(tokenizer, config.data, config.data.thinking_tags)
+        stream = ExampleStream(config, encoder, context_length(architecture), rows)
+        state = _newest_state(output) if resume else None
+        with _trainer(config, architecture) as call:
+            progress: dict[str, Any] = {"step": 0, "seconds": 0.0}
+            if state is not None:
+                progress = _load_state(call, state)
+                stream.position = tuple(progress["position"])
+            log = _Log(output / LOG, config, progress["step"], progress["seconds"], on_log)
+            for step in range(progress["step"] + 1, config.steps + 1):
+                log.add(step, call("step", _train_batch(stream.take(config.batch_tokens), config)))
+                if config.keep_every and (step % config.keep_every == 0 or step == config.steps):
+                    _keep(call, tokenizer, config, step)
+                if step % config.checkpoint_every == 0 and step < config.steps:
+                    progress = {"step": step, "seconds": log.seconds, "position": stream.position}
+                    _save_state(call, output, progress)
+                    _save_result(call, tokenizer, config)
+            _save_result(call, tokenizer, config)
+        with disk_faults(output):
+            sync_all(output)
+        shutil.rmtree(output / STATES, ignore_errors=True)
     return output
 
 
@@ -260,8 +263,9 @@ def _save_model(
 ) -> None:
     import torch
 
-    call("save_weights", folder, getattr(torch, config.save_dtype))
-    tokenizer.save_pretrained(folder)
+    with disk_faults(folder):
+        call("save_weights", folder, getattr(torch, config.save_dtype))
+        tokenizer.save_pretrained(folder)
 
 
 def _keep(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, step: int) -> None:
@@ -271,7 +275,7 @@ def _keep(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, ste
     for old in (folder, partial_folder):  # of a killed run that made the step too
         shutil.rmtree(old, ignore_errors=True)
     _save_model(call, tokenizer, config, partial_folder)
-    partial_folder.rename(folder)
+    commit(partial_folder, folder)
 
 
 def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
@@ -279,9 +283,10 @@ def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
     folder = output / STATES / f"step_{progress['step']}"
     partial_folder = folder.with_suffix(".partial")
     shutil.rmtree(partial_folder, ignore_errors=True)  # left over from a killed run
-    call("save_state", partial_folder)
-    (partial_folder / PROGRESS).write_text(json.dumps(progress))
-    partial_folder.rename(folder)
+    with disk_faults(partial_folder):
+        call("save_state", partial_folder)
+        (partial_folder / PROGRESS).write_text(json.dumps(progress))
+        commit(partial_folder, folder)
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other)
@@ -315,9 +320,6 @@ def _newest_state(output: Path) -> Path | None:
 
 
 def _check_output(output: Path, resume: bool) -> None:
-    for path in (output, *output.parents):
-        if path.is_file():
-            raise InputError(f"output {output}: {path} is a file; name a folder")
     state = _newest_state(output)
     if resume and state is None:
         raise InputError(

@@ -19,6 +19,7 @@ from tramontane.studies.figures import colours, dash, new_figure, save
 from tramontane.studies.landscape import Grid, Landscape, OnPoint, landscape
 from tramontane.studies.length import LengthLaw, fit_length, length_series
 from tramontane.studies.series import Series, pooled, runs_in
+from tramontane.workplace import owned_folder, write_whole
 
 T = TypeVar("T")
 
@@ -138,18 +139,18 @@ def study_landscape(
     """
     run = Path(run)
     folder = Path(out) if out else run / "landscape"
-    folder.mkdir(parents=True, exist_ok=True)
-    found = landscape(run, folder, grid, sampling or {}, on_point)
-    _landscape_figures(found, folder)
-    content = {
-        "axes": [axis.tolist() for axis in found.axes],
-        "reward": found.reward.tolist(),
-        "tokens": found.tokens.tolist(),
-        "direction": found.direction.tolist(),
-        "correlation": found.correlation,
-        "law": asdict(found.law),
-    }
-    _write(folder, "landscape", _landscape_page(found, run.name), content)
+    with owned_folder(folder, "drawn as a landscape"):
+        found = landscape(run, folder, grid, sampling or {}, on_point)
+        _landscape_figures(found, folder)
+        content = {
+            "axes": [axis.tolist() for axis in found.axes],
+            "reward": found.reward.tolist(),
+            "tokens": found.tokens.tolist(),
+            "direction": found.direction.tolist(),
+            "correlation": found.correlation,
+            "law": asdict(found.law),
+        }
+        _write(folder, "landscape", _landscape_page(found, run.name), content)
     return found
 
 
@@ -307,5 +308,5 @@ def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> N
 
 def _write(out: Path, name: str, text: str, content: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.md").write_text(text, encoding="utf-8")
-    (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(out / f"{name}.md", text)
+    write_whole(out / f"{name}.json", json.dumps(content, indent=1) + "\n")

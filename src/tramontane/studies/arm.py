@@ -19,7 +19,7 @@ from typing import Any
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
-from tramontane.outputs import write_whole
+from tramontane.workplace import write_whole
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
 RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]

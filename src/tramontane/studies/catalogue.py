@@ -31,6 +31,7 @@ from tramontane.studies.plan import Plan, minutes_of, share_of
 from tramontane.studies.runner import finished, finished_runs, run_study
 from tramontane.studies.study import Claim, Study, StudySet, load_study, names_in
 from tramontane.studies.verdicts import Verdict
+from tramontane.workplace import write_whole
 
 PLOTS_SHOWN = 2  # of each study
 OnFinished = Callable[[str, str, int, int], None]  # study, run, runs finished, runs in all
@@ -180,7 +181,7 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         waiting=sum(len(e["study"].claims) for e in entries if e["result"] is None),
         further=further_claims(),
     )
-    page.write_text(text, encoding="utf-8")
+    write_whole(page, text)
     return results
 
 

@@ -20,7 +20,6 @@ import numpy as np
 
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import SamplingOptions, evaluate_checkpoint, settings_for
-from tramontane.outputs import write_whole
 from tramontane.run.folder import read_log
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (
@@ -32,6 +31,7 @@ from tramontane.studies.plane import (
     write_point,
 )
 from tramontane.studies.series import Series
+from tramontane.workplace import write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
 OnPoint = Callable[[int, int], None]  # points evaluated, points in all
@@ -174,7 +174,7 @@ def _check_same(out: Path, settings: dict[str, Any]) -> None:
             f"{out}: evaluated with other settings; name another folder, or remove its "
             f"settings.json and points.jsonl"
         )
-    file.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
 def _measure(run: Path, point: Path, options: SamplingOptions) -> dict[str, float]:

@@ -23,6 +23,7 @@ from tramontane.studies.plan import Plan
 from tramontane.studies.runner import finished_runs
 from tramontane.studies.study import Claim, Study, base_config
 from tramontane.studies.verdicts import Verdict, finite, judge, mean_and_interval
+from tramontane.workplace import write_whole
 
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
 
@@ -133,7 +134,7 @@ def write_page(plan: Plan) -> Result:
     for name, figure in plots(plan.study, runs, result).items():
         save(figure, plan.out / f"{name}.svg")
     write_data(plan.out / "results.json", plan, result)
-    (plan.out / "study.md").write_text(_markdown(plan.study, result), encoding="utf-8")
+    write_whole(plan.out / "study.md", _markdown(plan.study, result))
     return result
 
 
@@ -215,7 +216,7 @@ def write_data(file: Path, plan: Plan, result: Result) -> None:
             {"claim": claim.model_dump(), **asdict(verdict)} for claim, verdict in result.verdicts
         ],
     }
-    file.write_text(json.dumps(_plain(data), indent=1) + "\n", encoding="utf-8")
+    write_whole(file, json.dumps(_plain(data), indent=1) + "\n")
 
 
 def _plain(value: Any) -> Any:

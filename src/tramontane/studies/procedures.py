@@ -6,11 +6,8 @@ Every step keeps its result in the arm's folder, so that a call that was killed 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,14 +18,15 @@ from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
 from tramontane.data.files import read_rows
 from tramontane.data.playground import problems
-from tramontane.outputs import write_whole
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
 from tramontane.studies.runner import check_same, write_settings
 from tramontane.studies.study import base_config
 from tramontane.trainer.collate import collate, padding_fraction
+from tramontane.workplace import owned_folder, write_whole
 
+SHARED_SECONDS = 24 * 3600.0  # limit for the run that trains the teacher of all arms
 PROMPT_TOKENS = 40  # of a playground problem, about
 
 
@@ -46,7 +44,8 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
     """
     model = "tiny"
     if keys["sft"]:
-        with _locked(shared := folder.parents[1] / f"teacher_{seed}"):
+        shared = folder.parents[1] / f"teacher_{seed}"
+        with owned_folder(shared, "trained", wait=SHARED_SECONDS):
             trained(shared / "run", {"pipeline.updates": keys["teacher_updates"], "seed": seed})
         traces = folder / "traces.jsonl"
         found = harvest(shared / "run", traces, HarvestConfig(seed=seed))
@@ -235,12 +234,3 @@ def _figures(model: str, count: int) -> dict[str, float]:
 def _write(file: Path, settings: dict[str, Any]) -> None:
     """A config as JSON, which is YAML too."""
     file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder that several arms share."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -16,10 +16,10 @@ import yaml
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import command_of
-from tramontane.outputs import write_whole
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import Plan
+from tramontane.workplace import owned_folder, write_whole
 
 LOG_LINES = 12  # shown of a run that failed
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
@@ -39,6 +39,11 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
         InputError: invalid settings, before any run starts; runs of other settings in the folder;
             or a run that failed, with the end of its output.
     """
+    with owned_folder(plan.out, "studied"):
+        _run_study(plan, on_finished)
+
+
+def _run_study(plan: Plan, on_finished: Finished) -> None:
     runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
     first = []
     if plan.trajectories:

@@ -17,6 +17,7 @@ from tramontane.studies.page import write_page
 from tramontane.studies.plan import Plan
 from tramontane.studies.runner import finished, write_settings
 from tramontane.studies.study import load_study, names
+from tramontane.workplace import owned_folder
 
 SHARE = 0.05  # of the default budget, for arms that are no training runs
 SMOKE_SECONDS = 3600.0  # limit for all arms
@@ -45,6 +46,11 @@ def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
     Raises:
         subprocess.TimeoutExpired: the arms take longer than `SMOKE_SECONDS`.
     """
+    with owned_folder(out, "tested"):
+        return _run_smoke(plans, out)
+
+
+def _run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
     first, arms = [], []
     for plan in plans.values():
         if plan.trajectories:

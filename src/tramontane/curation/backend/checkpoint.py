@@ -26,8 +26,8 @@ from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
 from tramontane.models.names import resolve
-from tramontane.outputs import write_whole
 from tramontane.types import Completion, Request, SamplingParams, floats, ints
+from tramontane.workplace import write_whole
 
 
 class Checkpoint:
