@@ -9,10 +9,12 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import tramontane
@@ -64,11 +66,14 @@ class Command:
     Args:
         args: words after `tramontane`.
         file_size: the largest file that the process may write, in bytes; None for any size.
+        temporary: its TMPDIR; None: that of the tests.
     """
 
-    def __init__(self, *args: str, file_size: int | None = None) -> None:
+    def __init__(
+        self, *args: str, file_size: int | None = None, temporary: Path | None = None
+    ) -> None:
         self._output, theirs = context.Pipe(duplex=False)
-        self.process = start(_run_command, theirs, args, file_size)
+        self.process = start(_run_command, theirs, args, file_size, temporary)
         theirs.close()
         self.pid = self.process.pid or 0
         self._text = bytearray()
@@ -81,6 +86,11 @@ class Command:
     def wait(self) -> int:
         return end(self.process)
 
+    @property
+    def printed(self) -> str:
+        """What was printed so far, errors included."""
+        return self._text.decode(errors="replace")
+
     def communicate(self) -> str:
         """Wait for the end; returns all that was printed, errors included."""
         end(self.process)
@@ -92,8 +102,12 @@ class Command:
             self._text += chunk
 
 
-def _run_command(output: Connection, args: tuple[str, ...], file_size: int | None) -> None:
+def _run_command(
+    output: Connection, args: tuple[str, ...], file_size: int | None, temporary: Path | None
+) -> None:
     os.setsid()
+    if temporary is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())

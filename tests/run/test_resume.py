@@ -122,8 +122,10 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_run_goes_on(tmp_path: Path) -> No
     wait_for_updates(tmp_path / "run", 1, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the run gets it
     output = process.communicate()
-    assert process.wait() == 0, output
+    assert process.wait() == 130, output
     assert "Traceback" not in output
+    assert "stopping after this update" in output
+    assert "again to stop now" in output
     assert "--resume" in output
     folder, resumed = open_run(tmp_path / "run")
     done = len(folder.metrics())
@@ -147,10 +149,10 @@ def test_synchronous_run_stopped_in_a_round_and_resumed_gives_the_same_weights(
     poll = Generator.poll
 
     class Watched(Pipeline):
-        async def stop(self) -> None:
+        def stop(self) -> None:
             stopped_in_a_round.append(self.ledger.in_mid_round)
             stopped.set()
-            await super().stop()
+            super().stop()
 
     def interrupted(self: Generator, requests: list[Request], *args: float) -> Progress:
         """Sends Ctrl-C when the second round has begun, and holds it until the run stops."""

@@ -191,14 +191,19 @@ def sft(
     resume: bool = False,
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`."""
+    """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`.
+
+    The first Ctrl-C, or SIGTERM, saves the state after the step under way.
+    """
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
+    from tramontane.run.interrupt import Interrupt
     from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):
         config = load_section(SFTConfig, config, overrides)
-    return run(config, resume, on_log)
+    with Interrupt() as interrupt, interrupt.steps() as stopping:
+        return run(config, resume, on_log, stopping)
 
 
 def fetch(name: str, out: str | Path | None = None) -> Fetched:

@@ -84,7 +84,7 @@ def recipe(
 
     try:
         run(settings, LiveDisplay, announce)
-    except Stopped:
+    except (Stopped, KeyboardInterrupt):
         console.print("stopped; the same command continues", highlight=False)
         raise typer.Exit(130) from None
     report = Path(settings.out) / "report.md"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import tramontane
 from tramontane.errors import InputError
+from tramontane.run.interrupt import EXIT_SECONDS, leave_within, terminate
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning with verifiable rewards.",
@@ -26,14 +28,24 @@ Overrides = Annotated[
 
 
 def main() -> None:
-    """Run a command; an error that the user can fix is one message and exit code 2."""
+    """Run a command; an error that the user can fix is one message and exit code 2.
+
+    Ctrl-C exits with 130, SIGTERM with 143, and nothing that a library left running keeps the
+    process alive.
+    """
     # A line where a folder is taken over: no screen is open yet.
     logging.getLogger("tramontane.workplace").addHandler(logging.StreamHandler())
+    signal.signal(signal.SIGTERM, terminate)
+    code: Any = 1
     try:
         app()
     except InputError as error:
         complain(f"[bold red]error:[/] {escape(str(error))}")
-        sys.exit(2)
+        code = 2
+    except SystemExit as end:
+        code = end.code
+    leave_within(EXIT_SECONDS, code if isinstance(code, int) else 0, of_exit=True)
+    sys.exit(code)
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from rich.box import MARKDOWN
 from rich.table import Table
 
 from tramontane import api
-from tramontane.cli.terminal import Overrides, app, console, progress_bar
+from tramontane.cli.terminal import Overrides, app, complain, console, escape, progress_bar
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ def train(
         raise InputError("--gpu and --model-shape belong to --dry-run")
     result = api.train(config, overrides, resume=resume)
     if not result.finished:
-        console.print(
-            f"stopped after {result.updates} updates; "
-            f"continue with: tramontane train --resume {result.run_dir}"
-        )
+        raise typer.Exit(130)
 
 
 def print_sizes(found: DryRunResult) -> None:
@@ -131,7 +129,7 @@ def sft(
     """Train on prompts and responses (supervised)."""
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
-    from tramontane.sft.sft import SFTMetrics
+    from tramontane.sft.sft import SFTMetrics, is_unfinished
 
     settings = load_section(SFTConfig, config, overrides)
     with progress_bar() as progress:
@@ -145,7 +143,13 @@ def sft(
             if not console.is_terminal:
                 console.print(f"step {m.step}/{settings.steps}  {text}")
 
-        output = api.sft(settings, resume=resume, on_log=show)
+        try:
+            output = api.sft(settings, resume=resume, on_log=show)
+        except (KeyboardInterrupt, SystemExit):
+            if is_unfinished(Path(settings.output)):
+                words = shlex.join([config, *(overrides or []), "--resume"])
+                complain(escape(f"stopped; continue with: tramontane sft {words}"))
+            raise
     console.print(f"wrote {output}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -53,8 +54,8 @@ class PipelineState(Protocol):
         ...
 
     @property
-    def stopping(self) -> bool:
-        """True once the run was asked to end early."""
+    def stopped(self) -> asyncio.Event:
+        """Set once the run was asked to end early."""
         ...
 
     def snapshot(self) -> Snapshot:

@@ -67,7 +67,7 @@ class Pipeline:
         self.grading = Grading(workers.verifiers, config.timeouts)
         self.waits = Waits(config.timeouts, ledger, workers.generators)
         self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
-        self.stopping = False
+        self.stopped = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()  # the loops and the tasks that they started
         self._failure: asyncio.Future[None]  # fails with the first task that fails
 
@@ -79,6 +79,10 @@ class Pipeline:
     @property
     def version(self) -> int:
         return self.ledger.trained_version
+
+    @property
+    def stopping(self) -> bool:
+        return self.stopped.is_set()
 
     def snapshot(self) -> Snapshot:
         return self.ledger.snapshot()
@@ -238,14 +242,14 @@ class Pipeline:
         ledger, stages = self.ledger, self.ledger.stages
         if stages.last:
             self.observer.happened(f"no problem is left after update {ledger.trained_version}")
-            await self.stop()
+            self.stop()
         else:
             await self.generators.resize(stages.configs[stages.number + 1])
             self.observer.happened(ledger.begin_next_stage())
 
-    async def stop(self) -> None:
+    def stop(self) -> None:
         """End `run` cleanly after the update under way."""
-        self.stopping = True
+        self.stopped.set()
         self._notify()
 
     def _room(self) -> int:

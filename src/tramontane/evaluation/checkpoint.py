@@ -8,7 +8,6 @@ system prompt, the chat template's variables, the thinking tags, domains and rew
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +26,7 @@ from tramontane.evaluation.evaluate import EvaluationResult, SamplingPlan, evalu
 from tramontane.evaluation.placed import Work, evaluate_placed, is_placed
 from tramontane.evaluation.suites import source_of, suite_of
 from tramontane.models.names import find_weights, with_tokenizer
+from tramontane.temporary import temporary_folder
 from tramontane.types import Completion, Problem, Prompt, Request, SamplingParams
 from tramontane.workplace import owned_file
 
@@ -345,7 +345,7 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
 @contextmanager
 def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
     """A file with these rows, while they are evaluated."""
-    with tempfile.TemporaryDirectory(prefix="tramontane-eval-") as folder:
+    with temporary_folder("eval") as folder:
         file = Path(folder) / f"data{PYTHON_ROWS}"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         yield str(file)

@@ -83,7 +83,8 @@ def evaluate_placed(
     ):
         args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
         evaluation = Evaluation(*args)
-        return Interrupt().run(_evaluate(config, work, placement, verifiers, evaluation))
+        with Interrupt() as interrupt:
+            return interrupt.run(_evaluate(config, work, placement, verifiers, evaluation))
 
 
 async def _evaluate(

@@ -9,7 +9,6 @@ afterwards (`placement.transfer`). This file imports neither torch nor Ray.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,8 +22,10 @@ from uuid import uuid4
 import numpy as np
 
 from tramontane.models.cache import cache_dir
+from tramontane.temporary import PREFIX, process_folder
 
 CHUNK_BYTES = 32 << 20  # of a file, in one message
+COPIES = "copies"
 MARK = ".controller-"  # begins the name of a file in a folder that is being written
 
 
@@ -108,15 +109,11 @@ def _located(value: Any, locate: Callable[[Folder], Path]) -> Any:
 class Copies:
     """The controller's folders on the machine of a worker: the folders themselves, or copies.
 
-    Copies of models lie in the user's cache folder. All others lie in the system's temporary folder
-    (`TMPDIR`), below the number of the process that made them; those of dead processes are deleted.
+    Copies of models lie in the user's cache folder, all others in the temporary folder of the
+    process that made them (`temporary`).
     """
 
     def __init__(self) -> None:
-        self._temporary = Path(tempfile.gettempdir()) / f"tramontane-{os.getuid()}"
-        for left_over in self._temporary.glob("*"):
-            if not Path(f"/proc/{left_over.name}").exists():
-                shutil.rmtree(left_over, ignore_errors=True)
         self._receiving: dict[str, Path] = {}  # copies that are not complete, by key
 
     def located(self, value: Any) -> Any:
@@ -175,14 +172,15 @@ class Copies:
         """The complete copy on this machine, which another process may have received."""
         home = self._home(folder)
         if folder.kind == "read":
-            return next(self._temporary.glob(f"*/{folder.key}"), None)
+            found = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{COPIES}/{folder.key}")
+            return next(found, None)
         return home if home.is_dir() else None
 
     def _home(self, folder: Folder) -> Path:
         """The path of a copy that this process makes."""
         if folder.kind == "model":
             return cache_dir() / "models" / folder.key
-        return self._temporary / str(os.getpid()) / folder.key
+        return process_folder() / COPIES / folder.key
 
 
 def _size(path: Path) -> int | None:

@@ -191,8 +191,9 @@ def _rank_main(
 ) -> None:
     die_with_parent()
     torch.set_num_threads(1)
-    # A Ctrl-C in the terminal reaches every process; only the controller reacts to it.
+    # Terminals and job systems signal every process; only the controller reacts.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         if membership.backend == "nccl":
             torch.cuda.set_device(device)  # before NCCL chooses one

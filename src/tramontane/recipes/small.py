@@ -32,6 +32,7 @@ from tramontane.recipes.steps import (
     training_config,
 )
 from tramontane.run.input import RunInput, read_input
+from tramontane.run.interrupt import Interrupt
 from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft
@@ -201,9 +202,13 @@ class Small:
             changes["checkpoint_every"] = epoch
         config = config.model_copy(update=changes)
         if not (output / KEPT / f"step_{config.steps}").is_dir():
-            with closing(self.screens()) as screen:
+            with (
+                closing(self.screens()) as screen,
+                Interrupt(warn=screen.warn) as interrupt,
+                interrupt.steps() as stopping,
+            ):
                 show = partial(_show, screen, config.steps)
-                sft(config, resume=is_unfinished(output), on_log=show)
+                sft(config, is_unfinished(output), show, stopping)
         return {"epochs": self.recipe.sft.epochs, "steps": config.steps}
 
     def _sft_config(self, output: Path) -> SFTConfig:

@@ -21,6 +21,7 @@ from tramontane.trainer import compiling, lora
 from tramontane.workplace import commit
 
 if TYPE_CHECKING:
+    from tramontane.run.interrupt import Interrupt
     from tramontane.run.session import Session
 
 
@@ -56,8 +57,12 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
     return SFTConfig.model_validate(settings | of_run)
 
 
-def fine_tune(session: Session) -> None:
-    """Fine-tune the base model into `session.model`, or finish what an earlier session began."""
+def fine_tune(session: Session, interrupt: Interrupt) -> None:
+    """Fine-tune the base model into `session.model`, or finish what an earlier session began.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: a signal ended it, after the step under way.
+    """
     if session.config.cold_start is None or session.sft_folder.is_dir():
         return
     unfinished = session.sft_folder.with_suffix(".partial")
@@ -68,6 +73,10 @@ def fine_tune(session: Session) -> None:
 
     # Every core: no generator works beside the cold start. Threads of the trainer share them.
     threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
-    with session.folder.writing(unfinished), torch_threads(threads):
-        sft(settings, resume=is_unfinished(unfinished), on_log=show)
+    with (
+        session.folder.writing(unfinished),
+        torch_threads(threads),
+        interrupt.steps() as stopping,
+    ):
+        sft(settings, is_unfinished(unfinished), show, stopping)
         commit(unfinished, session.sft_folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.placement import Handle, Limit, WorkerStalled, call, release, written
 from tramontane.placement.files import Folder
+from tramontane.run.folder import read_log
 from tramontane.run.gate import check_parity
 from tramontane.run.learning_signal import SignalMonitor
 from tramontane.run.measurement import measure
@@ -33,6 +35,7 @@ from tramontane.types import INSERTED, FilterReason, Group
 from tramontane.verifier.format import split_response
 
 SAMPLE_EVERY = 5  # updates between two completions that are shown
+PACE = 6  # last updates whose mean time tells when the next one ends
 # Between two questions whether the trainer's state is written: the first, and the longest.
 POLL_SECONDS = (0.01, 0.5)
 
@@ -66,6 +69,7 @@ class Recorder:
         self._filtered, self._last_filtered = 0, "–"  # groups since the last update
         self._saved_version = session.restored.version if session.restored else -1
         self._committing: asyncio.Task[None] | None = None  # the checkpoint being written
+        self._ended: deque[float] = deque(maxlen=PACE)  # `time.monotonic()` of the last updates
 
     @property
     def updates(self) -> int:
@@ -98,13 +102,48 @@ class Recorder:
         if self._saves(number):
             await self.checkpoint(state)
         if self._measures(number):
-            await measure(self.session, self.generators, self.verifiers, f"update_{number}", number)
+            await self._measure_unless_stopped(number, state)
             self.throughput.restart(update)  # the measurement's time is not the pipeline's
+        self._ended.append(time.monotonic())
 
     def holds(self, update: int) -> bool:
         """True if the trainer must wait for the record of this update: the parity check, a
         checkpoint and a measurement all need its weights."""
         return self._parity_due or self._saves(update) or self._measures(update)
+
+    def when(self) -> str:
+        """When the update under way will be done, by the time that the last ones took."""
+        if len(self._ended) < 2:
+            return "after this update"
+        ended = [*self._ended]
+        mean = (ended[-1] - ended[0]) / (len(ended) - 1)
+        return f"after this update, about {max(1, mean - (time.monotonic() - ended[-1])):.0f} s"
+
+    async def catch_up(self) -> None:
+        """Take the measurement of the update that the session continues from, if the session before
+        was stopped or killed meanwhile; nothing may be in flight."""
+        number = self.session.version
+        measured = {row["when"] for row in read_log(self.folder.evaluations_file)}
+        if number and self._measures(number) and f"update_{number}" not in measured:
+            await measure(self.session, self.generators, self.verifiers, f"update_{number}", number)
+
+    async def _measure_unless_stopped(self, number: int, state: PipelineState) -> None:
+        """Measure the weights; a run that is to stop does not wait for the result."""
+        when = f"update_{number}"
+        tasks = [
+            asyncio.create_task(
+                measure(self.session, self.generators, self.verifiers, when, number)
+            ),
+            asyncio.create_task(state.stopped.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     def _saves(self, update: int) -> bool:
         return update % self.config.checkpoint.every == 0
@@ -141,7 +180,7 @@ class Recorder:
 
     async def ended(self, state: PipelineState) -> None:
         """Take the last checkpoint; a run that was stopped has more pending than at its last."""
-        if self._saved_version != state.version or state.stopping:
+        if self._saved_version != state.version or state.stopped.is_set():
             await self.checkpoint(state)
         await self.committed()
 

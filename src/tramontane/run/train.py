@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -82,15 +84,31 @@ def train(
         WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
             started again; or a generator or verifier cannot be replaced.
         WorkerStalled: a wait outlasted its timeout.
+        KeyboardInterrupt: Ctrl-C before the first batch, during an evaluation, or the second one.
+        SystemExit: after SIGTERM; see `checkpoint.grace`.
     """
     if folder is None:
-        with RunFolder.new(config) as folder:
-            return train(
-                config, screen, folder, report=report, on_update=on_update, given=given
-            )
+        with RunFolder.new(config) as new:
+            return train(config, screen, new, report=report, on_update=on_update, given=given)
     session = Session.open(config, screen, folder, on_update, given)
-    interrupt = Interrupt()
     folder.log_worker("controller", process=os.getpid())
+    with Interrupt(config.checkpoint.grace, session.announce) as interrupt:
+        finished = False
+        try:
+            session, done = _run_sessions(session, interrupt)
+            report = report and interrupt.requested is not signal.SIGTERM
+            result = _finish(session, done, report)
+            finished = done.finished
+            interrupt.end()
+            return result
+        finally:
+            if interrupt.requested and not finished:
+                session.announce(f"stopped; continue with: tramontane train --resume {folder.path}")
+
+
+def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:
+    """A session, and after each loss of the trainer the next; the last one and how it ended."""
+    config, folder = session.config, session.folder
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
     finished = False
     try:
@@ -114,7 +132,7 @@ def train(
         finished = done.finished
     finally:
         session.end_trackers(finished)
-    return _finish(session, done, report)
+    return session, done
 
 
 def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
@@ -140,7 +158,7 @@ def _start_cold(
     base = recorded(session, "base")
     if base is None:
         base = interrupt.run(_measure_base(session, placement, verifiers))
-    fine_tune(session)
+    fine_tune(session, interrupt)
     return {"base": base}
 
 
@@ -221,10 +239,13 @@ async def _run(
             await pipeline.send_weights()
         await check_parity(prepared, generators, trainer)
         await check_long_parity(prepared, generators, trainer)
-        with interrupt.calls(pipeline.stop), _frozen():
+        await recorder.catch_up()
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, pipeline.stop)
+        with interrupt.ends_with(stop, recorder.when), _frozen():
             await pipeline.run()
         done = ledger.trained_version
         finished = done == updates or (ledger.stages.last and ledger.exhausted)
+        finished = finished and not interrupt.requested  # else the last evaluation is still to come
         if finished and done:
             await generators.clear()  # groups of a finished run that no update needs
             measured["after"] = await _measure_end(session, generators, verifiers, "after", done)

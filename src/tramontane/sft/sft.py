@@ -61,16 +61,21 @@ class SFTMetrics:
 
 
 def sft(
-    config: SFTConfig, resume: bool = False, on_log: Callable[[SFTMetrics], None] | None = None
+    config: SFTConfig,
+    resume: bool = False,
+    on_log: Callable[[SFTMetrics], None] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Train and return the folder of the result.
 
     `output/` gets the weights (safetensors), the tokenizer and `sft_metrics.jsonl`, and with `lora`
     the adapters in `adapter/`;
     `output/resume/` holds the state that `resume` continues from, until the run is done;
-    `output/checkpoints/step_N` the weights that `keep_every` keeps.
+    `output/checkpoints/step_N` the weights that `keep_every` keeps. Once `stopping()` is true, the
+    state is saved after the step under way.
 
     Raises:
+        KeyboardInterrupt: `stopping()` was true.
         InputError: no model named, or both; rows without the fields; a prompt that does not fit;
             an `output` that holds a checkpoint already, or nothing to resume from; a device or
             compiler that is missing.
@@ -102,10 +107,13 @@ def sft(
                 log.add(step, call("step", _train_batch(stream.take(config.batch_tokens), config)))
                 if config.keep_every and (step % config.keep_every == 0 or step == config.steps):
                     _keep(call, tokenizer, config, step)
-                if step % config.checkpoint_every == 0 and step < config.steps:
+                stop = stopping() and step < config.steps
+                if (step % config.checkpoint_every == 0 or stop) and step < config.steps:
                     progress = {"step": step, "seconds": log.seconds, "position": stream.position}
                     _save_state(call, output, progress)
                     _save_result(call, tokenizer, config)
+                if stop:
+                    raise KeyboardInterrupt
             _save_result(call, tokenizer, config)
         with disk_faults(output):
             sync_all(output)

@@ -61,9 +61,11 @@ def _train(settings: dict[str, Any], folder: Path) -> None:
 
     # No report: drawing it would take a part of the budget, and the study has a page.
     if (folder / "config.yaml").is_file():
-        api.train(resume=folder, report=False)
+        result = api.train(resume=folder, report=False)
     else:
-        api.train(parse(Config, settings, str(folder)), report=False)
+        result = api.train(parse(Config, settings, str(folder)), report=False)
+    if not result.finished:
+        sys.exit(130)
 
 
 def _call(settings: dict[str, Any], folder: Path) -> None:

@@ -29,7 +29,8 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
     """Run every arm with every seed; what an earlier call finished is kept, and a run that was
     stopped midway continues.
 
-    As many runs go side by side as there are cores for. They end with this process.
+    As many runs go side by side as there are cores for. They end with this process: a signal lets
+    each take a checkpoint, within its `checkpoint.grace`.
 
     Args:
         plan: the runs.
@@ -52,16 +53,24 @@ def _run_study(plan: Plan, on_finished: Finished) -> None:
         check_same(folder, settings)
     todo = [(folder, settings) for folder, settings in runs if not finished(folder)]
     cores = plan.study.cores
-    for folder, settings in first:
-        if not finished(folder):
-            _run(folder, settings, cores)
+    running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // cores)) as pool:
-        started = {pool.submit(_run, folder, found, cores): folder for folder, found in todo}
         try:
+            for folder, settings in first:
+                if not finished(folder):
+                    pool.submit(_run, folder, settings, cores, running).result()
+            started = {
+                pool.submit(_run, folder, found, cores, running): folder for folder, found in todo
+            }
             for done, future in enumerate(as_completed(started), len(runs) - len(todo) + 1):
                 future.result()
                 folder = started[future]
                 on_finished(f"{folder.parent.name}, {folder.name}", done, len(runs))
+        except (KeyboardInterrupt, SystemExit):
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in [*running]:
+                process.terminate()  # then the block waits until each has taken its checkpoint
+            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -145,17 +154,23 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
     return file
 
 
-def _run(folder: Path, settings: dict[str, Any], cores: int) -> None:
-    """One run, in a process of its own: a fault of one arm leaves the others alone."""
+def _run(
+    folder: Path, settings: dict[str, Any], cores: int, running: set[subprocess.Popen[bytes]]
+) -> None:
+    """One run, in a process of its own, which is among `running` meanwhile: a fault of one arm
+    leaves the others alone."""
     file, log = write_settings(folder, settings), folder.with_name(folder.name + ".log")
     with open(log, "ab") as output:
-        code = subprocess.run(
+        process = subprocess.Popen(
             command_of("tramontane.studies.arm", str(file)),
             stdout=output,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": str(cores), **os.environ},
             preexec_fn=die_with_parent,
-        ).returncode
+        )
+    running.add(process)
+    code = process.wait()
+    running.discard(process)
     if code or not finished(folder):
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
         raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")

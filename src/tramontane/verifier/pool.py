@@ -21,7 +21,7 @@ import signal
 import socket
 import struct
 import subprocess
-import tempfile
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -36,6 +36,7 @@ from typing import Any
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
 from tramontane.imports import command_of
+from tramontane.temporary import temporary_folder
 from tramontane.types import Problem, Verdict
 from tramontane.verifier import code, correctness, custom, functions
 from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
@@ -81,7 +82,7 @@ class VerifierPool:
         self._lock = threading.Lock()
         self._stats = PoolStats()
         self._closing = False
-        self._folder = tempfile.TemporaryDirectory(prefix="tramontane-verifier-")
+        self._folder = temporary_folder("verifier")
         os.chmod(self._folder.name, 0o711)  # programs may run as a user of their own
         self._workers = [_Worker(self, number) for number in range(config.workers)]
         for worker in self._workers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import sys
 import tempfile
 from multiprocessing.connection import Connection
@@ -28,6 +29,9 @@ READY = ""  # the first message of a worker that can grade; any other text says 
 def main(descriptor: int) -> None:
     """Serve until the pool closes its end of the socket, or dies."""
     die_with_parent()
+    # Job systems signal every process; only the controller reacts. Programs under test would
+    # inherit SIG_IGN, and do not inherit a handler.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     connection = Connection(descriptor)
     config: VerifierConfig
     config, folder = connection.recv()

@@ -9,13 +9,13 @@ from __future__ import annotations
 import marshal
 import random
 import shutil
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tramontane.config import VerifierConfig
+from tramontane.temporary import temporary_folder
 from tramontane.types import Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
@@ -132,7 +132,7 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
 def _run_tests(run: _Run) -> tuple[Outcome, str, float]:
     """(outcome, reason, share of the tests that are passed) of a program."""
     stdio = (run.problem.tests or {}).get("type") == "stdio"
-    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
+    with temporary_folder("code") as folder:
         return (_run_stdio_tests if stdio else _run_function_tests)(run, Path(folder))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.config import VerifierConfig
+from tramontane.temporary import temporary_folder
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import (
     MAX_OUTPUT,
@@ -50,7 +50,7 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
     timeouts, outputs = 0, []
-    with tempfile.TemporaryDirectory(prefix="tramontane-code-") as folder:
+    with temporary_folder("code") as folder:
         job = stdio_job(trial.program, trial.language, trial.inputs, config, Path(folder))
         job.keep_going = True
         with sandbox.Sandbox(job, sandbox.probe()) as running:

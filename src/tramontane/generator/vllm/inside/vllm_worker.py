@@ -12,6 +12,7 @@ new weights and reports fall exactly between two decode steps.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -218,5 +219,8 @@ def serve(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
+    # Terminals and job systems signal every process; only the controller reacts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     serve(Connection(int(sys.argv[1])))
     os._exit(0)  # vLLM's own shutdown is slow, and nothing is left to save

@@ -6,10 +6,10 @@ import functools
 import os
 import shutil
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
+from tramontane.temporary import temporary_folder
 from tramontane.verifier.code.sandbox import bubblewrap, landlock, namespaces
 from tramontane.verifier.code.sandbox.job import RUNGS, Job, Limits, Rung
 from tramontane.verifier.code.sandbox.running import Sandbox
@@ -54,7 +54,7 @@ def why_not(rung: Rung) -> str:
         return reason
     if reason := _hidden_from_users():
         return reason
-    with tempfile.TemporaryDirectory(prefix="tramontane-probe-") as name:
+    with temporary_folder("probe") as name:
         os.chmod(name, 0o711)
         job = Job(Path(name, "python"), [b"in\n"], Limits(5.0, 300), source="main.py")
         job.write("main.py", _PROBE)
