@@ -12,9 +12,9 @@ tokens on average. `smollm2` is SmolLM2-135M-Instruct as it comes, with its own 
 tokens and chat template, 128 completions per update and a reward without a format; TRL's turn takes
 minutes.
 
-Both sides compute in the number type that `dtype: auto` chooses on the machine; on one with more than
-AVX2, `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command emulates an ordinary
-processor.
+Both sides compute in the number type that `dtype: auto` chooses on the machine; on one with more
+than AVX2, `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` before the command emulates an
+ordinary processor.
 
 TRL has both cores (two threads) and the settings that were fastest for it (`TRL`). Our side has one
 process with one thread for each worker, on Ray. Both compile their training. The sides take turns
@@ -418,7 +418,11 @@ def main() -> None:
         )
         for r in results
     ]
-    versions = {"number_type": chosen.dtype, "trl": TRL_VERSION, "seconds": round(time.perf_counter() - began)}
+    versions = {
+        "number_type": chosen.dtype,
+        "trl": TRL_VERSION,
+        "seconds": round(time.perf_counter() - began),
+    }
     finish(__file__, {"results": results} | machine(args.device) | versions, promises)
 
 

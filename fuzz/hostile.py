@@ -4,8 +4,8 @@
 `fuzz.programs` combines from hostile acts. A program must not be right if it does not do what the
 tests ask, must not be unscorable, and must not take longer than its limits. After each program
 there must be no process, mount, file, socket, queue, segment or descriptor that was not there
-before, and the host must not lose more memory and disk meanwhile than the limits allow. The exit code
-is 1 if any of this fails.
+before, and the host must not lose more memory and disk meanwhile than the limits allow. The exit
+code is 1 if any of this fails.
 """
 
 from __future__ import annotations

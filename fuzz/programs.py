@@ -416,7 +416,10 @@ COMPILER = {
     "brackets": "int main() { return " + "(" * 20000 + "1" + ")" * 20000 + "; }",
 }
 _HEAD = "import os, signal, time\n"
-_CPP_HEAD = "#include <bits/stdc++.h>\n#include <sched.h>\n#include <signal.h>\n#include <sys/stat.h>\n#include <unistd.h>\n"
+_CPP_HEAD = "".join(
+    f"#include <{header}>\n"
+    for header in ("bits/stdc++.h", "sched.h", "signal.h", "sys/stat.h", "unistd.h")
+)
 
 
 class Program(NamedTuple):

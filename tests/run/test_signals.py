@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C in every phase of real runs: exit codes, checkpoints, and what stays behind."""
+"""SIGTERM and Ctrl-C in every phase of real runs: exit codes, checkpoints, what stays behind."""
 
 import os
 import signal

@@ -35,7 +35,7 @@ SHORT = {
     "de": ["Zuerst addiere ich: . Also ist das Ergebnis .", "Also lautet die Antwort 7."],
     "zh": ["答案是 7。", "首先，3 + 4 = 7。"],
     "ru": ["Ответ: 7.", "Сначала сложим 3 и 4."],
-}  # fmt: skip
+}
 
 
 def test_strip_leaves_prose():
@@ -170,9 +170,30 @@ def test_detection_needs_no_network(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["$$a ", "$a ", "\\[", "\\(", "`", "https://", "\\begin{cases}", "a.a", "a(b,", "a[", "“a ", '"', "a. ", "a'", "字a", " \n", "```a\nx\n```\n",
-     "\\boxed{a} ", "e\u0301", "; ", "word "],
-)  # fmt: skip
+    [
+        "$$a ",
+        "$a ",
+        "\\[",
+        "\\(",
+        "`",
+        "https://",
+        "\\begin{cases}",
+        "a.a",
+        "a(b,",
+        "a[",
+        "“a ",
+        '"',
+        "a. ",
+        "a'",
+        "字a",
+        " \n",
+        "```a\nx\n```\n",
+        "\\boxed{a} ",
+        "e\u0301",
+        "; ",
+        "word ",
+    ],
+)
 def test_scans_take_linear_time(text):
     text = (text * 100_000)[:100_000]
     with processor.at_most(2, text):
@@ -238,7 +259,7 @@ def test_playground_traces():
     assert sum(correct[True]) / len(correct[True]) >= 0.95
 
 
-# ------------------------------------------------------------------- texts in no language, or another
+# ---------------------------------------------------------- texts in no language, or another
 
 ENGLISH_IN_DISGUISE = [
     "Let Me Think About This Problem Carefully And Solve It Step By Step",
@@ -318,11 +339,20 @@ def test_telegraphic_english_is_english(text):
 
 
 QUOTED = [
-    ("de", "Die Aufgabe sagt: “Find the sum of all integers.” Wir addieren also alle diese Zahlen."),
-    ("zh", '题目说："Find the sum of all integers." 我们需要先找出所有的整数，然后把它们加起来，最后得到答案。'),
-    ("ru", "Сказано: «Find the sum of the numbers.» Значит, нужно сложить эти числа и записать ответ."),
+    (
+        "de",
+        "Die Aufgabe sagt: “Find the sum of all integers.” Wir addieren also alle diese Zahlen.",
+    ),
+    (
+        "zh",
+        '题目说："Find the sum of all integers." 我们先找出所有整数，再相加，得到答案。',
+    ),
+    (
+        "ru",
+        "Сказано: «Find the sum of the numbers.» Значит, нужно сложить эти числа и записать ответ.",
+    ),
     ("en", "The problem says «Найдите сумму всех чисел» so we need to add all the numbers."),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("language", "text"), QUOTED)
@@ -341,10 +371,16 @@ def test_a_quotation_does_not_hide_thoughts():
 
 ENVIRONMENTS = ["cases", "align*", "aligned", "pmatrix", "bmatrix", "vmatrix", "equation", "gather"]
 CODE = [
-    "for i in range(n): total += i", "print(total)", "result = sum(values)", "x.append(y)",
-    "len(list(set(nums)))", "dp[i] = dp[i-1] + dp[i-2]", "sorted(arr, key=lambda v: v[0])",
-    "while n > 0: n //= 2", "def f(x): return x*2",
-]  # fmt: skip
+    "for i in range(n): total += i",
+    "print(total)",
+    "result = sum(values)",
+    "x.append(y)",
+    "len(list(set(nums)))",
+    "dp[i] = dp[i-1] + dp[i-2]",
+    "sorted(arr, key=lambda v: v[0])",
+    "while n > 0: n //= 2",
+    "def f(x): return x*2",
+]
 AROUND = {
     "zh": "我们先写出 {} 然后代入已知的数值，再检查一遍计算过程，得到答案。",
     "ru": "Сначала запишем {} и решим методом подстановки, затем проверим ответ ещё раз.",

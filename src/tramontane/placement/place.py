@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tramontane.config import Config
 from tramontane.errors import InputError, install
-from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
+from tramontane.placement.handle import GeneratorHandle, Handle
 
 if TYPE_CHECKING:
     from tramontane.models.weights import Weights

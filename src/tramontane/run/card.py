@@ -21,9 +21,9 @@ from tramontane.config import HELD_OUT, Config
 from tramontane.data.prompts import PromptEncoder, system_text
 from tramontane.evaluation.evaluate import EvaluationResult, hub_results
 from tramontane.models.loading import local_folder
-from tramontane.workplace import write_whole
 from tramontane.run.prepare import Prepared
 from tramontane.run.summary import Measured
+from tramontane.workplace import write_whole
 
 TIMES = {"base": "base", "before": "before RL", "after": "after RL"}  # of evaluations
 

@@ -16,7 +16,6 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.data.load import load_problems
 from tramontane.evaluation import SamplingPlan
 from tramontane.placement.place import check
-from tramontane.run.folder import RunFolder
 from tramontane.run.trackers import check_trackers
 from tramontane.types import Problem, SamplingParams
 from tramontane.verifier import correctness
@@ -44,15 +43,12 @@ class RunInput:
     sets: dict[str, EvaluationSet]
 
 
-def read_input(config: Config, new: bool = False) -> RunInput:
-    """Load the problems of a run, and check its verifiers, its libraries and, if it is `new`, its
-    folder.
+def read_input(config: Config) -> RunInput:
+    """Load the problems of a run, and check its verifiers and its libraries.
 
     Raises:
         InputError: any of them is wrong.
     """
-    if new:
-        RunFolder.new_path(config)
     check_trackers(config)
     check(config)
     correctness.check(config.verifier)

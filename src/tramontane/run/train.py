@@ -173,7 +173,7 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         summary["peak_memory_mib"] = round(peak, 1)
         summary["number_types"] = number_types(session.config)
         folder.write_json("summary.json", summary)
-        with folder.room_for(weights):
+        with folder.writing(weights):
             write_card(weights, session.prepared, measured, summary)
     report_file = folder.path / "report.html" if report else None
     if report_file:

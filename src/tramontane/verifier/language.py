@@ -46,12 +46,13 @@ _FUNCTION_WORDS = {
 }
 # With these, English is told from names in Chinese and Russian texts, also in capitals.
 _ORDINARY_WORDS = """
-    add adding answer both calculate carefully case check compute correct divide done each equal equals
-    equation even every factor final finally find first five four from given got here if know last least
-    left less long me more most multiply my need next now number numbers odd one only or our over prime
-    problem product question ready remainder result right second should simplify since solution solve
-    solved some start step steps subtract sum take ten think three total two try under use using value
-    verify want was well when where which will would write yes you your
+    add adding answer both calculate carefully case check compute correct divide done each equal
+    equals equation even every factor final finally find first five four from given got here if
+    know last least left less long me more most multiply my need next now number numbers odd one
+    only or our over prime problem product question ready remainder result right second should
+    simplify since solution solve solved some start step steps subtract sum take ten think three
+    total two try under use using value verify want was well when where which will would write
+    yes you your
 """
 _KNOWN = {*_FUNCTION_WORDS, *_ORDINARY_WORDS.split()}
 _BY_SCRIPT = {"zh": "han", "ru": "cyrillic"}

@@ -106,8 +106,20 @@ def test_a_reference_that_cannot_be_parsed_is_compared_as_written(reference):
     assert judge_answer("x+1", r"\frac{5}{").outcome == "unscorable"  # nobody can be right
 
 
-UNEVALUATED = ["17+25", r"6 \cdot 7", r"\frac{84}{2}", "84/2", "7!/5!", r"\binom{42}{1}", "50-8",
-               r"2(10+11)", "x = 17+25", r"\sqrt{1764}", r"126 \bmod 84", r"21\text{ cm} \cdot 2"]  # fmt: skip
+UNEVALUATED = [
+    "17+25",
+    r"6 \cdot 7",
+    r"\frac{84}{2}",
+    "84/2",
+    "7!/5!",
+    r"\binom{42}{1}",
+    "50-8",
+    r"2(10+11)",
+    "x = 17+25",
+    r"\sqrt{1764}",
+    r"126 \bmod 84",
+    r"21\text{ cm} \cdot 2",
+]
 FINAL = ["42", "42.0", r"4.2\times 10^{1}", r"42\text{ cm}", "x = 42", "17+25 = 42", "42,0", "+42"]
 
 
@@ -118,8 +130,19 @@ def test_unevaluated_arithmetic_is_refused_where_the_policy_says_so():
         assert judge_answer(prediction, "42", strict).reason == "unevaluated arithmetic", prediction
     for prediction in FINAL[:-2]:
         assert judge_answer(prediction, "42", strict).outcome == "right", prediction
-    for final in (r"\frac{\sqrt{3}}{2}", r"1+\sqrt{2}", r"2\sqrt{3}", "x^2-3", "2^{1/3}", r"\log_2 3",
-                  r"(1, \frac{1}{2})", "3+4i", r"\frac{2}{3}\pi", r"\{1, 2\}", "52_8"):  # fmt: skip
+    for final in (
+        r"\frac{\sqrt{3}}{2}",
+        r"1+\sqrt{2}",
+        r"2\sqrt{3}",
+        "x^2-3",
+        "2^{1/3}",
+        r"\log_2 3",
+        r"(1, \frac{1}{2})",
+        "3+4i",
+        r"\frac{2}{3}\pi",
+        r"\{1, 2\}",
+        "52_8",
+    ):
         assert judge_answer(f"${final}$ ", final, strict).outcome == "right", final
         assert not is_unevaluated(final, "42"), final
     assert judge_answer("2^{3} + 1", "1 + 2^{3}", strict).outcome == "right"  # as the reference

@@ -120,9 +120,24 @@ def test_a_decimal_that_ends_is_exact_up_to_the_error_of_a_float(digits, places)
 
 # ---------------------------------------------------------------------------------- equations
 
-NAMES = ["x", "C", r"\theta", "AB", "|AB|", r"\angle ABC", "f(3)", "S_{ABC}", "a_5", "P(A)",
-         r"\overline{AB}", r"\text{Area}", "x+y", r"m\angle B", r"n(A \cup B)",
-         r"\vec{v}"]  # fmt: skip
+NAMES = [
+    "x",
+    "C",
+    r"\theta",
+    "AB",
+    "|AB|",
+    r"\angle ABC",
+    "f(3)",
+    "S_{ABC}",
+    "a_5",
+    "P(A)",
+    r"\overline{AB}",
+    r"\text{Area}",
+    "x+y",
+    r"m\angle B",
+    r"n(A \cup B)",
+    r"\vec{v}",
+]
 VALUES = ["5", r"\frac12", r"2\pi", r"3\sqrt{2}", "-7", "0.25"]
 names, value_texts = st.sampled_from(NAMES), st.sampled_from(VALUES)
 
@@ -133,8 +148,13 @@ def test_a_value_may_stand_on_either_side_of_its_name(name, value, other):
     for prediction in (f"{name} = {value}", f"{value} = {name}", f"{name} = {value} = {value}"):
         right(prediction, value)
     if value != other:
-        for prediction in (f"{other} = {name}", f"{name} = {other}", f"{name} = {other} = {value}",
-                           f"{value} = {name} = {other}", f"{other} = {value}"):  # fmt: skip
+        for prediction in (
+            f"{other} = {name}",
+            f"{name} = {other}",
+            f"{name} = {other} = {value}",
+            f"{value} = {name} = {other}",
+            f"{other} = {value}",
+        ):
             wrong(prediction, value)
 
 
@@ -146,8 +166,10 @@ def test_an_equation_that_is_not_solved_is_no_answer_in_either_order(unsolved, v
 
 
 @DRAWN
-@given(st.sampled_from(["y", "f(x)", "f'(x)", r"\frac{dy}{dx}", r"g_1(x)"]),
-       st.sampled_from(["2x", "x^2+1", r"\frac{x}{3}", "x-1"]))  # fmt: skip
+@given(
+    st.sampled_from(["y", "f(x)", "f'(x)", r"\frac{dy}{dx}", r"g_1(x)"]),
+    st.sampled_from(["2x", "x^2+1", r"\frac{x}{3}", "x-1"]),
+)
 def test_an_expression_may_stand_on_either_side_of_its_name(name, expression):
     right(f"{name} = {expression}", expression)
     right(f"{expression} = {name}", expression)
@@ -156,9 +178,16 @@ def test_an_expression_may_stand_on_either_side_of_its_name(name, expression):
 
 # --------------------------------------------------------------------------------- remainders
 
-MODULUS = [r"{a} \bmod {m}", r"{a} \mod {m}", r"{a} \pmod {m}", r"{a} \pmod{{{m}}}",
-           "{a} (mod {m})", r"x \equiv {a} \pmod{{{m}}}", r"{a} \;(\text{{mod }} {m})",
-           r"{a}\ (\mathrm{{mod}}\ {m})"]  # fmt: skip
+MODULUS = [
+    r"{a} \bmod {m}",
+    r"{a} \mod {m}",
+    r"{a} \pmod {m}",
+    r"{a} \pmod{{{m}}}",
+    "{a} (mod {m})",
+    r"x \equiv {a} \pmod{{{m}}}",
+    r"{a} \;(\text{{mod }} {m})",
+    r"{a}\ (\mathrm{{mod}}\ {m})",
+]
 
 
 @DRAWN
@@ -178,8 +207,16 @@ def test_remainders_are_evaluated(base, exponent, m, form):
 
 # -------------------------------------------------------------------------- bases, intervals
 
-NUMERALS = ["{d}_{b}", "{d}_{{{b}}}", "({d})_{b}", "({d})_{{{b}}}", "x = ({d})_{{{b}}}",
-            r"{d} \text{{ (base {b})}}", r"{d}_{{\text{{base }} {b}}}", "{d} base {b}"]  # fmt: skip
+NUMERALS = [
+    "{d}_{b}",
+    "{d}_{{{b}}}",
+    "({d})_{b}",
+    "({d})_{{{b}}}",
+    "x = ({d})_{{{b}}}",
+    r"{d} \text{{ (base {b})}}",
+    r"{d}_{{\text{{base }} {b}}}",
+    "{d} base {b}",
+]
 
 
 def digits_of(number, base):
@@ -227,8 +264,10 @@ def test_intervals_with_brackets_turned_outwards(a, b, kind, separator):
     right(european, reference)
     right(reference, european)
     right(rf"\left{turned[kind[0]]}{a}{separator}{b}\right{turned[kind[1]]}", reference)
-    right(rf"{european} \cup {turned['(']}{b + 1}{separator}{b + 2}{turned[')']}",
-          rf"{reference} \cup ({b + 1}, {b + 2})")  # fmt: skip
+    right(
+        rf"{european} \cup {turned['(']}{b + 1}{separator}{b + 2}{turned[')']}",
+        rf"{reference} \cup ({b + 1}, {b + 2})",
+    )
     for other in ("()", "[)", "(]", "[]"):
         if other != kind:
             wrong(european, f"{other[0]}{a}, {b}{other[1]}")
@@ -272,7 +311,9 @@ def test_a_letter_attached_to_a_number_follows_one_policy(number, unit):
         wrong(f"{number}{variable}", f"{number}")
 
 
-SYMBOLS = st.sampled_from("m s g kg km cm N J W V Pa Hz mol kJ kPa mA K".split())
+SYMBOLS = st.sampled_from(
+    ["m", "s", "g", "kg", "km", "cm", "N", "J", "W", "V", "Pa", "Hz", "mol", "kJ", "kPa", "mA", "K"]
+)
 WRAPPERS = st.sampled_from(
     [r"\text{{ {}}}", r"\mathrm{{{}}}", r"\,\mathrm{{~{}}}", r"\ \text{{{}}}"]
 )
@@ -285,11 +326,12 @@ def test_compound_units_in_every_notation(number, above, below, power, wrap):
     exponent = f"^{power}" if power > 1 else ""
     quotient = rf"{number} \text{{ {above}/{below}{exponent}}}"
     spellings = [
-        number, f"{number}{wrap.format(f'{above}/{below}{exponent}')}",
+        number,
+        f"{number}{wrap.format(f'{above}/{below}{exponent}')}",
         rf"{number}\,\mathrm{{{above} \cdot {below}^{{-{power}}}}}",
         rf"{number} \text{{ {above}}}\,\text{{{below}}}^{{-{power}}}",
         rf"{number}\frac{{\text{{{above}}}}}{{\text{{{below}}}{exponent}}}",
-    ]  # fmt: skip
+    ]
     for spelling in spellings:
         right(str(spelling), quotient)
         right(quotient, str(spelling))
@@ -300,9 +342,44 @@ def test_compound_units_in_every_notation(number, above, below, power, wrap):
 
 
 # Words that make another number of the number before them, or are nothing that can be counted.
-CHANGED = """thirds halves quarters fifths tenths hundredths doubled tripled halved squared negative k bn
-    gross score dozen pairs fold factorial minus plus hundred-ish or-so maybe not zillion percentiles
-    sevenths times-two M B lakh crore grand short over""".split()
+CHANGED = [
+    "thirds",
+    "halves",
+    "quarters",
+    "fifths",
+    "tenths",
+    "hundredths",
+    "doubled",
+    "tripled",
+    "halved",
+    "squared",
+    "negative",
+    "k",
+    "bn",
+    "gross",
+    "score",
+    "dozen",
+    "pairs",
+    "fold",
+    "factorial",
+    "minus",
+    "plus",
+    "hundred-ish",
+    "or-so",
+    "maybe",
+    "not",
+    "zillion",
+    "percentiles",
+    "sevenths",
+    "times-two",
+    "M",
+    "B",
+    "lakh",
+    "crore",
+    "grand",
+    "short",
+    "over",
+]
 
 
 @DRAWN
