@@ -215,7 +215,7 @@ def test_generate_refuses_no_completions() -> None:
 
 def test_eval_checks_device_and_dtype() -> None:
     result = runner.invoke(app, ["eval", "tiny", "playground:", "--device", "gpu"])
-    assert "eval: generator.device: 'gpu' is no device" in str(result.exception)
+    assert "eval: generator.device: 'gpu' is not a device" in str(result.exception)
     result = runner.invoke(app, ["eval", "tiny", "playground:", "--dtype", "float16"])
     assert "eval: generator.dtype: Input should be 'auto', 'float32' or 'bfloat16'" in str(
         result.exception

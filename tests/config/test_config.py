@@ -67,7 +67,7 @@ def test_resolved_arithmetic_follows_from_the_sizes(load):
             r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\? Completions between two",
         ),
         ("trainer: {objective: {magistral: {epslow: 0}}}", r"magistral\.epslow: .* 'eps_low'\?"),
-        ("checkpoint: {zzz: 1}", r"checkpoint\.zzz: unknown key; valid keys: every, keep"),
+        ("checkpoint: {zzz: 1}", r"checkpoint\.zzz: unknown key; valid keys: every, grace, keep"),
         ("pipeline: {n_batch: many}", r"pipeline\.n_batch: .*integer"),
         ("pipeline: {group_size: 1}", r"pipeline\.group_size: .* would drop every group"),
         ("data: {playground: {languages: [en, xx]}}", r"data\.playground\.languages\.1: .*'ru'"),

@@ -23,7 +23,7 @@ class DyingGrader:
     def __init__(self, deaths: list[str]) -> None:
         self._deaths = deaths
 
-    def score(self, problem, responses, lengths):
+    def score(self, problem, responses, lengths, progress):
         if self._deaths:
             raise WorkerDied(self._deaths.pop())
         return [Verdict(1.0, {}, "right") for _ in responses], PoolStats(verdicts=len(responses))

@@ -136,7 +136,10 @@ def test_missing_answers_are_recorded_and_stop_nothing(tmp_path):
         "partly": ["4", down, down, "5", "5"],
         "well": ["4", "5"],
     }
-    rows = [problem(name) for name in answers] + [problem("bare", None), problem("odd", "\\frac")]
+    rows = [problem(name) for name in answers] + [
+        problem("bare", None),
+        problem("odd", "\\frac{1}{"),
+    ]
     answers["odd"] = ["4"]
     with Server(Answers({f"Problem {k}?": v for k, v in answers.items()})) as server:
         endpoint = {"url": server.url, "model": "m", "retries": 1, "backoff_s": 0.01}

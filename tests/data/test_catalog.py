@@ -388,7 +388,8 @@ def test_deepcoders_functions_and_programs(tmp_path):
     assert function.problem.endswith("```python\nclass Solution:\n    def double(self, n):\n```")
     assert function.tests["entry_point"] == "double"
     assert stdio.problem.endswith("writes standard output.")
-    assert stdio.tests == {"type": "stdio", "cases": [{"input": "4\n", "output": "2\n"}]}
+    assert (stdio.tests["type"], stdio.tests["rules"]) == ("stdio", "livecodebench")
+    assert stdio.tests["cases"] == [{"input": "4\n", "output": "2\n"}]
 
 
 def test_a_repeated_statement_is_left_out_of_training_files_alone(tmp_path, caplog):

@@ -72,7 +72,7 @@ class ScriptedPool:
 
     def score(self, problem: Problem, responses: list[tuple[str, int]]) -> Future[list[Verdict]]:
         future: Future[list[Verdict]] = Future()
-        self.asked.append((future, [self._verdict(problem, text) for text, _ in responses]))
+        self.asked.append((future, [self._verdict(problem, text) for text, *_ in responses]))
         if len(self.asked) == len(PROBLEMS):
             for waiting, verdicts in reversed(self.asked):
                 waiting.set_result(verdicts)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import small_config
+from tests.runs import begun, small_config
 from tramontane import generate
 from tramontane.config import Config, SFTConfig, parse
 from tramontane.config.section import Section
@@ -18,7 +18,6 @@ from tramontane.models.shape import load_shape
 from tramontane.models.transplant import stored_tensors
 from tramontane.oversight.config import LocalModel
 from tramontane.recipes.config import MediumRecipe, SmallRecipe
-from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
 
 TINY = Path(resolve("tiny"))
@@ -39,7 +38,7 @@ def link(folder: Path, files: list[Path]) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of updates 9, 20 and, unfinished, 30."""
-    folder = RunFolder.create(small_config(tmp_path / "run", data={"system_prompt": "Be brief."}))
+    folder = begun(small_config(tmp_path / "run", data={"system_prompt": "Be brief."}))
     for name in ("step_9", "step_20"):
         link(folder.checkpoints / name / "weights", [*TINY.iterdir()])
     (folder.checkpoints / "step_30.partial" / "weights").mkdir(parents=True)

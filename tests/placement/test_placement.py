@@ -113,7 +113,7 @@ def test_calls_dropped_at_close_are_cancelled(tmp_path) -> None:
 def test_a_full_disk_is_named_where_the_writer_is_another_process(kind, tmp_path) -> None:
     handle = make(kind)
     full = pytest.raises(InputError, match="File too large; make room")
-    with full, RunFolder(tmp_path).room_for(tmp_path / "weights"):
+    with full, RunFolder(tmp_path).writing(tmp_path / "weights"):
         asyncio.run(call(handle, "save_weights", tmp_path / "file", limit=LIMIT))
     handle.close()
 

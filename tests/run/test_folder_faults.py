@@ -78,7 +78,10 @@ def flip(file: Path) -> None:
 def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: RunFolder) -> None:
     whole = run.checkpoints / "step_3"
     assert damage(whole) is None
-    files = [p.relative_to(whole) for p in whole.rglob("*") if p.is_file()]
+    # The model card is written last, and nothing is resumed from it.
+    files = [
+        p.relative_to(whole) for p in whole.rglob("*") if p.is_file() and p.name != "README.md"
+    ]
     names = {str(f) for f in files}
     assert {
         "manifest.json",

@@ -16,7 +16,7 @@ from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.run.rollouts import read_run
-from tramontane.run.task import Reward, config_of, kept_rows
+from tramontane.run.task import Reward, config_of, new_run
 from tramontane.verifier import functions
 
 ROWS: list[dict[str, object]]
@@ -177,7 +177,7 @@ def test_numbers_reach_a_reward_as_numbers(tmp_path):
         [{"prompt": "1 + 1?", "sum": torch.tensor(2)}, {"prompt": "2 + 2?", "sum": 4}],
     ):
         config, found = made(rows, [names_the_sum], {"run_dir": str(tmp_path / "run")})
-        with kept_rows(config, found) as config:
+        with new_run(config, found) as (_, config):
             problems = load_problems(
                 config.data.train, config.data, split="train", limit=None, seed=0,
                 domains=config.verifier.domains,

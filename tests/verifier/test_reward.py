@@ -81,7 +81,10 @@ def test_an_exception_is_unscorable_not_wrong():
     broken = Problem("p", "code", "Print seven.", tests={"type": "stdio"})  # without cases
     config = VerifierConfig(allow_unsandboxed=True)
     verdict = score("<think>Easy.</think>```python\nprint(7)\n```", problem=broken, config=config)
-    assert (verdict.verdict, verdict.reason) == ("unscorable", "KeyError: 'cases'")
+    assert (verdict.verdict, verdict.reason) == (
+        "unscorable",
+        "the tests need cases, each with input and output as text",
+    )
     assert set(verdict.parts.values()) == {0.0}
 
 
@@ -94,7 +97,7 @@ def test_the_reason_of_an_exception_is_cut():
     config = VerifierConfig(reward=RewardConfig(custom=(reward,)))
     verdict = score(GOOD, config=config)
     assert verdict.verdict == "unscorable"
-    assert verdict.reason.startswith("RewardFailed: raises: ValueError: <think>")
+    assert verdict.reason.startswith("reward 'raises': ValueError: <think>")
     assert len(verdict.reason) == 300
 
 

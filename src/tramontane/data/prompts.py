@@ -259,8 +259,6 @@ class PromptEncoder:
             return f"{system or system_text('magistral', self.tags)}{turns}\n\n"
         if system is None:
             return self._apply(chat)
-        from jinja2 import TemplateError
-
         try:
             return self._apply([Message(role="system", content=system), *chat])
         except TemplateError:  # the template has no such role
@@ -281,7 +279,7 @@ class PromptEncoder:
         given = self.config.chat_template is not None
         name = "data.chat_template" if given else "the tokenizer's chat template"
         try:
-            text = self._templated(_PROBE)
+            text = self._by_template(_PROBE)
         except TemplateSyntaxError as error:
             raise InputError(f"{name}: line {error.lineno}: {error.message}") from None
         except TemplateError as error:

@@ -7,7 +7,6 @@ than that is given up. A run then ends with `SystemExit(143)`; a command exits w
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -83,6 +82,8 @@ class Interrupt:
         Raises:
             KeyboardInterrupt, SystemExit: a signal ended it.
         """
+        import asyncio  # not for `--help`
+
         self._listen()  # once more: Ray sets a handler of its own when it starts
         try:
             return _run(self._cancellable(coroutine))
@@ -127,6 +128,8 @@ class Interrupt:
             self._before.setdefault(number, before)
 
     async def _cancellable(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        import asyncio
+
         task = asyncio.current_task()
         assert task is not None
         self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
@@ -213,6 +216,8 @@ def leave_within(seconds: float, code: int, of_exit: bool = False) -> None:
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

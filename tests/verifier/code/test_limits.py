@@ -118,7 +118,7 @@ def test_programs_run_where_no_file_may_be_executed(rung, tmp_path, monkeypatch)
         assert not sandbox.why_not(rung)
         assert run(f"int main() {{ {CPP_ECHO} }}", "cpp") == ("right", "")
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 def test_the_program_has_its_own_future(rung):
