@@ -1,5 +1,9 @@
 """Folders of the controller on machines with and without its disk."""
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +13,7 @@ import pytest
 
 from tramontane.placement import files, transfer
 from tramontane.placement.files import Copies, Folder, folders_in, on_this_machine, written
+from tramontane.temporary import PREFIX
 
 CONTENT = {"config.json": b"{}", "empty": b"", "shards/one.bin": bytes(range(256)) * 3}
 
@@ -134,7 +139,11 @@ def test_processes_of_a_machine_share_a_copy_until_it_is_released(
 def test_copies_of_dead_processes_are_deleted(tmp_path: Path, machine: Machine) -> None:
     folder = Folder.of(fill(tmp_path / "state"), "read")
     transfer.send(folder, "node", machine.ask)
-    (copy,) = (tmp_path / "scratch").glob("tramontane-*/*")
-    copy.rename(copy.with_name(str(1 << 23)))  # above the largest process number
-    Machine()
-    assert not content(tmp_path / "scratch")
+    (own,) = (tmp_path / "scratch").iterdir()
+    abandoned = own.with_name(f"{PREFIX}killed")
+    shutil.copytree(own, abandoned)  # which no process holds
+    code = "from tramontane.temporary import process_folder; process_folder()"
+    environment = os.environ | {"TMPDIR": str(tmp_path / "scratch")}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+    assert [*(tmp_path / "scratch").iterdir()] == [own]
+    assert content(own)

@@ -236,7 +236,7 @@ def test_objects_are_laid_over_a_config(tmp_path):
         ({"settings": {"data.limit": {1}}}, r"^data\.limit: a value of type set: give a list"),
         (
             {"rewards": [lambda p, text: 1.0]},
-            r"^reward '<lambda>' has the parameters \(p, text\), and is called with \(problem,",
+            r"^reward lambda \(p, text\), .*test_task\.py:\d+, is called with \(problem, text, ",
         ),
         ({"data": {"dev": ROWS}}, "must have the split train"),
         ({"rewards": [lambda p, t, n: 1.0]}, "reward '<lambda>': the name must be"),

@@ -98,7 +98,7 @@ def test_the_reason_of_an_exception_is_cut():
     verdict = score(GOOD, config=config)
     assert verdict.verdict == "unscorable"
     assert verdict.reason.startswith("reward 'raises': ValueError: <think>")
-    assert len(verdict.reason) == 300
+    assert len(verdict.reason) < 400  # with the line of the function that failed
 
 
 WORDS = r"""

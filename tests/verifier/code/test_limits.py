@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -106,19 +107,20 @@ def test_a_judge_with_closed_streams_and_ignored_signals():
 
 
 @needs_gpp
-def test_programs_run_where_no_file_may_be_executed(rung, tmp_path, monkeypatch):
+def test_programs_run_where_no_file_may_be_executed(rung, monkeypatch):
     if os.geteuid() != 0:
         pytest.skip("only root mounts")
-    mount = ["mount", "-t", "tmpfs", "-o", "noexec,mode=1777", "none", str(tmp_path)]
+    folder = tempfile.mkdtemp(prefix="tramontane-test-")  # pytest's own are closed to other users
+    mount = ["mount", "-t", "tmpfs", "-o", "noexec,mode=1777", "none", folder]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("no mounts here")
     try:
-        tmp_path.parent.parent.chmod(0o755), tmp_path.parent.chmod(0o755)
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", folder)
         assert not sandbox.why_not(rung)
         assert run(f"int main() {{ {CPP_ECHO} }}", "cpp") == ("right", "")
     finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+        subprocess.run(["umount", "--lazy", folder], check=True)
+        os.rmdir(folder)
 
 
 def test_the_program_has_its_own_future(rung):

@@ -161,7 +161,7 @@ def test_reads_other_files(sealed, tmp_path):
     ):
         outcome, reason = run(f"open({str(path)!r}, 'rb').read()" + RIGHT)
         assert outcome == "wrong", path
-        assert "fatal error" in reason  # what follows it may be cut off
+        assert "No such file" in reason or "Permission denied" in reason
     assert run("import os\nassert os.listdir('/home/') == []" + RIGHT)[0] == "wrong"
 
 
