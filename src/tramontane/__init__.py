@@ -52,5 +52,5 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Without logging configured, nothing goes to stderr: the run's screen already shows the events.
-logging.getLogger("tramontane").addHandler(logging.NullHandler())
+# Without logging configured, warnings go to stderr, but not a run's events: its screen shows them.
+logging.getLogger("tramontane.run").addHandler(logging.NullHandler())

@@ -30,7 +30,7 @@ from tramontane.errors import InputError
 if TYPE_CHECKING:
     from filelock import SoftFileLease
 
-logger = logging.getLogger("tramontane.workplace")  # shown by commands
+logger = logging.getLogger("tramontane")
 
 HIDDEN = (".lock", ".lease")  # in a folder with an owner
 LEASE_SECONDS = 30.0

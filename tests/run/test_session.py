@@ -182,7 +182,7 @@ def test_events_go_to_the_run_folder_and_to_the_standard_logger(
     folder.log_event("replaced: generator 0")
     folder.log_event("stage long begins", logging.INFO)
     assert [(r.name, r.levelname, r.message) for r in caplog.records] == [
-        ("tramontane", "WARNING", "replaced: generator 0")
+        ("tramontane.run", "WARNING", "replaced: generator 0")
     ]
     lines = (tmp_path / "events.log").read_text().splitlines()
     assert [line.split(" ", 2)[2] for line in lines] == [

@@ -42,6 +42,9 @@ def picky(problem, text, n_tokens):
            "array": numpy.ones(1), "numpy": numpy.float32(0.5)}
     return odd.get(text.split()[-1], 0.5)
 
+def leaves(problem, text, n_tokens):
+    raise SystemExit("bye")
+
 number = 3
 
 def two(problem, text):
@@ -68,6 +71,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("rewards")
     (folder / "test_custom_rewards.py").write_text(MODULE)
     (folder / "my_broken.py").write_text("1 / 0\n")
+    (folder / "my_script.py").write_text("raise SystemExit(2)\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         yield folder
@@ -136,12 +140,19 @@ def test_a_reward_of_weight_0_is_never_called(folder):
     assert (verdict.verdict, verdict.parts["picky"]) == ("right", 0.0)
 
 
+def test_a_reward_that_exits_is_a_failed_one(folder):
+    verdict = grade(SUM, response("ok"), 10, rewards(leaves=0.5), l_max=256, l_cache=32)
+    assert verdict.verdict == "unscorable"
+    assert verdict.reason.startswith("reward 'leaves': SystemExit: bye (")
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         ("test_custom_rewards.brevety", "AttributeError.*brevety"),
         ("no_such_module.f", "ModuleNotFoundError"),
         ("my_broken.f", "ZeroDivisionError"),
+        ("my_script.f", r"SystemExit: 2; .*my_script.py:1"),
         ("test_custom_rewards.number", "is of type int, not a function"),
         ("test_custom_rewards.two", r"two\(problem, text\), .*rewards.py:\d+, is called with"),
     ],

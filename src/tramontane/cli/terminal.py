@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 from typing import Annotated, Any
@@ -33,8 +32,6 @@ def main() -> None:
     Ctrl-C exits with 130, SIGTERM with 143, and nothing that a library left running keeps the
     process alive.
     """
-    # A line where a folder is taken over: no screen is open yet.
-    logging.getLogger("tramontane.workplace").addHandler(logging.StreamHandler())
     signal.signal(signal.SIGTERM, terminate)
     code: Any = 1
     try:

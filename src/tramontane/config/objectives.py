@@ -393,7 +393,7 @@ class ObjectiveConfig(Section):
                 title, keys, more = known
                 raise key_error(
                     f"{title} is the objective `magistral` with these keys: {{name: magistral, "
-                    f"magistral: {{{keys}}}}}; {more}. See docs/objectives.md",
+                    f"magistral: {{{keys}}}}}. {more}. See docs/objectives.md",
                     "name",
                 ) from None
             near = nearest(self.name, BUILT_IN_OBJECTIVES)
@@ -429,14 +429,14 @@ AS_MAGISTRAL = {
         "GRPO",
         "advantage_normalization: group, loss_normalization: sequence, eps_low: 0.2, "
         "eps_high: 0.2, kl_coef: 0.04, kl_estimator: k3, kl_as: loss",
-        "configs/grpo.yaml is a whole run",
+        "A whole run is in configs/grpo.yaml",
     ),
     "dapo": (
         "DAPO",
         "advantage_normalization: group, loss_normalization: group_tokens, eps_low: 0.2, "
         "eps_high: 0.28",
-        "configs/dapo.yaml is a whole run, with dynamic sampling (pipeline.diversity: correctness) "
-        "and the soft overlong punishment (verifier.reward.length)",
+        "A whole run is in configs/dapo.yaml, with dynamic sampling (pipeline.diversity: "
+        "correctness) and the soft overlong punishment (verifier.reward.length)",
     ),
     "drgrpo": (
         "Dr. GRPO",

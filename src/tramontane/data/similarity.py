@@ -18,7 +18,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -121,15 +120,21 @@ class Originals:
     def __init__(self, statements: Iterable[str], threshold: float, same_numbers: bool) -> None:
         self._index = SimilarityIndex(threshold, same_numbers)
         self._spelt = [spelling(statement) for statement in statements]
+        self._numbers = {numbers(spelt) for spelt in self._spelt}
         keys = [self._index.keys(spelt) for spelt in self._spelt]
         self._index.add(np.array(keys, dtype=np.uint64), range(len(keys)))
 
     def copies(self, statements: Sequence[str]) -> list[Copy | None]:
         """For each statement the first original that it is a copy of."""
-        spelt = [spelling(statement) for statement in statements]
-        keys = np.array([self._index.keys(text) for text in spelt], dtype=np.uint64)
-        near = self._index.find(keys) if spelt else []
-        return [self._copied(*each) for each in zip(spelt, near, strict=True)]
+        found: list[Copy | None] = [None] * len(statements)
+        spelt = {place: spelling(statement) for place, statement in enumerate(statements)}
+        if self._index.same_numbers:  # most others are told apart by these
+            spelt = {place: s for place, s in spelt.items() if numbers(s) in self._numbers}
+        if spelt:
+            keys = np.array([self._index.keys(text) for text in spelt.values()], dtype=np.uint64)
+            for (place, text), near in zip(spelt.items(), self._index.find(keys), strict=True):
+                found[place] = self._copied(text, near)
+        return found
 
     def _copied(self, spelt: str, near: Sequence[int]) -> Copy | None:
         index = self._index
@@ -149,95 +154,18 @@ def near_copies(statements: Sequence[str], originals: Sequence[str]) -> dict[int
     """The statements that are among the originals, or nearly, by their places; the similarity is at
     least `THRESHOLD`, and the numbers are the same.
 
-    A hundred thousand statements take seconds: most are told apart by `_may_be_copies`.
+    Only statements with the digits of an original are compared, which are few of a large set.
     """
-    places = {text: place for place, text in reversed([*enumerate(originals)])}
-    found = {i: Copy(places[text], 1.0) for i, text in enumerate(statements) if text in places}
-    others = [i for i in range(len(statements)) if i not in found]
-    suspects = [others[i] for i in _may_be_copies([statements[i] for i in others], originals)]
-    if not suspects:
-        return found
-    texts = [statements[i] for i in suspects]
-    sources = _may_be_copies(originals, texts)
-    index = Originals([originals[i] for i in sources], THRESHOLD, same_numbers=True)
-    for i, copy in zip(suspects, index.copies(texts), strict=True):
-        if copy:
-            found[i] = copy._replace(original=sources[copy.original])
-    return dict(sorted(found.items()))
+    digits, known = [_digits(text) for text in statements], {_digits(text) for text in originals}
+    suspects = [place for place, found in enumerate(digits) if found in known]
+    index = Originals(originals, THRESHOLD, same_numbers=True)
+    copies = index.copies([statements[place] for place in suspects])
+    return {place: copy for place, copy in zip(suspects, copies, strict=True) if copy}
 
 
-_GRAM = 8  # letters and digits
-_LEAST_SHARE = (
-    0.5  # of a near copy's grams in the originals; edits that leave less are no near copy
-)
-_CHUNK = 4096  # statements looked at at once
-_DIGITS = np.random.default_rng(_SEED).integers(2**63, size=10, dtype=np.uint64)
-
-
-def _may_be_copies(statements: Sequence[str], originals: Sequence[str]) -> list[int]:
-    """Places of the statements that are near copies, and of few others.
-
-    At least a quarter of their grams of letters and digits are in the originals, and their digits
-    are those of an original. LaTeX commands and punctuation play no part. An edit of one letter
-    changes 16 grams of this kind and 5 of the pieces by which near copies are defined, so even
-    edits that are spread out leave a third of a near copy's grams."""
-    if not statements or not originals:
-        return []
-    known, digits = [], []
-    for start in range(0, len(originals), _CHUNK):
-        grams, bounds, sums = _grams(originals[start : start + _CHUNK])
-        known.append(grams)
-        digits.append(sums)
-    bits = max(16, min(26, int(sum(map(len, known))).bit_length() + 4))
-    table = np.zeros(1 << bits, dtype=bool)
-    shift = np.uint64(64 - bits)
-    for grams in known:
-        table[grams >> shift] = True
-    found: list[int] = []
-    for start in range(0, len(statements), _CHUNK):
-        grams, bounds, sums = _grams(statements[start : start + _CHUNK])
-        hits = np.concatenate([[0], np.cumsum(table[grams >> shift])])
-        first, last = bounds[:-1], np.maximum(bounds[1:] - _GRAM + 1, bounds[:-1])
-        last = np.minimum(last, len(grams))
-        shared = hits[last] - hits[np.minimum(first, last)]
-        enough = shared >= _LEAST_SHARE * (last - first)
-        found += (start + np.flatnonzero(enough & np.isin(sums, np.concatenate(digits)))).tolist()
-    return found
-
-
-def _grams(statements: Sequence[str]) -> tuple[Keys, npt.NDArray[np.int64], Keys]:
-    """(hashes of the grams of all statements one after the other, bounds of each statement's
-    letters and digits [statements + 1], sum over the digits of each statement)."""
-    joined = "".join(statements).encode("utf-32-le", "surrogatepass")
-    points = np.frombuffer(joined, dtype=np.uint32)
-    ends = np.cumsum([0, *map(len, statements)])
-    folded = np.where(points < 1 << 16, _folded()[points & 0xFFFF], points)
-    letter = folded != 0
-    # A run of letters after a backslash is a command, such as \\left or \\dfrac.
-    places = np.arange(len(points))
-    begins = letter & ~np.concatenate([[False], letter[:-1]])
-    run = np.maximum.accumulate(np.where(begins, places, 0))
-    after = np.concatenate([[False], points[:-1] == ord("\\")])
-    kept = letter & ~(after[run] & (folded > ord("9")))
-    bounds = np.concatenate([[0], np.cumsum(kept)])[ends]
-    text = folded[kept].astype(np.uint64)
-    is_digit = (text >= ord("0")) & (text <= ord("9"))
-    values = np.where(is_digit, _DIGITS[(text - np.uint64(ord("0"))) % np.uint64(10)], 0)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])[bounds]
-    for size in (1, 2, 4, 8):
-        text = text[:-size] * np.uint64(0x9E3779B97F4A7C15) + text[size:]
-        text ^= text >> np.uint64(29)
-    return text * np.uint64(0x9E3779B97F4A7C15), bounds, np.diff(sums)
-
-
-@cache
-def _folded() -> npt.NDArray[np.uint32]:
-    """The lower case of each letter and digit of the first plane, and 0 for other characters."""
-    folded = np.zeros(1 << 16, dtype=np.uint32)
-    for point in range(1 << 16):
-        if (char := chr(point)).isalnum():
-            folded[point] = ord(unicodedata.normalize("NFKC", char).casefold()[0])
-    return folded
+def _digits(text: str) -> str:
+    """The digits of a statement, sorted: equal if `numbers` are."""
+    return "".join(sorted(re.sub(r"\D", "", unicodedata.normalize("NFKC", text))))
 
 
 class SimilarityIndex:

@@ -35,7 +35,7 @@ from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
 from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
 
-logger = logging.getLogger("tramontane")
+logger = logging.getLogger("tramontane.run")
 
 
 class RunFolder:
@@ -190,7 +190,7 @@ class RunFolder:
         self._append("metrics.jsonl", json.dumps(metrics))
 
     def log_event(self, text: str, level: int = logging.WARNING) -> None:
-        """Add an event to `events.log`, and to the logger `tramontane` at the given level."""
+        """Add an event to `events.log`, and to the logger `tramontane.run` at the given level."""
         logger.log(level, text)
         indented = text.replace("\n", "\n    ")
         self._append("events.log", f"{time.strftime('%Y-%m-%d %H:%M:%S')} {indented}")

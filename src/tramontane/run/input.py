@@ -3,7 +3,7 @@ in the data, the rewards or the run's folder is reported before that."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tramontane.config import (
     HELD_OUT,
@@ -13,7 +13,11 @@ from tramontane.config import (
     EvaluationSetConfig,
 )
 from tramontane.data.curriculum import Curriculum
+from tramontane.data.files import name_of
 from tramontane.data.load import load_problems
+from tramontane.data.similarity import near_copies
+from tramontane.data.stream import ProblemStream
+from tramontane.errors import InputError
 from tramontane.evaluation import SamplingPlan
 from tramontane.placement.place import check
 from tramontane.run.trackers import check_trackers
@@ -37,10 +41,12 @@ class RunInput:
         problems: the training problems.
         sets: problems that the run is measured on, by name; `held_out` are those of `data.eval`.
             Their plans have no prompts yet.
+        warnings: what the user should know of them.
     """
 
     problems: Curriculum
     sets: dict[str, EvaluationSet]
+    warnings: list[str] = field(default_factory=list)
 
 
 def read_input(config: Config) -> RunInput:
@@ -53,7 +59,54 @@ def read_input(config: Config) -> RunInput:
     check(config)
     correctness.check(config.verifier)
     stages = config.by_stage()
-    return RunInput(Curriculum(stages), _evaluation_sets(config, stages[-1]))
+    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
+    measured = [problem for each in sets.values() for problem in each.problems]
+    overlaps = [_separate(stream, measured) for stream in problems.streams]
+    return RunInput(problems, sets, [warning for warning in overlaps if warning])
+
+
+def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
+    """Look for evaluation problems among those of a stream, as `data.eval_overlap` says.
+
+    Returns:
+        A warning, or an empty text.
+
+    Raises:
+        InputError: there are some, and they are refused, or dropped and nothing else is left.
+    """
+    choice, problems = stream.config.eval_overlap, stream.problems
+    if problems is None or not measured or choice == "ignore":
+        return ""
+    copies = near_copies([*map(_asked, problems)], [*map(_asked, measured)])
+    if not copies:
+        return ""
+    place, copy = next(iter(copies.items()))
+    first, original = problems[place], measured[copy.original]
+    likeness = "the same" if copy.similarity == 1 else f"similarity {copy.similarity:.2f}"
+    found = (
+        f"{len(copies):,} of {len(problems):,} training problems are also evaluation problems, or "
+        f"nearly, the first at {_place(first)} and {_place(original)} ({likeness})"
+    )
+    source = f"data {name_of(stream.config.train)!r}"
+    if choice == "drop":
+        if len(copies) == len(problems):
+            raise InputError(f"{source}: {found}: dropped (data.eval_overlap), none is left")
+        stream.keep([p for number, p in enumerate(problems) if number not in copies])
+        return f"{source}: {found}; they are left out of training"
+    remedy = "set data.eval_overlap to `drop` to leave them out of training"
+    if choice == "refuse":
+        raise InputError(f"{source}: {found}; {remedy}, or give other data")
+    return f"{source}: {found}: evaluations will flatter the model; {remedy}, or to `ignore`"
+
+
+def _asked(problem: Problem) -> str:
+    """What a problem asks: its statement, or a chat without its system prompt."""
+    texts = [m["content"] for m in problem.messages or () if m["role"] != "system"]
+    return "\n\n".join(texts) or problem.problem
+
+
+def _place(problem: Problem) -> str:
+    return problem.where or f"problem {problem.id!r}"
 
 
 def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:

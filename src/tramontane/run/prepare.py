@@ -58,6 +58,7 @@ class Prepared:
             longest sequence.
         rates: the learning rates and the reasons for them, as text by name.
         trajectories: completions from elsewhere, if the run is trained on any.
+        warnings: what the user should know before the run starts.
     """
 
     config: Config
@@ -68,7 +69,8 @@ class Prepared:
     probes: list[list[int]]
     long_probe: list[int]
     rates: dict[str, str]
-    trajectories: Trajectories | None = None
+    trajectories: Trajectories | None
+    warnings: list[str]
 
     @property
     def encoder(self) -> PromptEncoder:
@@ -136,6 +138,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
         long_probe=_long_prompt(problems, encoder, max(1, longest - PROBE_TOKENS)),
         rates=rates,
         trajectories=_trajectories(config, encoder, problems),
+        warnings=[*given.warnings, *dtype_warnings(config)],
     )
     _check_memory(prepared)
     return prepared
@@ -254,8 +257,8 @@ def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
     """
     try_functions(prepared.config.verifier, prepared.sample)
     lines = resolved(prepared)
-    if warnings := dtype_warnings(prepared.config):
-        lines["warning"] = "; ".join(warnings)
+    if prepared.warnings:
+        lines["warning"] = "; ".join(prepared.warnings)
     return DryRunResult(
         config=prepared.config,
         lines=lines,

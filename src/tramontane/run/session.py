@@ -28,7 +28,6 @@ from tramontane.run.pending import PipelineCheckpoint, read_pipeline
 from tramontane.run.prepare import (
     Prepared,
     check_devices,
-    dtype_warnings,
     prepare,
     resolved,
 )
@@ -99,7 +98,7 @@ class Session:
         session = cls._begin(config, screen, folder, on_update, given or read_input(config))
         title = f"{config.name} → {session.folder.path}"
         screen.start(title, resolved(session.prepared), config.pipeline.updates)
-        for warning in dtype_warnings(session.config):
+        for warning in session.prepared.warnings:
             session.announce(warning)
         return session
 

@@ -134,7 +134,7 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
     """
     try:
         function = load(path)
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module raises on import
         place = _place(error)
         raise InputError(
             f"{key}: function {_shown(path)} cannot be imported ({type(error).__name__}: {error}"
@@ -205,7 +205,7 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
         value = function(*arguments, **named)
         if inspect.isawaitable(value):
             value = _event_loop().run_until_complete(_awaited(value))
-    except Exception as error:  # of any kind: the completion is unscorable
+    except (Exception, SystemExit) as error:  # of any kind: the completion is unscorable
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
         raise FunctionFailed(f"{what}: {text} ({_place(error)})") from error
     finally:
