@@ -111,7 +111,7 @@ def get(address: str, name: str, **params: Any) -> Any:
 def measure(folder: Path) -> dict[str, float]:
     """The seconds of one start of the command."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "tramontane.cli", "view", str(folder)]
+    command = [sys.executable, "-m", "tramontane", "view", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

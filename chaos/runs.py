@@ -86,7 +86,7 @@ class Run:
     def _start(self, *args: str) -> subprocess.Popen[bytes]:
         with self.log.open("a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "tramontane.cli", *args],
+                [sys.executable, "-m", "tramontane", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -107,7 +107,7 @@ class Intruder:
         self.args, self._owner = args, run.process
         self._log = run.log.with_name("intruder.log")
         with self._log.open("w") as log:
-            command = [sys.executable, "-m", "tramontane.cli", *args]
+            command = [sys.executable, "-m", "tramontane", *args]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )

@@ -223,7 +223,7 @@ def main() -> None:
     mark = f"TRAMONTANE_SOAK={os.getpid()}"
     with (build / "output.log").open("w") as log:
         run = subprocess.Popen(
-            [sys.executable, "-m", "tramontane.cli", "train", str(file)],
+            [sys.executable, "-m", "tramontane", "train", str(file)],
             stdout=log,
             stderr=log,
             env=os.environ | dict([mark.split("=")]),

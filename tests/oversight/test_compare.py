@@ -345,7 +345,7 @@ def test_a_killed_comparison_goes_on_and_asks_nothing_twice(
     killed = config(tmp_path / "killed", 10, models=models, arms=arms)
     file = tmp_path / "oversight.yaml"
     file.write_text(yaml.safe_dump(killed.model_dump(mode="json")))
-    command = [sys.executable, "-m", "tramontane.cli", "oversight", str(file)]
+    command = [sys.executable, "-m", "tramontane", "oversight", str(file)]
     for enough in (15, 40):
         with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
             while not log.exists() or log.read_text().count("\n") < enough:

@@ -107,7 +107,7 @@ def dead_controller(
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     process = subprocess.Popen(
-        [sys.executable, "-m", "tramontane.cli", "train", str(file)],
+        [sys.executable, "-m", "tramontane", "train", str(file)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=os.environ | {name: value},

@@ -312,7 +312,7 @@ def test_a_disk_that_breaks_under_a_run_is_named_and_the_run_can_be_resumed(
     subprocess.run(command, cwd=tmp_path, check=True, timeout=60)
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
-            [sys.executable, "-m", "tramontane.cli", "train", str(config_file)],
+            [sys.executable, "-m", "tramontane", "train", str(config_file)],
             env=os.environ | {"LD_PRELOAD": str(tmp_path / "broken.so"), "DISK": str(disk)},
             stdout=log,
             stderr=log,

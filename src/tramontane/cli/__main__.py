@@ -1,5 +1,0 @@
-"""`python -m tramontane.cli`."""
-
-from tramontane.cli import main
-
-main()
