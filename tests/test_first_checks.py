@@ -1,20 +1,32 @@
-"""What needs no model is checked before torch is imported, which takes seconds."""
+"""What needs no model is checked before torch is imported, which takes seconds: bad input, and
+whether another process works in the same place."""
 
 import subprocess
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
+
+from tests import forked
+from tests.runs import begun, small_config
+from tramontane.workplace import owned_file, owned_folder
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 HEAVY = ("torch", "transformers", "datasets", "matplotlib", "scipy", "sympy", "ray")
+LIMIT_S = 300
 REWARD = "{name: mine, function: nowhere.score, weight: 1}"
 
 # Runs commands one after another in one process: each must be refused, and none may import what is
-# heavy. A plain interpreter, since this one has everything imported.
+# heavy, unless it begins with "heavy". A plain interpreter, since this one has everything imported.
 SCRIPT = f"""
 import sys
+from tramontane import workplace
 from tramontane.cli import main
+for owned in (workplace.owned_folder, workplace.owned_file):
+    owned.__wrapped__.__kwdefaults__["wait"] = 0.05  # for a killed process to release its lock
+workplace.EXIT_SECONDS = 0.05
 for line in open(sys.argv[1]).read().splitlines():
-    expected, *words = line.split("\\t")
+    expected, *words = line.split("\t")
     sys.argv = ["tramontane", *words]
     print("::", line, file=sys.stderr, flush=True)
     try:
@@ -24,8 +36,26 @@ for line in open(sys.argv[1]).read().splitlines():
         code = end.code
     assert code == 2, (code, line)
     found = [name for name in {HEAVY!r} if name in sys.modules]
-    assert not found, (found, line)
+    assert expected.startswith("heavy") or not found, (found, line)
 """
+
+
+def check(cases: list[tuple[str, ...]], tmp_path: Path) -> None:
+    """Run commands, given behind a part of the message that each must end with."""
+    file = tmp_path / "cases"
+    file.write_text("\n".join("\t".join(case) for case in cases))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(file)],
+        capture_output=True,
+        text=True,
+        cwd=CONFIGS.parent,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    for part in done.stderr.split(":: ")[1:]:
+        line, _, answer = part.partition("\n")
+        expected = line.split("\t")[0].removeprefix("heavy ")
+        assert expected in answer, part
 
 
 def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: Path) -> None:
@@ -70,20 +100,74 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("missing", "judge-errors", "missing"),
         ("not a run folder", "view", "missing"),
     ]
-    file = tmp_path / "cases"
-    file.write_text("\n".join("\t".join(case) for case in cases))
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(file)],
-        capture_output=True,
-        text=True,
-        cwd=CONFIGS.parent,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    for part in done.stderr.split(":: ")[1:]:
-        line, _, answer = part.partition("\n")
-        expected = line.split("\t")[0]
-        assert expected in answer, part
+    check(cases, tmp_path)
+
+
+def hold(places: list[tuple[str, str]], ready: Path) -> None:
+    """Own files, whose names have an ending, and folders, until killed."""
+    with ExitStack() as stack:
+        for place, work in places:
+            owned = owned_file if Path(place).suffix else owned_folder
+            stack.enter_context(owned(place, work))
+        ready.touch()
+        time.sleep(600)
+
+
+def test_every_command_that_writes_is_refused_at_once_where_another_process_works(
+    tmp_path: Path,
+) -> None:
+    run, new = str(begun(small_config(tmp_path / "run")).path), tmp_path / "new"
+    yaml = {name: str(CONFIGS / f"{name}.yaml") for name in (
+        "quickstart", "recipe_small_tiny", "recipe_medium_tiny", "oversight_simulated",
+        "oversight_tiny", "tiny_base")}  # fmt: skip
+    commands = [
+        (run, "trained", "train", "--resume", run, "pipeline.updates=3"),
+        (f"{new}/train", "trained", "train", yaml["quickstart"], f"run_dir={new}/train"),
+        (f"{new}/s", "followed", "recipe", "small", yaml["recipe_small_tiny"], f"out={new}/s"),
+        (f"{new}/m", "followed", "recipe", "medium", yaml["recipe_medium_tiny"], f"out={new}/m"),
+        (f"{new}/st/group_size", "studied", "study", "group_size", "--out", f"{new}/st"),
+        (f"{new}/curated", "curated", "curate", "playground:", "--out", f"{new}/curated"),
+        (f"{new}/e.jsonl", "evaluated", "eval", "tiny", "playground:", "--out", f"{new}/e.jsonl"),
+        (f"{new}/c", "compared", "compare", "tiny", "--on", "playground:", "--out", f"{new}/c"),
+        (f"{new}/o", "compared", "oversight", yaml["oversight_simulated"], f"out={new}/o"),
+        (f"{new}/data", "written", "oversight-data", f"{new}/data", yaml["oversight_tiny"]),
+        (f"{new}/sft", "fine-tuned", "sft", yaml["tiny_base"], f"output={new}/sft"),
+        (f"{new}/sft", "fine-tuned", "sft", yaml["tiny_base"], f"output={new}/sft", "--resume"),
+        (f"{new}/h.jsonl", "harvested", "harvest", run, "--out", f"{new}/h.jsonl"),
+        (f"{new}/v.jsonl", "scored", "score", f"{new}/in.jsonl", "--out", f"{new}/v.jsonl"),
+        (f"{run}/audit.md", "written", "audit", run),
+        (f"{run}/judge_errors.md", "written", "judge-errors", run),
+        (f"{new}/venv", "set up", "vllm", f"{new}/venv"),
+        (f"{new}/smoke", "tested", "study", "--smoke", "--out", f"{new}/smoke"),
+        (f"{new}/page.md", "written", "study", "--report", "--page", f"{new}/page.md"),
+        (f"{run}/landscape", "drawn", "study", "landscape", run),
+    ]
+    heavy = ("vllm", "--smoke", "--report", "landscape")  # what they import is heavy
+    new.mkdir()
+    (new / "in.jsonl").write_text("{}\n")
+    places = list(dict.fromkeys(command[:2] for command in commands))
+    holder = forked.start(hold, places, tmp_path / "ready")
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lease"}
+    try:
+        check(
+            [
+                (
+                    "heavy " * any(name in words for name in heavy)
+                    + f"{place}: being {work} by process {holder.pid} on",
+                    *words,
+                )
+                for place, work, *words in commands
+            ],
+            tmp_path,
+        )
+    finally:
+        holder.kill()
+        holder.join()
+    before[tmp_path / "cases"] = (tmp_path / "cases").read_bytes()
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lease"}
+    assert before == after
 
 
 def test_help_imports_little() -> None:

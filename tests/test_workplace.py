@@ -17,7 +17,15 @@ import pytest
 from tests import forked
 from tramontane import workplace
 from tramontane.errors import InputError
-from tramontane.workplace import Owner, commit, disk_faults, owned_file, owned_folder, write_whole
+from tramontane.workplace import (
+    Owner,
+    commit,
+    disk_faults,
+    owned_file,
+    owned_folder,
+    whole_folder,
+    write_whole,
+)
 
 
 def hold(folder: str, ready: str, fork: bool = False) -> None:
@@ -92,6 +100,32 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     with owned_folder(kept, "trained"):
         pass
     assert kept.is_dir()
+
+
+def test_a_folder_is_whole_or_absent_and_has_one_owner_meanwhile(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "made"
+    (tmp_path / "models" / ".made.partial").mkdir(parents=True)  # of a process that was killed
+
+    def break_off() -> None:
+        with whole_folder(folder, "written") as partial:
+            (partial / "weights").touch()
+            assert not folder.exists()
+            with (
+                pytest.raises(InputError, match="being written by"),
+                whole_folder(folder, "written"),
+            ):
+                pytest.fail("two owners")
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        break_off()
+    assert os.listdir(folder.parent) == []
+    with whole_folder(folder, "written") as partial:
+        (partial / "weights").touch()
+    assert os.listdir(folder.parent) == ["made"]
+    assert os.listdir(folder) == ["weights"]
+    with pytest.raises(InputError, match="not empty"), whole_folder(folder, "written"):
+        pytest.fail("began")
 
 
 @pytest.mark.parametrize("fork", [False, True])

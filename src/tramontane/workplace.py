@@ -17,6 +17,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -127,6 +128,33 @@ def owned_file(
     check_file(file)
     with _owned(file, file.with_name(f".{file.name}.lock"), work, then, wait):
         yield
+
+
+@contextmanager
+def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
+    """Own a new folder, which is complete or absent afterwards; see `owned_folder`.
+
+    Yields:
+        The folder to write into, which becomes `folder` at the end.
+
+    Raises:
+        InputError: the folder is not empty; or as `owned_folder`.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: not empty; name another folder")
+    with disk_faults(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    with _owned(folder, folder.with_name(f".{folder.name}.lock"), work, CONTINUE, EXIT_SECONDS):
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            partial.mkdir()
+            yield partial
+            commit(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager

@@ -241,7 +241,7 @@ def test_bad_input(tmp_path):
         (tmp_path / "none.jsonl", None, "no such file"),
         (write(tmp_path / "empty.jsonl", []), None, "no rows"),
         (write(tmp_path / "bad.jsonl", [{"id": 1}]), None, r"bad\.jsonl:1: text is missing"),
-        (tmp_path, tmp_path / "nowhere", "no such folder"),
+        (tmp_path, tmp_path / "nowhere", "there is no folder"),
     ]:
         with pytest.raises(InputError, match=message):
             tramontane.audit(path, out)

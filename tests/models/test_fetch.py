@@ -142,5 +142,5 @@ def test_an_unknown_name_and_a_file_in_the_way_are_refused(tmp_path: Path) -> No
     with pytest.raises(InputError, match="no checkpoint 'smol' to fetch; there are: smollm2"):
         fetch("smol", tmp_path / "out")
     (tmp_path / "out").touch()
-    with pytest.raises(InputError, match="a file; name a folder"):
+    with pytest.raises(InputError, match="is a file; name a folder"):
         fetch("smollm2", tmp_path / "out")

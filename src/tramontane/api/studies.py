@@ -36,16 +36,19 @@ def study(
 
     Raises:
         InputError: no such study or base, an invalid key of an arm, runs of other settings in the
-            folder, or a run that failed.
+            folder, or a run that failed; another process works in the
+            folder.
     """
     from tramontane.studies.plan import Plan, share_of
     from tramontane.studies.runner import run_study
     from tramontane.studies.study import load_study
+    from tramontane.workplace import owned_folder
 
     found = load_study(name)
     share = 1.0 if budget is None else share_of([found], budget, seeds)
     plan = Plan(found, Path(out) / Path(name).stem, seeds, share, Path(base) if base else None)
-    run_study(plan, on_finished or (lambda run, done, total: None))
-    from tramontane.studies.page import write_page  # its matplotlib takes a second to import
+    with owned_folder(plan.out, "studied"):
+        run_study(plan, on_finished or (lambda run, done, total: None))
+        from tramontane.studies.page import write_page  # its matplotlib takes a second to import
 
-    return write_page(plan)
+        return write_page(plan)

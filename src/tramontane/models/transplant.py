@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane.models.loading import load_config
 from tramontane.models.names import folder_of
 from tramontane.models.weight_files import DTYPES, INDEX, SINGLE
-from tramontane.workplace import commit, disk_faults
+from tramontane.workplace import whole_folder
 
 CHUNK = 16 << 20  # bytes that are copied at once
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -36,8 +34,7 @@ _COMPUTING = (
 _OFF_IF_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 
-@dataclass(frozen=True)
-class Transplant:
+class Transplant(NamedTuple):
     """Summary of the written checkpoint.
 
     Args:
@@ -84,27 +81,21 @@ def transplant(
 
     Raises:
         InputError: no safetensors files, names without a counterpart on either side, other shapes,
-            settings by which the two compute differently, or an output folder that is not empty.
+            settings by which the two compute differently, or an output folder that is not empty or
+            that another process writes.
     """
     out = Path(out)
-    if out.exists() and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"{out}: not empty; name another folder")
-    sources = {"language model": folder_of(language_model), "parent": folder_of(parent)}
-    language, multimodal = (stored_tensors(folder) for folder in sources.values())
-    _check_settings(language_model, parent)
-    mapping, prefix = text_names(language, multimodal, maps)
-    _check_shapes(language, multimodal, mapping)
-    with disk_faults(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-            unfinished = Path(scratch) / "made"
-            unfinished.mkdir()
-            for file in sorted({stored.file for stored in multimodal.values()}):
-                names = {name: stored for name, stored in multimodal.items() if stored.file == file}
-                replaced = {n: language[mapping[n]] for n in names if n in mapping}
-                _write_shard(unfinished / file.name, names, replaced)
-            _copy_others(sources["parent"], unfinished)
-            commit(unfinished, out)
+    with whole_folder(out, "written") as unfinished:
+        sources = {"language model": folder_of(language_model), "parent": folder_of(parent)}
+        language, multimodal = (stored_tensors(folder) for folder in sources.values())
+        _check_settings(language_model, parent)
+        mapping, prefix = text_names(language, multimodal, maps)
+        _check_shapes(language, multimodal, mapping)
+        for file in sorted({stored.file for stored in multimodal.values()}):
+            names = {name: stored for name, stored in multimodal.items() if stored.file == file}
+            replaced = {n: language[mapping[n]] for n in names if n in mapping}
+            _write_shard(unfinished / file.name, names, replaced)
+        _copy_others(sources["parent"], unfinished)
     rounded = sum(
         multimodal[name].dtype != language[source].dtype for name, source in mapping.items()
     )

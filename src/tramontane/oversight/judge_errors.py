@@ -21,7 +21,7 @@ from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.oversight.labels import letter_of
 from tramontane.oversight.reward import NO_VERDICT, UNHEARD, judged_choice
 from tramontane.run.rollouts import read_run
-from tramontane.workplace import write_whole
+from tramontane.workplace import owned_file, write_whole
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
 PARTS = 3  # of the run, for the trend
@@ -78,17 +78,19 @@ def judge_errors(run: str | Path, domain: str = "judged") -> JudgeErrors:
         domain: name of the judged domain.
 
     Raises:
-        InputError: the run recorded no judged answers with a reference.
+        InputError: the run recorded no judged answers with a reference, or another process writes
+            the files.
     """
     folder = Path(run)
-    rows = [row for row in read_run(folder, COLUMNS) if _is_judged(row, domain)]
-    if not rows:
-        raise InputError(
-            f"{folder}: no rollouts of the domain {domain!r} with a reference and a verdict"
-        )
-    found = audit_of(rows)
-    write_whole(folder / "judge_errors.json", json.dumps(asdict(found), indent=1))
-    write_whole(folder / "judge_errors.md", markdown(found))
+    with owned_file(folder / "judge_errors.md", "written"):
+        rows = [row for row in read_run(folder, COLUMNS) if _is_judged(row, domain)]
+        if not rows:
+            raise InputError(
+                f"{folder}: no rollouts of the domain {domain!r} with a reference and a verdict"
+            )
+        found = audit_of(rows)
+        write_whole(folder / "judge_errors.json", json.dumps(asdict(found), indent=1))
+        write_whole(folder / "judge_errors.md", markdown(found))
     return found
 
 

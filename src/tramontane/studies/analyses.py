@@ -68,10 +68,10 @@ def study_curve(
     figure = _curve_figure(points, fits, until)
     figure.axes[0].set_xlabel(f"{over} of training" if over == "seconds" else over)
     figure.axes[0].set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
-    _write(
-        Path(out), "curve", _curve_page(fits, over, until), {k: asdict(v) for k, v in fits.items()}
-    )
-    save(figure, Path(out) / "curve.svg")
+    content = {k: asdict(v) for k, v in fits.items()}
+    with owned_folder(out, "written"):
+        _write(Path(out), "curve", _curve_page(fits, over, until), content)
+        save(figure, Path(out) / "curve.svg")
     return fits
 
 
@@ -112,8 +112,9 @@ that length is the cause of the reward.
 
 ![raw reward over length](length.svg)
 """
-    _write(Path(out), "length", text, {k: asdict(v) for k, v in laws.items()})
-    save(figure, Path(out) / "length.svg")
+    with owned_folder(out, "written"):
+        _write(Path(out), "length", text, {k: asdict(v) for k, v in laws.items()})
+        save(figure, Path(out) / "length.svg")
     return laws
 
 
@@ -307,6 +308,5 @@ def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> N
 
 
 def _write(out: Path, name: str, text: str, content: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     write_whole(out / f"{name}.md", text)
     write_whole(out / f"{name}.json", json.dumps(content, indent=1) + "\n")

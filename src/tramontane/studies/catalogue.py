@@ -31,7 +31,7 @@ from tramontane.studies.plan import Plan, minutes_of, share_of
 from tramontane.studies.runner import finished, finished_runs, run_study
 from tramontane.studies.study import Claim, Study, StudySet, load_study, names_in
 from tramontane.studies.verdicts import Verdict
-from tramontane.workplace import write_whole
+from tramontane.workplace import owned_file, owned_folder, write_whole
 
 PLOTS_SHOWN = 2  # of each study
 OnFinished = Callable[[str, str, int, int], None]  # study, run, runs finished, runs in all
@@ -111,8 +111,9 @@ def run_catalogue(
     failed = {}
     for item in planned:
         try:
-            run_study(item.plan, partial(on_finished, item.name))
-            write_page(item.plan)
+            with owned_folder(item.plan.out, "studied"):
+                run_study(item.plan, partial(on_finished, item.name))
+                write_page(item.plan)
         except InputError as error:
             failed[item.name] = str(error)
         except Exception as error:  # a broken measure must not cost the other studies their hours
@@ -144,7 +145,15 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
 
     Returns:
         The results of the studies of which a whole seed is finished, by name.
+
+    Raises:
+        InputError: another process writes the page, or no file can be written there.
     """
+    with owned_file(page, "written"):
+        return _write_report(plans, page)
+
+
+def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     data = page.with_suffix("")
     data.mkdir(parents=True, exist_ok=True)
     entries, results = [], {}

@@ -19,7 +19,7 @@ from tramontane.imports import command_of
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import Plan
-from tramontane.workplace import owned_folder, write_whole
+from tramontane.workplace import write_whole
 
 LOG_LINES = 12  # shown of a run that failed
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
@@ -27,7 +27,7 @@ Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs
 
 def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None) -> None:
     """Run every arm with every seed; what an earlier call finished is kept, and a run that was
-    stopped midway continues.
+    stopped midway continues. The caller owns the study's folder.
 
     As many runs go side by side as there are cores for. They end with this process: a signal lets
     each take a checkpoint, within its `checkpoint.grace`.
@@ -40,11 +40,6 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
         InputError: invalid settings, before any run starts; runs of other settings in the folder;
             or a run that failed, with the end of its output.
     """
-    with owned_folder(plan.out, "studied"):
-        _run_study(plan, on_finished)
-
-
-def _run_study(plan: Plan, on_finished: Finished) -> None:
     runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
     first = []
     if plan.trajectories:

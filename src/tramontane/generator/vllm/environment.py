@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.errors import InputError
+from tramontane.workplace import owned_folder
 
 TESTED = ((0, 32), (0, 33))  # vLLM from the first version, and below the second
 VERSION = "0.32.0"  # what `tramontane vllm` installs
@@ -132,11 +133,16 @@ def set_up(folder: Path, say: Callable[[str], None], base: str = sys.executable)
         base: interpreter to make the environment with, Python 3.11 or newer.
 
     Raises:
-        InputError: `base` is too old, or a command failed.
+        InputError: `base` is too old, a command failed, or another process sets the folder up.
     """
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise InputError(f"vLLM needs Python {oldest}, and {base} is older; give another, --python")
+    with owned_folder(folder, "set up"):
+        return _set_up(folder, say, base)
+
+
+def _set_up(folder: Path, say: Callable[[str], None], base: str) -> Environment:
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip"]
     constraints = str(Path(__file__).with_name("constraints.txt"))
