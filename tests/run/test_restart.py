@@ -15,6 +15,7 @@ from tests.controller.test_pipeline import check_ledger, rollouts
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.placement import WorkerDied
+from tramontane.run import trackers
 from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage
 from tramontane.run.report import write_report
@@ -65,6 +66,36 @@ def test_a_killed_rank_restarts_the_trainer_within_its_bound(tmp_path: Path) -> 
     page = write_report(tmp_path).read_text()
     assert "Restarts of the trainer" in page
     assert "trainer rank 1 died (exit code -9)" in page
+
+
+class StartedOnce:
+    """A tracker whose server is gone after its first start."""
+
+    run_id = "1"
+    starts = 0
+
+    def __init__(self, *_: Any) -> None:
+        StartedOnce.starts += 1
+        if StartedOnce.starts > 1:
+            raise ConnectionError("no route to host")
+
+    def log(self, step: int, values: Any) -> None: ...
+
+    def close(self, finished: bool) -> None: ...
+
+
+def test_a_tracker_that_cannot_start_again_ends_no_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", StartedOnce)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: True)
+    sizes = SIZES | {"updates": 3}
+    tracked = small_config(tmp_path, pipeline=sizes, trainer={"ranks": 2}, trackers=["wandb"])
+    assert train(tracked, QuietScreen(), on_update=killing(1)).finished
+    assert StartedOnce.starts == 2
+    events = (tmp_path / "events.log").read_text()
+    assert events.count("trainer restarted") == 1
+    assert events.count("tracker wandb could not be started") == 1
 
 
 def test_without_restarts_a_lost_trainer_ends_the_run(tmp_path: Path) -> None:

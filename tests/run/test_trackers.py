@@ -3,10 +3,12 @@
 import json
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import pytest
@@ -255,6 +257,161 @@ def test_what_cannot_be_started_is_said_before_any_work(
     with pytest.raises(InputError, match="mlflow could not be started: no API key"):
         train(config, QuietScreen())
     assert list(read_log(tmp_path / "run/metrics.jsonl")) == []
+
+
+def test_one_that_cannot_start_again_is_left_out_and_the_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kept(Failing):
+        run_id = "kept"
+        steps: ClassVar[list[int]] = []
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def close(self, finished: bool) -> None: ...
+
+    monkeypatch.setitem(trackers.TRACKERS, "mlflow", Kept)
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", Failing)
+    config = small_config(tmp_path, trackers=["wandb", "mlflow"])
+    Trackers(tmp_path, config).close(finished=False)
+
+    def refuse(*_: Any) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(trackers.TRACKERS, "wandb", refuse)
+    again = Trackers(tmp_path, config, version=4, reached=4)
+    [said] = again.failures()
+    assert said.startswith("tracker wandb could not be started, and gets nothing more")
+    assert said.endswith("no route to host")
+    again.log_update({**LINE, "update": 5})
+    assert again.close(finished=True) == []
+    assert Kept.steps == [5]
+    assert json.loads((tmp_path / "trackers.json").read_text())["wandb"] == "x"
+
+
+# Modules of trackers. W&B's hangs in one of its calls; the other writes down what it gets.
+WANDB = """
+import atexit, os, threading
+
+def reach(call):
+    if call in os.environ["HANGS"]:
+        threading.Event().wait()
+
+class Run:
+    id, step = "1", 0
+    def log(self, values, step):
+        reach("log")
+    def finish(self, exit_code):
+        reach("finish")
+
+def init(**settings):
+    reach("init")
+    atexit.register(reach, "exit")
+    return Run()
+"""
+TRACKIO = """
+class Run:
+    def log(self, values, step):
+        print("trackio has", step, flush=True)
+    def finish(self):
+        print("trackio is closed", flush=True)
+
+def init(**settings):
+    return Run()
+"""
+
+
+def hanging(folder: Path, call: str, code: str, *args: str) -> tuple[list[str], float]:
+    """The lines that some code prints in a process of its own, where W&B hangs in a call, and the
+    seconds from the last line to the end of the process."""
+    (folder / "modules").mkdir()
+    for name, text in (("wandb", WANDB), ("trackio", TRACKIO)):
+        (folder / "modules" / f"{name}.py").write_text(text)
+    path = os.pathsep.join([str(folder / "modules"), *filter(None, sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, *args],
+        env=os.environ | {"PYTHONPATH": path, "HANGS": call},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+    )
+    assert process.stdout
+    try:
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            printed = time.monotonic()
+        process.wait(120)
+        return lines, time.monotonic() - printed
+    finally:
+        process.kill()
+
+
+TRACKING = """
+import sys, time
+from pathlib import Path
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.run import trackers
+
+trackers.START_SECONDS = trackers.CALL_SECONDS = trackers.END_SECONDS = 0.5
+config = Config(model="tiny", trackers=["wandb", "trackio"])
+Path("run").mkdir()
+try:
+    tracked = trackers.Trackers(Path("run"), config)
+except InputError as error:
+    sys.exit(f"refused: {error}")
+for update in (1, 2):
+    for failure in tracked.log_update({"update": update, "loss": 1.0}):
+        print(failure)
+    time.sleep(0.6)
+for failure in tracked.close(finished=True):
+    print(failure)
+print("the end")
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("init", "refused: trackers: wandb could not be started: no answer within 0.5 s; fix this"),
+        ("log", "tracker wandb has not taken an update for 0.5 s, and gets nothing more"),
+        ("finish", "tracker wandb had not sent everything after 0.5 s, and is left behind"),
+    ],
+)
+def test_one_that_hangs_holds_up_neither_the_others_nor_the_end(
+    tmp_path: Path, call: str, said: str
+) -> None:
+    lines, seconds = hanging(tmp_path, call, TRACKING)
+    assert seconds < 30
+    assert sum(line.startswith(said) for line in lines) == 1, lines
+    if call == "init":
+        assert lines[-2:] == ["trackio is closed", lines[-1]]
+    else:
+        expected = ["trackio has 1", "trackio has 2", "trackio is closed", "the end"]
+        assert [line for line in lines if not line.startswith("tracker wandb")] == expected
+
+
+COMMAND = """
+import sys
+from tramontane.cli import main, terminal
+from tramontane.run import trackers
+
+trackers.END_SECONDS = terminal.EXIT_SECONDS = 1
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_ends_whatever_its_tracker_hangs_in(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", trackers=["wandb"])
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    lines, seconds = hanging(tmp_path, "log finish exit", COMMAND, "train", str(file))
+    assert seconds < 30
+    assert any("wandb had not sent everything after 1 s" in line for line in lines), lines
+    assert (tmp_path / "run/summary.json").is_file()
 
 
 def test_one_name_needs_no_list(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class Session:
         reached = max((row["update"] for row in folder.metrics()), default=0)
         session.folder.rewind(session.version)
         session.trackers = Trackers(folder.path, session.config, session.version, reached)
+        session._warn(session.trackers.failures())
         return session
 
     def _restore(self, changes: list[Change]) -> None:

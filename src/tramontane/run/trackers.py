@@ -1,11 +1,11 @@
 """Experiment trackers: a copy of a run's metrics in TensorBoard, W&B, trackio or MLflow.
 
-The key `trackers` names them. `metrics.jsonl` stays the truth: a tracker that fails is left out for
-the rest of the session, with a line in `events.log`, and the run goes on. Servers and credentials
-are the tracker's own affair (its environment variables); the project is `tramontane` unless these
-name another.
+The key `trackers` names them. `metrics.jsonl` stays the truth: a tracker that fails or hangs gets
+nothing more in this session, with a line in `events.log`, and the run continues. Servers and
+credentials are the tracker's own affair (its environment variables); the project is `tramontane`
+unless these name another.
 
-A tracker is a class with `log`, `rewind` and `close`, in `TRACKERS` under its name.
+A tracker is a class with `log` and `close`, in `TRACKERS` under its name.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from tramontane.config import Config
 from tramontane.errors import InputError, install
+from tramontane.workplace import write_whole
 
 PROJECT = "tramontane"
 MODULES = {
@@ -31,7 +34,10 @@ MODULES = {
     "mlflow": "mlflow",
 }
 """The module that each tracker's extra installs."""
-END_SECONDS = 60.0  # limit for trackers to send what they hold back, at the end of a run
+# Limits for a tracker to start (W&B itself allows 90 s), to take what it is given, and to send what
+# it holds back at the end of a run.
+START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
+LEFT_OUT = "gets nothing more in this session (metrics.jsonl has everything)"
 
 # Beginnings of the metrics' names that are not `train/`.
 _GROUPS = {
@@ -209,9 +215,49 @@ TRACKERS: dict[str, Callable[[Path, Config, str | None, int], Tracker]] = {
 }
 
 
+class _Caller(threading.Thread):
+    """Makes a tracker and calls it, in a thread of its own: no slow server holds up an update, and
+    none holds up another tracker. As a daemon, it does not hold up the end of the process either.
+
+    Attributes:
+        run_id: the tracker's id of the run, once it has `started`.
+        failure: what the tracker has raised; it is not called again.
+        busy_since: `time.monotonic()` at which the call under way began.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        super().__init__(name=f"tracker {name}", daemon=True)
+        self.started = threading.Event()
+        self.run_id = ""
+        self.failure: Exception | None = None
+        self.busy_since: float | None = None
+        self._make = make
+        self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
+        self.start()
+
+    def call(self, action: Callable[[Tracker], None]) -> None:
+        self._calls.put(action)
+
+    def end(self) -> None:
+        """End the thread after the calls so far."""
+        self._calls.put(None)
+
+    def run(self) -> None:
+        try:
+            tracker = self._make()
+            self.run_id = tracker.run_id
+            self.started.set()
+            while (action := self._calls.get()) is not None:
+                self.busy_since = time.monotonic()
+                action(tracker)
+                self.busy_since = None
+        except Exception as error:  # of whichever library: a copy of the metrics ends no run
+            self.failure = error
+            self.started.set()
+
+
 class Trackers:
-    """The trackers of a run. They are called in a thread of their own, so that no server that is
-    slow holds up an update.
+    """The trackers of a run.
 
     Args:
         folder: the run's folder; `trackers.json` there keeps the trackers' ids of the run, and
@@ -223,36 +269,44 @@ class Trackers:
             what they have.
 
     Raises:
-        InputError: a tracker cannot be started.
+        InputError: a tracker that has nothing of this run yet cannot be started. One that has is
+            left out for this session, since the run may be continued while nobody watches.
     """
 
     def __init__(self, folder: Path, config: Config, version: int = 0, reached: int = 0) -> None:
         self.folder, self.reached = folder, reached
         self._file = folder / "trackers.json"
-        self._open: dict[str, Tracker] = {}
         self._failures: list[str] = []
-        self._sent: list[Future[None]] = []
-        self._thread = ThreadPoolExecutor(1, "trackers")
         known = json.loads(self._file.read_text("utf-8")) if self._file.is_file() else {}
         self._evaluated: list[str] = known.setdefault("evaluations", [])
         self._known = known
-        for name in config.trackers:
-            try:
-                tracker = TRACKERS[name](folder, config, known.get(name), version)
-            except Exception as error:  # of whichever library and server
+        self._open = {
+            name: _Caller(name, partial(TRACKERS[name], folder, config, known.get(name), version))
+            for name in config.trackers
+        }
+        deadline = time.monotonic() + START_SECONDS
+        for name, caller in [*self._open.items()]:
+            if not caller.started.wait(deadline - time.monotonic()):
+                fault = f"no answer within {START_SECONDS:g} s"
+            elif caller.failure is not None:
+                fault = str(caller.failure) or type(caller.failure).__name__
+            else:
+                known[name] = caller.run_id
+                continue
+            del self._open[name]
+            if name not in known:
+                self.close(finished=False)
                 raise InputError(
-                    f"trackers: {name} could not be started: {error or type(error).__name__}; "
-                    f"mend this, or leave {name} out"
-                ) from error
-            self._open[name] = tracker
-            known[name] = tracker.run_id
+                    f"trackers: {name} could not be started: {fault}; fix this, or remove {name}"
+                ) from caller.failure
+            self._failures.append(f"tracker {name} could not be started, and {LEFT_OUT}: {fault}")
         if config.trackers:
             self._keep()
 
     def log_update(self, metrics: Mapping[str, Any]) -> list[str]:
         """Send a line of `metrics.jsonl`; returns the failures since the last call, in words."""
         step = int(metrics["update"])
-        return self._submit(step, update_values(metrics), again=step <= self.reached)
+        return self._log(step, update_values(metrics), again=step <= self.reached)
 
     def log_evaluation(self, figures: Mapping[str, Any]) -> list[str]:
         """Send a line of `evaluations.jsonl`; returns the failures since the last call."""
@@ -261,55 +315,54 @@ class Trackers:
         if self._open and not again:
             self._evaluated.append(name)
             self._keep()
-        return self._submit(int(figures["version"]), evaluation_values(figures), again)
+        return self._log(int(figures["version"]), evaluation_values(figures), again)
 
     def close(self, finished: bool) -> list[str]:
         """End all trackers, within `END_SECONDS`; returns the failures since the last call."""
-        if self._open:
-            self._sent.append(self._thread.submit(self._close, finished))
-            if wait(self._sent[-1:], END_SECONDS).not_done:
-                self._failures.append(
-                    f"trackers: {', '.join(self._open)} had not sent everything after "
-                    f"{END_SECONDS:g} s, and are left behind"
-                )
-            self._open = {}
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        return self._take_failures()
+        for caller in self._open.values():
+            caller.call(lambda tracker: tracker.close(finished))
+            caller.end()
+        deadline = time.monotonic() + END_SECONDS
+        for caller in self._open.values():
+            caller.join(max(0.0, deadline - time.monotonic()))
+        self._check(at_end=True)
+        self._open = {}
+        return self.failures()
 
-    def _keep(self) -> None:
-        partial = self._file.with_suffix(".partial")
-        partial.write_text(json.dumps(self._known) + "\n", encoding="utf-8")
-        partial.replace(self._file)
-
-    def _submit(self, step: int, values: Mapping[str, float], again: bool) -> list[str]:
-        if self._open:
-            self._sent = [future for future in self._sent if not future.done()]
-            self._sent.append(self._thread.submit(self._log, step, values, again))
-        return self._take_failures()
-
-    def _take_failures(self) -> list[str]:
+    def failures(self) -> list[str]:
+        """The failures since the last call, in words."""
         found, self._failures = self._failures, []
         return found
 
-    def _log(self, step: int, values: Mapping[str, float], again: bool) -> None:
-        for name, tracker in [*self._open.items()]:
+    def _keep(self) -> None:
+        write_whole(self._file, json.dumps(self._known) + "\n")
+
+    def _log(self, step: int, values: Mapping[str, float], again: bool) -> list[str]:
+        self._check()
+        for name, caller in self._open.items():
             if name == "tensorboard" or not again:
-                self._try(name, tracker.log, step, values)
+                caller.call(lambda tracker: tracker.log(step, values))
+        return self.failures()
 
-    def _close(self, finished: bool) -> None:
-        for name, tracker in [*self._open.items()]:
-            self._try(name, tracker.close, finished)
-
-    def _try(self, name: str, action: Callable[..., None], *args: Any) -> None:
-        """Call a tracker; if it fails, go on without it."""
-        try:
-            action(*args)
-        except Exception as error:  # of whichever library: a copy of the metrics ends no run
-            self._open.pop(name, None)
-            self._failures.append(
-                f"tracker {name} failed, and gets nothing more in this session "
-                f"(metrics.jsonl has everything): {type(error).__name__}: {error}"
-            )
+    def _check(self, at_end: bool = False) -> None:
+        """Leave out the trackers that have failed, or that hang."""
+        for name, caller in [*self._open.items()]:
+            since = caller.busy_since
+            if caller.failure is not None:
+                fault = f"{type(caller.failure).__name__}: {caller.failure}"
+                self._failures.append(f"tracker {name} failed, and {LEFT_OUT}: {fault}")
+            elif at_end and caller.is_alive():
+                self._failures.append(
+                    f"tracker {name} had not sent everything after {END_SECONDS:g} s, and is left "
+                    f"behind (metrics.jsonl has everything)"
+                )
+            elif since is not None and time.monotonic() - since > CALL_SECONDS:
+                self._failures.append(
+                    f"tracker {name} has not taken an update for {CALL_SECONDS:g} s, and {LEFT_OUT}"
+                )
+            else:
+                continue
+            del self._open[name]
 
 
 def _settings(config: Config) -> dict[str, Any]:
