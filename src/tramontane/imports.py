@@ -9,9 +9,16 @@ from typing import Any
 
 
 def search_current_folder() -> None:
-    """Let imports search the current folder, after all others."""
-    if (here := os.getcwd()) not in sys.path:
+    """Let imports search the current folder, after all others; not if it is a run's, which may come
+    from elsewhere."""
+    here = os.getcwd()
+    if here not in sys.path and not holds_run(here):
         sys.path.append(here)
+
+
+def holds_run(folder: str | os.PathLike[str]) -> bool:
+    """True if a folder is a run's, whose files are data: no code in it is imported or started."""
+    return os.path.isfile(f"{folder}/config.yaml") and os.path.isdir(f"{folder}/checkpoints")
 
 
 def import_module(path: str) -> Any:

@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from tramontane.config import Config, load_config, load_section, parse
+from tramontane.config import Config, check_complete, load_config, load_section, parse, sealed
 from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
 
@@ -203,6 +205,49 @@ def test_all_errors_are_reported_at_once(load):
 def test_an_invalid_override_is_refused(load, override, message):
     with pytest.raises(InputError, match=message):
         load("name: x", override)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("name: 2024-13-45", "month must be in 1..12"),
+        ("name: !!timestamp x", "not valid YAML"),
+        ("name: !!int x", "not valid YAML"),
+        ("name: !!bool x", "not valid YAML"),
+        ("name: !!python/object/apply:os.getpid []", "not valid YAML"),
+        ("name: &a [*a]", "more than 1,000,000 values"),
+        ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9)),
+         "more than 1,000,000 values"),
+        ("name: 2024-01-01", "name: Input should be a valid string"),
+        (b"\xff\xfe\x00", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_whatever_yaml_can_spell_is_read_or_refused(load, text, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        load(text)
+
+
+def test_a_config_that_a_run_wrote_is_complete_or_refused(tmp_path):
+    file, config = tmp_path / "config.yaml", Config(name="own", trainer={"learning_rate": 3e-4})
+    text = sealed(config).encode()
+    file.write_bytes(text)
+    check_complete(Config, file)
+    assert load_config(file) == config
+    edited = text.replace(b"learning_rate: 0.0003", b"learning_rate: 0.0001")
+    assert edited != text
+    for broken in [edited, *(text[:end] for end in range(0, len(text), 101)), text[:-1]]:
+        file.write_bytes(broken)
+        with pytest.raises(InputError, match="cut short"):
+            check_complete(Config, file)
+    # Without its first line it is a config like any other, and a run's if all keys are there.
+    body = text.partition(b"\n")[2]
+    file.write_bytes(body)
+    check_complete(Config, file)
+    file.write_bytes(body.replace(b"  learning_rate: 0.0003\n", b""))
+    assert load_config(file).name == "own"
+    with pytest.raises(InputError, match="trainer.learning_rate is missing"):
+        check_complete(Config, file)
 
 
 def test_a_missing_file_is_refused(tmp_path):

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.curation.server import BLANKS, DIE, HANG_UP, STALL, Server, body, status
+from tests.curation.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
 from tramontane import InputError
+from tramontane.config import parse
 from tramontane.curation.backend import Answer, Prompt
 from tramontane.curation.backend.endpoint import Endpoint, Failed, read_answer
 from tramontane.curation.config import EndpointModel, ModelConfig
@@ -69,6 +70,36 @@ def test_a_key_that_is_not_set(monkeypatch):
     monkeypatch.delenv("SOME_KEY", raising=False)
     with Server(echo) as server, pytest.raises(InputError, match="SOME_KEY, which is not set"):
         endpoint(server, key_variable="SOME_KEY")
+
+
+@pytest.mark.parametrize("code", [400, 401, 500])
+def test_a_key_that_a_server_repeats_is_in_no_message(tmp_path, monkeypatch, code):
+    monkeypatch.setenv("SOME_KEY", "sk-very-secret")
+    reply = Reply(lambda handler, _: handler.respond(
+        handler.headers["Authorization"].encode(), code, {}))  # fmt: skip
+    with Server(lambda *_: reply) as server:
+        client = endpoint(server, key_variable="SOME_KEY", retries=0)
+        try:
+            said = ask(client, ["a"], 1, tmp_path)[0][0].fault
+        except InputError as error:
+            said = str(error)
+    assert f"HTTP {code}: Bearer [key]" in said
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"url": "https://me:sk-secret@host/v1"},
+        {"url": "https://host/v1?api-key=sk-secret"},
+        {"url": "https://host/v1#sk-secret"},
+        {"url": "https://host/v1", "extra": {"api-key": "sk-secret"}},
+        {"url": "https://host/v1", "extra": {"Authorization": "sk-secret"}},
+    ],
+)
+def test_a_key_in_a_config_is_refused_and_not_repeated(settings):
+    with pytest.raises(InputError, match="key_variable") as refused:
+        parse(EndpointModel, {"model": "m"} | settings, "config.yaml")
+    assert "sk-secret" not in str(refused.value)
 
 
 PASSING = {

@@ -257,6 +257,27 @@ def test_a_row_that_the_template_refuses_is_located_before_the_start(tmp_path):
         prompts.encoder.encode(chats[2])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].content + 1 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_hostile_template_runs_nothing_and_is_no_traceback(template, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = make_tokenizer("base")
+    tokenizer.chat_template = template + "{{ messages[0].content }}"
+    with pytest.raises(InputError, match="chat template: cannot write a prompt"):
+        PromptEncoder(tokenizer)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_template_that_refuses_every_prompt_is_no_traceback():
     tokenizer = make_tokenizer("base")
     tokenizer.chat_template = "{{ raise_exception('Never.') }}"

@@ -26,6 +26,7 @@ from tramontane.oversight.drills import drills
 from tramontane.oversight.lessons import lessons, write_lessons, write_problems
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.recipe import KINDS
+from tramontane.run.folder import RunFolder
 from tramontane.studies.study import names
 
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
@@ -98,8 +99,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     train(config, quiet=True)
     # As if it had been stopped before its end, after an update that the commands name.
-    written = desk / "runs/quickstart/config.yaml"
-    written.write_text(written.read_text().replace("  updates: 1\n", "  updates: 40\n"))
+    stopped = RunFolder(desk / "runs/quickstart")
+    stopped.write_config(stopped.config(["pipeline.updates=40"]))
     (desk / "runs/quickstart/summary.json").unlink()
     # `x` had no update yet, so that any key may change.
     shutil.copytree(desk / "runs/quickstart", desk / "runs/x")

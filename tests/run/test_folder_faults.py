@@ -22,7 +22,7 @@ from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run.changes import open_run
-from tramontane.run.checkpoint import damage
+from tramontane.run.checkpoint import damage, seal
 from tramontane.run.folder import RunFolder
 from tramontane.run.report import write_report
 from tramontane.run.rollouts import read_rollouts, read_run
@@ -131,6 +131,57 @@ def test_if_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:
     with pytest.raises(InputError, match=r"no checkpoint is whole: step_3 \(pipeline.json is miss"):
         train(config, QuietScreen(), folder)
     assert folder.metrics() == before
+
+
+@pytest.mark.parametrize("manifest", ["[]", "[" * 100_000, "{}", '{"pipeline.json": 1}', "null"])
+def test_a_manifest_that_lists_no_files_is_damage(run: RunFolder, manifest: str) -> None:
+    whole = run.checkpoints / "step_3"
+    (whole / "manifest.json").write_text(manifest)
+    assert "manifest.json" in str(damage(whole))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pipeline.json", "[]"),
+        ("pipeline.json", "[" * 100_000),
+        ("pipeline.json", "{}"),
+        ("completions.parquet", "x"),
+    ],
+)
+def test_a_checkpoint_that_no_run_wrote_is_an_error(run: RunFolder, name: str, text: str) -> None:
+    (run.checkpoints / "step_3" / name).write_text(text)
+    seal(run.checkpoints / "step_3")
+    folder, config = open_run(run.path)
+    with pytest.raises(InputError, match=rf"pipeline.json: damaged|{name}: not a whole"):
+        train(config, QuietScreen(), folder)
+
+
+def test_folders_with_other_names_are_no_checkpoints(run: RunFolder) -> None:
+    for name in ("step_x", "step_", "step_1e3", "step_4.copy", "step_-1"):
+        (run.checkpoints / name).mkdir()
+    (run.checkpoints / "step_9").write_text("a file")
+    assert run.newest_version == 3
+    assert run.whole_checkpoint(pytest.fail) == run.checkpoints / "step_3"
+
+
+def test_lost_metrics_are_said_and_the_run_is_finished_without(run: RunFolder) -> None:
+    run.metrics_file.unlink()
+    assert "lacks 3 of the updates" in write_report(run.path).read_text()
+    folder, config = open_run(run.path)
+    screen = Warned()
+    result = train(config, screen, folder)
+    assert "metrics of 3 of 3 updates are lost" in screen.warnings[0]
+    assert result.finished and result.summary["updates"] == 3
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, 0.99])
+def test_a_cut_config_of_a_run_is_refused(run: RunFolder, kept: float) -> None:
+    run.write_config(run.config())
+    file = run.path / "config.yaml"
+    os.truncate(file, int(kept if kept >= 1 else kept * file.stat().st_size))
+    with pytest.raises(InputError, match=r"config.yaml: (cut short|not valid)"):
+        open_run(run.path)
 
 
 def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_one(run: RunFolder) -> None:

@@ -1,12 +1,17 @@
 import copy
 import math
+import os
+import pickle
 import random
 import shutil
 from array import array
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.rollouts import (
@@ -20,7 +25,7 @@ from tests.trainer.rollouts import (
     with_own_logprobs,
 )
 from tramontane.errors import InputError
-from tramontane.trainer import compiling
+from tramontane.trainer import compiling, state
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.trainer import Trainer
 
@@ -392,6 +397,51 @@ def test_a_damaged_state_is_a_clear_error(tmp_path):
     (tmp_path / ".metadata").write_bytes(b"not a pickle")
     with pytest.raises(InputError, match="damaged"):
         t.load_state(tmp_path)
+
+
+class Payload:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_a_state_from_elsewhere_runs_no_code(tmp_path):
+    t, mark = trainer(), tmp_path / "ran"
+
+    def hostile_metadata(folder: Path) -> None:
+        (folder / ".metadata").write_bytes(pickle.dumps(Payload(f"touch {mark}")))
+
+    def hidden_in_metadata(folder: Path) -> None:
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        metadata.planner_data = Payload(f"touch {mark}")
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+    def object_for_tensor(folder: Path) -> None:  # torch unpickles it whole
+        dcp.save({"version": Payload(f"touch {mark}")}, checkpoint_id=folder, no_dist=True)
+
+    def other_file(folder: Path) -> None:
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        for item in metadata.storage_data.values():
+            item.relative_path = "../__0_0.distcp"
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+    def no_metadata(folder: Path) -> None:
+        (folder / ".metadata").write_bytes(pickle.dumps([1, 2]))
+
+    for number, harm in enumerate(
+        (hostile_metadata, hidden_in_metadata, object_for_tensor, other_file, no_metadata)
+    ):
+        folder = tmp_path / str(number)
+        t.save_state(folder)
+        harm(folder)
+        (folder / "checksums_0").write_bytes(state._checksums(folder, 0))
+        with pytest.raises(InputError, match="was not loaded"):
+            trainer().load_state(folder)
+        assert not mark.exists(), harm
 
 
 def test_the_state_of_another_model_is_a_clear_error(tmp_path):

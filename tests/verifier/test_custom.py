@@ -1,5 +1,8 @@
 """The user's own rewards, through the real pool: named parts, and no silent zero."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,10 @@ from tramontane.run.screen import QuietScreen
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, grade
 
+ROW = {
+    "id": "1", "domain": "math", "problem": "2+3?", "answer": "5",
+    "response": r"<think>5</think> $\boxed{5}$",
+}  # fmt: skip
 PICKY = "def picky(problem, text, n_tokens):"
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")
 MODULE = """
@@ -236,3 +243,50 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
     assert bool(trained) == (policy == "wrong")
     if policy == "drop":
         assert dropped == {row["group"] for row in bad}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "reward: {{custom: [{{name: one, function: '{}'}}]}}",
+        "domains: {{math: {{verifier: '{}'}}}}",
+    ],
+)
+def test_a_pickled_function_of_a_config_runs_with_consent_only(
+    tmp_path: Path, section: str
+) -> None:
+    ran, rows, config = tmp_path / "ran", tmp_path / "rows.jsonl", tmp_path / "config.yaml"
+    rows.write_text(json.dumps(ROW) + "\n")
+    # Another process: this one may load what it pickled itself.
+    write = (
+        "import sys; from tramontane.verifier.functions import path_of\n"
+        "class One:\n"
+        "    def __init__(self): pass\n"
+        "    def __call__(self, problem, text, n_tokens=0): return 1.0\n"
+        "    def __reduce__(self): return exec, (f'open({sys.argv[1]!r}, {chr(119)!r})',)\n"
+        "print(path_of(One()))"
+    )
+    path = subprocess.run(
+        [sys.executable, "-c", write, str(ran)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert path.startswith("pickle:")
+    config.write_text("verifier: {" + section.format(path) + "}")
+    with pytest.raises(InputError, match="TRAMONTANE_ALLOW_PICKLE"):
+        api.score(rows, config=config)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("path", ["os.popen", "builtins.exec", "timeit.timeit", "subprocess.call"])
+def test_functions_of_python_itself_grade_nothing(path: str) -> None:
+    with pytest.raises(InputError, match="a function of Python itself"):
+        parse_settings(VerifierConfig, {"domains": {"math": {"verifier": path}}}, [], "config")
+
+
+def test_a_module_in_the_folder_of_a_run_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "planted_by_another.py").write_text("print('imported')")
+    found = "from tramontane import imports; imports.import_module('planted_by_another')"
+    command = [sys.executable, "-P", "-c", found]
+    assert b"imported" in subprocess.run(command, cwd=tmp_path, capture_output=True).stdout
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").touch()
+    assert b"imported" not in subprocess.run(command, cwd=tmp_path, capture_output=True).stdout

@@ -352,9 +352,21 @@ def append(name: str, row: dict[str, Any]) -> Callable[[Path], str]:
     return change
 
 
-def change_config(run: Path) -> str:
-    (run / "config.yaml").write_text("trainer: {objective: magistral}\npipeline: [1]\n")
-    return "config.yaml"
+def config(text: str) -> Callable[[Path], str]:
+    def change(run: Path) -> str:
+        (run / "config.yaml").write_text(text)
+        return "config.yaml"
+
+    return change
+
+
+def deep(name: str) -> Callable[[Path], str]:
+    def change(run: Path) -> str:
+        with (run / name).open("a") as file:
+            file.write("[" * 100_000 + "\n")
+        return name
+
+    return change
 
 
 ROLLOUT, GROUPS_OF_1 = "rollout?run=0&update=1&row=0", "groups?run=0&update=1"
@@ -371,7 +383,17 @@ COMPARED = ["problems?among=0,1", "answers?run=0&problem_id=x"]
         (append("workers.jsonl", {"process": 1}), ["timeline?run=0"]),
         (append("evaluation_after.jsonl", {"verdict": "right"}), COMPARED),
         (append("audit.jsonl", {"file": "rollouts/update_x.parquet", "line": 1}), ["audit?run=0"]),
-        (change_config, []),
+        (config("trainer: {objective: magistral}\npipeline: [1]\n"), []),
+        (config("name: 2024-01-01\npipeline: {updates: 2024-01-01, n_batch: {}}\nmodel: [1]"), []),
+        (config("name: [" * 5000), []),
+        (config("a: !!timestamp x"), []),
+        (config("a: &a [*a]"), []),
+        (config(""), []),
+        (config("- 1"), []),
+        (config("model: " + "x" * 5000), []),
+        (deep("metrics.jsonl"), []),
+        (deep("timeline.jsonl"), ["timeline?run=0"]),
+        (deep("evaluations.jsonl"), ["evaluations?run=0"]),
     ],
 )
 def test_a_damaged_file_is_named_where_it_is_needed_and_nothing_else_fails(
@@ -390,6 +412,24 @@ def test_a_damaged_file_is_named_where_it_is_needed_and_nothing_else_fails(
                 assert status == 422 and name in json.loads(content)["detail"], path
             else:
                 assert status == 200, (path, content)
+
+
+def test_a_folder_that_is_no_run_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    good = make_run(tmp_path / "good").path
+    (tmp_path / "empty").mkdir()
+    with served(tmp_path / "empty", good, tmp_path / "missing") as page:
+        assert [run["path"] for run in page.get("runs")][1] == str(good)
+        for run, faults in ((0, 1), (1, 0), (2, 1)):
+            damaged = page.get("metrics", run=run)["damaged"]
+            assert len(damaged) == faults and all("not a run folder" in fault for fault in damaged)
+
+
+def test_lost_metrics_are_said(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=1)
+    folder.metrics_file.unlink()
+    with served(folder.path) as page:
+        [fault] = page.get("metrics", run=0)["damaged"]
+        assert fault.startswith(f"{folder.metrics_file}: lost")
 
 
 def test_a_file_that_a_resume_removes_meanwhile_is_named(tmp_path: Path) -> None:

@@ -33,12 +33,15 @@ from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.resume import Change, differences
 from tramontane.config.section import (
     Section,
+    check_complete,
     key_error,
     load_section,
     nearest,
     parse,
     parse_settings,
     read_settings,
+    read_yaml,
+    sealed,
 )
 from tramontane.config.sft import MixtureConfig, SFTConfig, SupervisedConfig
 from tramontane.config.stages import StageConfig, StageData, Until
@@ -95,6 +98,7 @@ __all__ = [
     "TrajectoriesConfig",
     "Until",
     "VerifierConfig",
+    "check_complete",
     "differences",
     "key_error",
     "load_config",
@@ -103,4 +107,6 @@ __all__ = [
     "parse",
     "parse_settings",
     "read_settings",
+    "read_yaml",
+    "sealed",
 ]

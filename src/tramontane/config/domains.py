@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from tramontane.config.section import Section, key_error
 
 IMPORT_PATH = r"^(?:\w+(?:\.\w+)+|pickle:[\w+/=-]+)$"
+CONSENT = "TRAMONTANE_ALLOW_PICKLE"  # environment variable, set to 1 to load pickled functions
+pickled_here: set[str] = set()  # paths of functions that this process has pickled itself
 Column = Literal["answer", "tests"]
 VERIFIERS = ("math", "code", "instructions", "calls")  # the built-in verifiers
 
@@ -115,15 +119,26 @@ def checked_path(path: str) -> str:
     """An import path that a worker process can follow, unchanged.
 
     Raises:
-        ValueError: no import path, or one in `__main__`, which exists only in its own process.
+        ValueError: no import path, or one in `__main__`, which exists only in its own process; a
+            function of the standard library; or one that another process pickled, without consent.
     """
-
+    if path.startswith("pickle:") and path not in pickled_here and os.environ.get(CONSENT) != "1":
+        raise ValueError(
+            f"a pickled function, and to load it runs whatever its author put there; if you trust "
+            f"whoever made this config, allow it with the environment variable {CONSENT}=1, or "
+            f"else name the function as module.function (docs/trust.md)"
+        )
     if not re.fullmatch(IMPORT_PATH, path):
         raise ValueError(f"{path!r} is no import path; name the function as module.function")
     if path.startswith("__main__."):
         raise ValueError(
             f"{path!r}: other processes cannot import __main__; move the function to a module, or "
             f"pass the function itself to tramontane.train(rewards=[…])"
+        )
+    if path.partition(".")[0] in sys.stdlib_module_names:
+        raise ValueError(
+            f"{path!r}: a function of Python itself, which would be called with the texts of rows "
+            f"and responses; name a function of a module of your own"
         )
     return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tramontane.config.device import Device, Dtype, resolve_dtype
 from tramontane.config.resume import Fixed
@@ -25,6 +25,13 @@ class VllmConfig(Section):
     """Number of GPUs that each generator's model is split over."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """More arguments of vLLM's engine by name, e.g. `gpu_memory_utilization: 0.6`."""
+
+    @field_validator("engine_args")
+    @classmethod
+    def _no_code(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("trust_remote_code"):
+            raise ValueError("trust_remote_code: code of a checkpoint is never run; leave it out")
+        return arguments
 
 
 class InterruptionConfig(Section):

@@ -6,6 +6,7 @@ Every complaint about a file or an override is one `InputError` with lines `FILE
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+MAX_VALUES = 1_000_000  # in a YAML file, each alias counted as what it stands for
+_SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
 _BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
 
 
@@ -68,18 +71,86 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """The keys and values of a YAML file, unchecked.
 
     Raises:
-        InputError: no such file, invalid YAML, or no keys and values.
+        InputError: no such file, invalid YAML, no keys and values, or a file of `sealed` that was
+            cut or edited.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"{path}: no such config file")
-    try:
-        raw = yaml.safe_load(path.read_bytes()) or {}
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from None
+    text = path.read_bytes()
+    found = _SEALED.match(text)
+    if found and hashlib.sha256(text[found.end() :]).hexdigest() != found[1].decode():
+        raise InputError(
+            f"{path}: cut short, damaged or edited: it is not what was written (checksum). "
+            f"Restore it from a copy. To change keys of a run, give them on the command line "
+            f"(--resume RUN key=value); to use an edited copy as a config, delete its first line"
+        )
+    raw = read_yaml(text, str(path)) or {}
     if not isinstance(raw, dict):
         raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
     return raw
+
+
+def read_yaml(text: str | bytes, where: str) -> Any:
+    """The value of a YAML text; `where` names the source in errors.
+
+    Raises:
+        InputError: invalid YAML, nested too deeply, or more than `MAX_VALUES` values.
+    """
+    try:
+        value = yaml.safe_load(text)
+        values, count = [value], 0
+        while values:
+            found = values.pop()
+            if (count := count + 1) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES:,} values")
+            if isinstance(found, dict):
+                values += found.values()
+            elif isinstance(found, list):
+                values += found
+    except RecursionError:
+        raise InputError(f"{where}: not valid YAML: nested too deeply") from None
+    # Of a scalar with a tag, such as `!!timestamp x` or a date in a month 13, PyYAML raises what
+    # its constructors meet.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: not valid YAML: {error}") from None
+    return value
+
+
+def sealed(section: Section) -> str:
+    """A section with all its keys as YAML, after a line with the checksum of that text, which
+    `read_settings` checks."""
+    text = yaml.safe_dump(section.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"# Written by tramontane; sha256 of what follows: {digest}\n{text}"
+
+
+def check_complete(cls: type[Section], path: Path) -> None:
+    """Check that a file of `sealed` is whole; without its first line, that no key is missing, which
+    would get its default.
+
+    Raises:
+        InputError: it is not; or as `read_settings`.
+    """
+    raw = read_settings(path)
+    if not _SEALED.match(path.read_bytes()) and (missing := _missing_key(cls, raw)):
+        raise InputError(
+            f"{path}: cut short or edited: {missing} is missing, and would get its default; "
+            f"restore the file from a copy"
+        )
+
+
+def _missing_key(cls: type[Section], raw: Mapping[str, Any]) -> str | None:
+    """The first key of a section, or of those below it, that a file lacks."""
+    for name, field in cls.model_fields.items():
+        if name not in raw:
+            return name
+        below, value = subsection(field.annotation), raw[name]
+        if get_origin(field.annotation) is dict or not (below and isinstance(value, dict)):
+            continue
+        if missing := _missing_key(below, value):
+            return f"{name}.{missing}"
+    return None
 
 
 def parse_settings(cls: type[S], raw: dict[str, Any], overrides: Sequence[str], where: str) -> S:
@@ -148,10 +219,7 @@ def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
     if not isinstance(place, dict):
         raise InputError(f"override {override!r}: {'.'.join(parents)} is a list, not a section")
     # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
-    try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    parsed = read_yaml(value, f"override {override!r}: the value")
     # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
     is_text = not isinstance(parsed, str | None) and _takes_only_text(cls, key.split("."))
     place[last] = value if is_text else parsed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from tramontane.config import (
     LANGUAGES,
@@ -85,6 +86,10 @@ class CheckpointModel(Section):
         return with_tokenizer(self.path, self.tokenizer)
 
 
+# Names of what no config holds.
+_SECRETS = {"key", "api_key", "apikey", "authorization", "token", "access_token", "password"}
+
+
 class EndpointModel(Section):
     """A server that speaks OpenAI's chat completions API."""
 
@@ -104,6 +109,27 @@ class EndpointModel(Section):
     """Pause before the first retry, in seconds; doubles with each retry."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Additional keys of the request body. A null value removes a key."""
+
+    @field_validator("url")
+    @classmethod
+    def _without_key(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ValueError(
+                "an address with a user, a key or a query would be written to configs, logs and "
+                "reports; put the key into an environment variable, and name that in key_variable"
+            )
+        return url
+
+    @field_validator("extra")
+    @classmethod
+    def _no_key(cls, extra: dict[str, Any]) -> dict[str, Any]:
+        if found := [name for name in extra if name.lower().replace("-", "_") in _SECRETS]:
+            raise ValueError(
+                f"{found[0]}: would be written to configs and reports; put it into an environment "
+                f"variable, and name that in key_variable"
+            )
+        return extra
 
 
 class ModelConfig(PromptConfig):

@@ -241,7 +241,7 @@ class PromptEncoder:
     def _templated(self, prompt: Prompt, where: str = "") -> str:
         try:
             return self._by_template(prompt)
-        except TemplateError as error:
+        except Exception as error:  # whatever the template's own operations raise
             roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
             row = f"{where}: " if where else ""
             raise InputError(
@@ -282,8 +282,9 @@ class PromptEncoder:
             text = self._by_template(_PROBE)
         except TemplateSyntaxError as error:
             raise InputError(f"{name}: line {error.lineno}: {error.message}") from None
-        except TemplateError as error:
-            raise InputError(f"{name}: cannot write a prompt: {error}") from None
+        except Exception as error:  # whatever its operations raise, such as a division by 0
+            said = error if isinstance(error, TemplateError) else repr(error)
+            raise InputError(f"{name}: cannot write a prompt: {said}") from None
         if given and _PROBE not in text:
             raise InputError(
                 f"{name}: its prompts lack the problem, e.g. {text[:80]!r}; a chat template writes "

@@ -263,7 +263,8 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
         path = str(folder)
     try:
         with _LOADING:
-            return auto.from_pretrained(path, **options)
+            # Never code that comes with a checkpoint (`auto_map`): transformers would ask.
+            return auto.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:
         # transformers raises OSError, ValueError, SafetensorError and others here; all of them mean
         # that the user's model cannot be loaded.

@@ -37,7 +37,7 @@ def find_weights(model: str) -> str:
         raise InputError(f"model {model!r}: a file; name the folder of the checkpoint")
     if not path.is_dir() or (path / "config.json").is_file():
         return model
-    checkpoints = [path, *_numbered(path), *_numbered(path / "checkpoints")]
+    checkpoints = [path, *numbered(path), *numbered(path / "checkpoints")]
     found = [f / "weights" for f in checkpoints if (f / "weights" / "config.json").is_file()]
     if found:
         return str(found[-1])
@@ -124,10 +124,12 @@ def with_tokenizer(model: str, tokenizer: str | None) -> str:
     return str(joined)
 
 
-def _numbered(folder: Path) -> list[Path]:
-    """The folders of checkpoints in a folder, oldest first."""
-    found = {f: re.fullmatch(r"[a-z]+_(\d+)", f.name) for f in folder.glob("*_*") if f.is_dir()}
-    return sorted((f for f in found if found[f]), key=lambda f: int(f.name.partition("_")[2]))
+def numbered(folder: Path) -> list[Path]:
+    """The folders of checkpoints (`step_20`) in a folder, oldest first; what has another name, such
+    as `step_x`, is none."""
+    names = re.compile(r"[a-z]+_[0-9]{1,18}")
+    found = [f for f in folder.glob("*_*") if names.fullmatch(f.name) and f.is_dir()]
+    return sorted(found, key=lambda f: int(f.name.partition("_")[2]))
 
 
 def _is_tokenizer(file: Path) -> bool:

@@ -12,7 +12,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
 from tramontane.evaluation.checkpoint import problems_of
-from tramontane.models.names import with_tokenizer
+from tramontane.models.names import numbered, with_tokenizer
 from tramontane.recipes import mixture
 from tramontane.recipes.config import SmallRecipe
 from tramontane.recipes.harvest import finished_run, harvest
@@ -235,10 +235,7 @@ class Small:
         return parse(SFTConfig, raw, "sft.set")
 
     def _select(self, folder: Path) -> Facts:
-        kept = sorted(
-            (self.out / "4_sft/model" / KEPT).glob("step_*"),
-            key=lambda path: int(path.name.removeprefix("step_")),
-        )
+        kept = numbered(self.out / "4_sft/model" / KEPT)
         models = {path.name: str(path) for path in kept}
         plan = measuring_plan(models, self.recipe.select, self.rl_config)
         found = compare_models(plan, folder, self.screens)

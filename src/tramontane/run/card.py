@@ -104,6 +104,7 @@ def _public(source: str) -> str:
 
 
 def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    tokens = summary["trained_completion_tokens"]
     pipeline, trainer, reward = config.pipeline, config.trainer, config.verifier.reward
     weights = {"format": reward.format, "correctness": reward.correctness}
     weights |= {"length": reward.length, "language": reward.language}
@@ -115,7 +116,7 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]
         ("updates", f"{summary['updates']} of {pipeline.n_batch} completions"),
         ("group size", f"{pipeline.group_size}"),
         ("longest completion", f"{pipeline.l_max} tokens"),
-        ("trained tokens", f"{summary['trained_completion_tokens']:,}"),
+        ("trained tokens", "unknown: metrics were lost" if tokens is None else f"{tokens:,}"),
         ("learning rate", f"{trainer.learning_rate:g}"),
         ("adapters", f"rank {trainer.lora.rank}" if trainer.lora else "none: all weights"),
         ("sampling temperature", f"{config.generator.temperature:g}"),

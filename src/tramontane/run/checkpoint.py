@@ -34,8 +34,12 @@ def damage(folder: Path) -> str | None:
     """Describe the first damage found in a checkpoint; None if it is whole."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"{MANIFEST}: {error}"
+    if not isinstance(manifest, dict) or not all(isinstance(e, dict) for e in manifest.values()):
+        return f"{MANIFEST}: not a size and a checksum for each file"
+    if "pipeline.json" not in manifest:
+        return f"{MANIFEST} lists no pipeline.json"
     paths = {name: folder / name for name in manifest}
     # Sizes first: they cost nothing and reveal files that were cut short.
     for name, path in paths.items():

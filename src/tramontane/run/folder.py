@@ -27,10 +27,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
-from tramontane.config import Config, load_config
-from tramontane.errors import InputError
+from tramontane.config import Config, check_complete, load_config, sealed
+from tramontane.errors import InputError, reading
+from tramontane.models.names import numbered
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
 from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
@@ -144,13 +143,13 @@ class RunFolder:
         """Load the run's config, with `key.sub=value` overrides laid over it.
 
         Raises:
-            InputError: see `config.load_section`.
+            InputError: the file was cut or edited; see `config.load_section`, too.
         """
+        check_complete(Config, self.path / "config.yaml")
         return load_config(self.path / "config.yaml", overrides)
 
     def write_config(self, config: Config) -> None:
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        self._write("config.yaml", text)
+        self._write("config.yaml", sealed(config))
 
     @property
     def finished(self) -> bool:
@@ -314,7 +313,8 @@ class RunFolder:
             (self.path / "timeline.jsonl", lambda row: True),
         ):
             if file.is_file():
-                rows = [row for row in read_log(file) if keep(row)]
+                with reading(file):
+                    rows = [row for row in read_log(file) if keep(row)]
                 self._write(file.name, "".join(json.dumps(row) + "\n" for row in rows))
         for file in rollouts.files(self.rollouts):
             if rollouts.update_of(file) > update:
@@ -346,8 +346,7 @@ class RunFolder:
         return whole_file(self.path / name, self._then)
 
     def _committed(self) -> list[Path]:
-        found = [p for p in self.checkpoints.glob("step_*") if not p.suffix]
-        return sorted(found, key=_version)
+        return numbered(self.checkpoints)
 
 
 def _version(checkpoint: Path) -> int:
@@ -373,7 +372,7 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"a {type(row).__name__}")
-        except ValueError as error:  # text that is not UTF-8 included
+        except (ValueError, RecursionError) as error:  # text that is not UTF-8 included
             if number == len(lines) and not line.endswith(b"\n"):
                 return
             raise InputError(

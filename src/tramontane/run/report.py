@@ -20,12 +20,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from transformers import PreTrainedTokenizerBase
 
-from tramontane.errors import InputError
+from tramontane.config import read_settings
+from tramontane.errors import InputError, reading
 from tramontane.evaluation.evaluate import EvaluationResult, summarize
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import with_tokenizer
 from tramontane.run import curves, plots, rollouts
-from tramontane.run.folder import read_log
+from tramontane.run.folder import RunFolder, read_log
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
 from tramontane.workplace import write_whole
@@ -53,18 +54,24 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         config, summary = folder / "config.yaml", folder / "summary.json"
-        # A resumed run may have written the line of an update twice: the later line counts.
-        metrics = {row["update"]: row for row in read_log(folder / "metrics.jsonl")}
+        with reading(folder / "metrics.jsonl"):
+            # A resumed run may have written the line of an update twice: the later line counts.
+            metrics = {row["update"]: row for row in read_log(folder / "metrics.jsonl")}
         return cls(
             folder=folder,
-            config=yaml.safe_load(config.read_text("utf-8")) if config.is_file() else {},
+            config=read_settings(config) if config.is_file() else {},
             metrics=[metrics[update] for update in sorted(metrics)],
-            summary=json.loads(summary.read_text("utf-8")) if summary.is_file() else {},
+            summary=_read_summary(summary) if summary.is_file() else {},
             before=list(read_log(folder / "evaluation_before.jsonl")),
             after=list(read_log(folder / "evaluation_after.jsonl")),
             changes=list(read_log(folder / "changes.jsonl")),
             restarts=[r for r in read_log(folder / "workers.jsonl") if "restarted_from" in r],
         )
+
+
+def _read_summary(file: Path) -> Row:
+    with reading(file):
+        return dict(json.loads(file.read_text("utf-8")))
 
 
 def write_report(run_dir: str | Path) -> Path:
@@ -84,6 +91,7 @@ def write_report(run_dir: str | Path) -> Path:
         name=run.config.get("name", run.folder.name),
         subtitle=_subtitle(run),
         interrupted=not run.summary,
+        lost=max(0, RunFolder(run.folder).newest_version - len(run.metrics)),
         last_update=run.metrics[-1]["update"] if run.metrics else 0,
         planned=(run.config.get("pipeline") or {}).get("updates"),
         tiles=_tiles(summary),

@@ -13,6 +13,7 @@ from typing import Any
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
 from tramontane.controller.verifiers import VerifierActors
+from tramontane.errors import reading
 from tramontane.models.loading import local_folder
 from tramontane.models.names import with_tokenizer
 from tramontane.placement import Folder, WorkerLost
@@ -141,8 +142,14 @@ class Session:
             session._restore(changes)
         else:
             folder.begin(prepared.config)
-        reached = max((row["update"] for row in folder.metrics()), default=0)
+        with reading(folder.metrics_file):
+            reached = max((int(row["update"]) for row in folder.metrics()), default=0)
         session.folder.rewind(session.version)
+        if lost := session.version - len({row["update"] for row in folder.metrics()}):
+            session.announce(
+                f"{folder.metrics_file}: the metrics of {lost} of {session.version} updates are "
+                f"lost; curves and averages lack them"
+            )
         session.trackers = Trackers(folder.path, session.config, session.version, reached)
         session._warn(session.trackers.failures())
         return session
@@ -155,7 +162,8 @@ class Session:
         if begins_again(folder, changes):
             folder.forget_start(cold_start=changes_cold_start(changes))
         if checkpoint := folder.whole_checkpoint(self.announce):
-            self.restored = Restored(checkpoint, read_pipeline(checkpoint))
+            with reading(checkpoint / "pipeline.json"):
+                self.restored = Restored(checkpoint, read_pipeline(checkpoint))
             self.began -= self.restored.pipeline.seconds
         record_changes(folder, self.config, changes, self.version)
         for change in changes:

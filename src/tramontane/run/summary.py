@@ -64,7 +64,7 @@ def summarize_run(
     tokens = sampled + int(sum(m.get("trajectory_tokens", 0) for m in metrics))
     ages = [(int(age), count) for m in metrics for age, count in m["staleness_histogram"].items()]
     seconds = np.diff([0.0, *(m["wall_seconds"] for m in metrics)])
-    seconds[0] = seconds[1:].mean() if len(seconds) > 1 else seconds[0]
+    seconds[:1] = seconds[1:].mean() if len(seconds) > 1 else seconds[:1]
 
     def mean(key: str) -> float:
         return float(np.average([m[key] for m in metrics], weights=seconds))
@@ -77,6 +77,8 @@ def summarize_run(
         for name in ("format_rate", "language_rate", "mean_thinking_tokens"):
             summary[name] = {k: getattr(r, name) for k, r in pairs.items()}
         summary["evaluation"] = {k: r.to_dict() for k, r in pairs.items()}
+    if not metrics:  # they are lost
+        return summary
     return summary | {
         "updates": len(metrics),
         "groups_unscorable": sum(m["groups_unscorable"] for m in metrics),

@@ -19,7 +19,7 @@ from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
 from tramontane.controller.verifiers import Grader, VerifierActors
-from tramontane.errors import InputError
+from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
 from tramontane.generator import load_generator
 from tramontane.placement import (
@@ -167,7 +167,10 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
     folder, measured, summary = session.folder, done.measured, dict[str, Any]()
     weights = folder.checkpoints / f"step_{done.updates}" / "weights"
     if done.finished:
-        summary = summarize_run(folder.metrics(), measured, session.seconds)
+        metrics = folder.metrics()
+        summary = summarize_run(metrics, measured, session.seconds)
+        if len(metrics) < done.updates:  # some are lost
+            summary |= {"updates": done.updates, "trained_completion_tokens": None}
         # Of this process: with threads, trainer and generators are in it, and verifiers are not.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         summary["peak_memory_mib"] = round(peak, 1)
@@ -213,7 +216,8 @@ async def _run(
         config, prepared.problems, prepared.prompts.encode, replay, _interruption(prepared)
     )
     if restored:
-        ledger.restore(restored.pipeline.snapshot)
+        with reading(restored.path / "pipeline.json"):
+            ledger.restore(restored.pipeline.snapshot)
     generators = _generators(session, placement, session.model, ledger.stages.config)
     updates = config.pipeline.updates
     model: Any = session.model_for_workers(session.model)

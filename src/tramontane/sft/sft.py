@@ -24,7 +24,7 @@ from tramontane.config.device import slow_dtype
 from tramontane.config.sft import SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.models.names import with_tokenizer
+from tramontane.models.names import numbered, with_tokenizer
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 from tramontane.workplace import commit, disk_faults, owned_folder, sync_all
@@ -323,8 +323,7 @@ def is_unfinished(output: Path) -> bool:
 
 
 def _newest_state(output: Path) -> Path | None:
-    folders = [f for f in (output / STATES).glob("step_*") if not f.suffix]
-    return max(folders, key=lambda f: int(f.name.removeprefix("step_")), default=None)
+    return next(reversed(numbered(output / STATES)), None)
 
 
 def _check_output(output: Path, resume: bool) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from tramontane.config import load_config
 from tramontane.errors import InputError
-from tramontane.models.names import resolve
+from tramontane.models.names import numbered, resolve
 from tramontane.models.weight_files import INDEX, Entry, WeightFiles, write_files
 
 CHUNK_BYTES = 64 << 20  # rows of one tensor, of all checkpoints, in float64
@@ -66,9 +66,9 @@ def trajectory(run: Path) -> Trajectory:
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run}: not a run folder (it has no config.yaml)")
     found = {
-        int(folder.parent.name.removeprefix("step_")): folder
-        for folder in run.glob("checkpoints/step_*/weights")
-        if not folder.parent.suffix
+        int(folder.name.partition("_")[2]): folder / "weights"
+        for folder in numbered(run / "checkpoints")
+        if (folder / "weights").is_dir()
     }
     if found:
         newest = _shapes(found[max(found)])

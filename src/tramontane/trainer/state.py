@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -13,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import StorageMeta
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
@@ -21,6 +25,17 @@ from tramontane.models.checksum import crc32
 from tramontane.models.memory import release_free_memory
 from tramontane.trainer.sharding import rank, ranks
 
+# What `.metadata` of a state of tensors names, other than number types.
+_METADATA_NAMES = {
+    "torch": ("Size", "device"),
+    "torch.serialization": ("_get_layout",),
+    "pathlib": ("Path", "PosixPath", "PurePosixPath"),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    ),
+}
 WRITE_SECONDS = 3600.0  # longest time to write a state, and to wait for the other ranks' files
 
 
@@ -126,8 +141,11 @@ def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
     state = _state(model, optimizer, 0)
     try:
         with _quiet():
-            dcp.load(state, checkpoint_id=folder, no_dist=ranks() == 1)
+            dcp.load(state, storage_reader=_Reader(folder), no_dist=ranks() == 1)
     except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            if isinstance(failure, InputError):  # of `_Reader`
+                raise failure from None
         # The files are intact, so their tensors do not fit this model's.
         raise InputError(
             f"{folder}: the trainer state belongs to another model, or other adapters "
@@ -136,6 +154,42 @@ def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
         ) from error
     torch.set_rng_state(state["random"])
     return int(state["version"])
+
+
+class _Reader(FileSystemReader):
+    """Reads a state that may come from elsewhere, without running code that it holds: torch
+    unpickles any class that `.metadata` names, and any object that is not a tensor."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(self._get_metadata_path(kwargs.get("rank")))
+        try:
+            with path.open("rb") as file:
+                metadata = _MetadataUnpickler(file).load()
+            if not isinstance(metadata, Metadata):
+                raise TypeError(f"a {type(metadata).__name__}")
+            for name, entry in metadata.state_dict_metadata.items():
+                if not isinstance(entry, TensorStorageMetadata):
+                    raise TypeError(f"{name} is not a tensor")
+            for item in metadata.storage_data.values():
+                if not re.fullmatch(r"__\d+_\d+\.distcp", item.relative_path):
+                    raise ValueError(f"{item.relative_path!r} is not a file of a state")
+            metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        except Exception as error:  # whatever a pickle of another's makes of these lines
+            raise InputError(
+                f"{path}: not the list of tensors that a trainer's state has ({error}); it was not "
+                f"loaded. Resume from an older checkpoint, or ask whoever made it"
+            ) from None
+        return metadata
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Knows the classes of `_METADATA_NAMES` and number types, and no others."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_dtype and name not in _METADATA_NAMES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
 
 
 def _state(

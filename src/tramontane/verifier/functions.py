@@ -28,6 +28,7 @@ from typing import Any
 
 import cloudpickle
 
+from tramontane.config.domains import pickled_here
 from tramontane.errors import InputError
 from tramontane.imports import search_current_folder
 
@@ -75,7 +76,9 @@ def path_of(function: Callable[..., Any]) -> str:
             f"function {name!r} carries {len(pickled) / 2**20:.0f} MB of data, through its globals "
             f"or defaults: let it read the data from a file, or {remedy}"
         )
-    return _PICKLE + base64.urlsafe_b64encode(pickled).decode()
+    path = _PICKLE + base64.urlsafe_b64encode(pickled).decode()
+    pickled_here.add(path)
+    return path
 
 
 @lru_cache

@@ -72,7 +72,7 @@ def make_app(runs: list[Run], token: str) -> FastAPI:
         response.headers.update(HEADERS)
         return response
 
-    @app.exception_handler(InputError)  # of a search, or of a damaged file (`view.reading`)
+    @app.exception_handler(InputError)  # of a search, or of a damaged file (`errors.reading`)
     def unreadable(_: Request, error: InputError) -> Response:
         return Json({"detail": str(error)}, 422)
 

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tramontane.errors import reading
 from tramontane.run.folder import read_log
-from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 

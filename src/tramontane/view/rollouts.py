@@ -20,10 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from tramontane.errors import InputError
+from tramontane.errors import InputError, reading
 from tramontane.run import rollouts
 from tramontane.run.columns import versions_of
-from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 NARROW = (

@@ -8,13 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tramontane.audit.findings import KINDS
-from tramontane.errors import InputError
+from tramontane.config import read_settings
+from tramontane.errors import InputError, reading
 from tramontane.run.folder import read_log
 from tramontane.view.evaluations import Evaluations
-from tramontane.view.reading import reading
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.tokens import Tokens
@@ -24,26 +22,28 @@ MARKED = 1024  # bytes, more than a line's update and time
 
 
 class Run:
-    """One run folder. Nothing is read before it is asked for.
+    """One run folder. Files other than its config are read lazily.
 
     Args:
         path: the folder.
         number: the run's place on the command line, which is its name in requests.
 
-    Raises:
-        InputError: not a run folder.
+    Attributes:
+        fault: what is wrong with its config, which is empty then.
     """
 
     def __init__(self, path: Path, number: int) -> None:
         self.path, self.number = path, number
-        config = path / "config.yaml"
-        if not config.is_file():
-            raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+        self.config: Row = {}
+        self.fault = ""
+        file = path / "config.yaml"
         try:
-            found = yaml.safe_load(config.read_bytes())
-        except yaml.YAMLError as error:
-            raise InputError(f"{config}: not valid YAML: {error}") from None
-        self.config: Row = found if isinstance(found, dict) else {}
+            with reading(file):
+                if not file.is_file():
+                    raise InputError(f"{path}: not a run folder (it has no config.yaml)")
+                self.config = read_settings(file)
+        except InputError as error:
+            self.fault = str(error)
         self.rollouts = Rollouts(path / "rollouts")
         self.searches = Searches(self.rollouts)
         self.evaluations = Evaluations(path)
@@ -74,8 +74,11 @@ class Run:
         lines begin anew. A line that is no update's is left out, and named in `damaged`.
         """
         file = self.path / "metrics.jsonl"
+        faults = [self.fault] if self.fault else []
         if not file.is_file():
-            return {"rows": [], "offset": 0, "mark": 0, "reset": offset > 0, "damaged": []}
+            if any(self.path.glob("rollouts/*.parquet")):
+                faults.append(f"{file}: lost; this run has rollouts, so it had metrics")
+            return {"rows": [], "offset": 0, "mark": 0, "reset": offset > 0, "damaged": faults}
         with reading(file), file.open("rb") as handle:
             handle.seek(max(0, offset - MARKED))
             before = handle.read(min(offset, MARKED))
@@ -83,7 +86,7 @@ class Run:
                 offset, before = handle.seek(0), b""
             text = handle.read()
         whole = text[: text.rfind(b"\n") + 1]  # a line may be under way
-        rows, damaged = [], []
+        rows, damaged = [], faults
         for line in whole.splitlines(keepends=True):
             if (row := _update(line)) is not None:
                 rows.append(row)
@@ -128,7 +131,7 @@ def _update(line: bytes) -> Row | None:
     """An update's metrics; None if a line is something else."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and isinstance(row.get("update"), int) else None
 
@@ -144,8 +147,10 @@ def _located(row: Row) -> Row:
 def load_runs(paths: list[Path]) -> list[Run]:
     """The runs of these folders; a folder that holds run folders stands for all of them.
 
+    One that cannot be read is shown with its fault, next to the others.
+
     Raises:
-        InputError: no run folder there.
+        InputError: none of them can be read.
     """
     found: list[Path] = []
     for path in paths:
@@ -155,15 +160,19 @@ def load_runs(paths: list[Path]) -> list[Run]:
         else:
             found += inner
     unique = list(dict.fromkeys(path.resolve() for path in found))
-    return [Run(path, number) for number, path in enumerate(unique)]
+    runs = [Run(path, number) for number, path in enumerate(unique)]
+    if all(run.fault for run in runs):
+        raise InputError("\n".join(run.fault for run in runs))
+    return runs
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of any value; numbers that JSON lacks (NaN and infinities) become null."""
+    """JSON of any value; numbers that JSON lacks (NaN and infinities) become null, and what else it
+    lacks, such as a date, text."""
     try:
-        return json.dumps(value, allow_nan=False).encode()
+        return json.dumps(value, allow_nan=False, default=str).encode()
     except ValueError:
-        return json.dumps(_finite(value), allow_nan=False).encode()
+        return json.dumps(_finite(value), allow_nan=False, default=str).encode()
 
 
 def _finite(value: Any) -> Any:

@@ -6,6 +6,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,4 +61,5 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
 
 def _read_rollouts(runs: list[Run]) -> None:
     for run in runs:
-        run.rollouts.table()
+        with suppress(InputError):  # the page names a damaged file where it is needed
+            run.rollouts.table()

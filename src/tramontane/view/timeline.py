@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tramontane.errors import reading
 from tramontane.run.folder import read_log
-from tramontane.view.reading import reading
 
 Row = dict[str, Any]
 LONGEST = 20_000  # activities that a page gets; the newest
@@ -29,10 +29,10 @@ def timeline(run: Path) -> Row:
 
     missing = []
     file = run / "timeline.jsonl"
-    activities = list(read_log(file))
     if not file.is_file():
         missing.append("steps and waits of the workers (this run has no timeline.jsonl)")
     with reading(file):
+        activities = list(read_log(file))
         for row in activities[-LONGEST:]:
             entry = {key: row[key] for key in ("activity", "began", "seconds")}
             lane(str(row["worker"]))["activities"].append(entry)

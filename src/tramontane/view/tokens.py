@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from importlib import resources
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from tramontane.errors import reading
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes, so tokens that one character may be spelt by
@@ -37,12 +40,17 @@ class Tokens:
 
     def texts(self, token_ids: Sequence[int]) -> list[str] | None:
         """The text of each token; None without a tokenizer. A character spelt by several tokens is
-        the text of the last, and the texts join to the decoded text."""
-        with self._lock:
+        the text of the last, and the texts join to the decoded text.
+
+        Raises:
+            InputError: the tokenizer is damaged.
+        """
+        with self._lock, reading(self.run):
             if self._tokenizer is None:
                 if (file := self._find()) is None:
                     return None
-                self._tokenizer = Tokenizer.from_file(str(file))
+                with reading(file):
+                    self._tokenizer = Tokenizer.from_file(str(file))
         return token_texts(self._tokenizer, token_ids)
 
     def _find(self) -> Path | None:
@@ -50,7 +58,7 @@ class Tokens:
         tiny = Path(str(resources.files("tramontane") / "tiny_base"))
         folders.append(tiny if self.model == "tiny" else Path(self.model))
         files = (folder / "tokenizer.json" for folder in folders)
-        return next((file for file in files if file.is_file()), None)
+        return next((file for file in files if os.path.isfile(file)), None)  # of any name
 
 
 def token_texts(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:

@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,9 @@ class Endpoint:
             try:
                 return self._request(body)
             except Refused as error:
-                return Answer("", 0, str(error))
+                return Answer("", 0, self._without_key(str(error)))
             except Failed as error:
-                reason = str(error)
+                reason = self._without_key(str(error))
                 now = time.monotonic()
                 self._not_before = max(self._not_before, now + error.pause)
                 # Jitter, so that requests that failed together are not all sent together again.
@@ -148,6 +148,11 @@ class Endpoint:
                 if attempt < self.endpoint.retries:
                     stop.wait(min(pause, MAX_BACKOFF_S))
         return Answer("", 0, f"{reason} (tried {self.endpoint.retries + 1} times)")
+
+    def _without_key(self, text: str) -> str:
+        """A server's message without the key, which some repeat."""
+        _, _, key = self.headers.get("Authorization", "").partition(" ")
+        return text.replace(key, "[key]") if key else text
 
     def _body(self, prompt: Prompt, index: int) -> bytes:
         config = self.config
@@ -183,7 +188,7 @@ class Endpoint:
                 content = _read(response, deadline)
         except urllib.error.HTTPError as error:
             with error:
-                raise _status_error(error, self.url) from None
+                raise _status_error(error, self.url, self._without_key) from None
         except TimeoutError:
             raise Failed(f"no answer within {timeout:g} s") from None
         except (OSError, http.client.HTTPException) as error:
@@ -270,13 +275,15 @@ def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
     return bytes(content)
 
 
-def _status_error(error: urllib.error.HTTPError, url: str) -> Exception:
+def _status_error(
+    error: urllib.error.HTTPError, url: str, without_key: Callable[[str], str]
+) -> Exception:
     """The exception for a status: `Failed`, `Refused` or `InputError`."""
     try:
         detail = error.read(500).decode(errors="replace").strip()
     except (OSError, http.client.HTTPException):
         detail = ""
-    message = f"HTTP {error.code}: {detail or error.reason}"[:300]
+    message = without_key(f"HTTP {error.code}: {detail or error.reason}")[:300]
     if error.code in FATAL:
         return InputError(
             f"endpoint {url}: {message}; correct it, and start the same command again"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tramontane.errors import InputError
+from tramontane.imports import holds_run
 from tramontane.workplace import owned_folder
 
 TESTED = ((0, 32), (0, 33))  # vLLM from the first version, and below the second
@@ -71,6 +72,10 @@ def find(python: str | None) -> Environment:
             package that breaks it; with the remedy.
     """
     path = interpreter(python)
+    if any(map(holds_run, path.absolute().parents)):
+        raise InputError(
+            f"generator.vllm.python {path}: inside a run's folder, whose files are never started"
+        )
     # Not resolved: a virtual environment's interpreter is a link, and known by its own path.
     if shutil.which(path) is None:
         raise InputError(

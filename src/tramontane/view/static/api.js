@@ -32,7 +32,7 @@ export async function measured(run) {
     const found = await get("metrics", { run, offset: tail.offset, mark: tail.mark });
     if (found.reset) { tail.rows.clear(); tail.skipped = []; }
     for (const row of found.rows) tail.rows.set(row.update, row); // a later line replaces an earlier
-    tail.skipped.push(...found.damaged);
+    tail.skipped = [...new Set([...tail.skipped, ...found.damaged])];
     tail.changed = found.reset || found.rows.length > 0;
     Object.assign(tail, { offset: found.offset, mark: found.mark, finished: found.finished });
     tail.evaluations = await get("evaluations", { run });
