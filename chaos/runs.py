@@ -49,8 +49,12 @@ class Run:
         return self.process.poll() is not None
 
     @property
+    def summarized(self) -> bool:
+        return (self.folder / "summary.json").is_file()
+
+    @property
     def finished(self) -> bool:
-        return (self.folder / "summary.json").is_file() and self.ended
+        return self.summarized and self.ended
 
     @property
     def updates(self) -> int:
@@ -104,7 +108,7 @@ class Intruder:
     """
 
     def __init__(self, run: Run, *args: str) -> None:
-        self.args, self._owner = args, run.process
+        self.args, self._run, self._owner = args, run, run.process
         self._log = run.log.with_name("intruder.log")
         with self._log.open("w") as log:
             command = [sys.executable, "-m", "tramontane", *args]
@@ -114,8 +118,9 @@ class Intruder:
 
     def ended(self) -> dict[str, Any] | None:
         """How the command ended, and whether it was refused by the name of the owner; None while it
-        runs, or if the run ended before, so that nothing was to be refused."""
-        if self.running or self._owner.poll() is not None:
+        runs, or if the run ended before, so that nothing was to be refused. An owner that has
+        written the summary gives the folder up before its process ends."""
+        if self.running or self._owner.poll() is not None or self._run.summarized:
             return None
         message = self._log.read_text(encoding="utf-8").strip()
         return {

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import tramontane
 from tests.runs import SMALL, begun, small_config
 from tramontane import InputError
-from tramontane.cli import app, main
+from tramontane.cli import app, main, terminal
 
 runner = CliRunner()
 
@@ -97,6 +97,26 @@ def test_neither_the_package_nor_the_command_line_imports_heavy_libraries() -> N
     program = f"import sys, tramontane.cli; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
+
+
+def test_help_has_the_commands_in_groups(run: Run) -> None:
+    text = run("--help").stdout
+    groups = ["Train", "Measure", "Data", "Look", "Research"]
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        part = text.partition(f"─ {group} ─")[2].partition(f"─ {after} ─")[0]
+        assert part.count("│") > 2
+    assert "─ Commands ─" not in text  # every command belongs to a group
+
+
+def test_what_commands_print_is_not_wrapped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.console, "_width", 40)
+    assert "\nKeys of a section: tramontane config " in run("config", "trainer").stdout
+    run_dir = begun(small_config(tmp_path / "a run with a long name")).path
+    (run_dir / "summary.json").touch()
+    said = run("train", "--resume", str(run_dir)).stderr
+    assert f"tramontane train --resume {run_dir} pipeline.updates=4\n" in said
 
 
 def test_dry_run_from_python(config: Path) -> None:

@@ -1,6 +1,7 @@
 """What needs no model is checked before torch is imported, which takes seconds: bad input, and
 whether another process works in the same place."""
 
+import os
 import subprocess
 import sys
 import time
@@ -41,7 +42,8 @@ for line in open(sys.argv[1]).read().splitlines():
 
 
 def check(cases: list[tuple[str, ...]], tmp_path: Path) -> None:
-    """Run commands, given behind a part of the message that each must end with."""
+    """Run commands, given behind a part of the message that each must end with: one line, however
+    narrow the terminal, so that commands and paths in it can be copied."""
     file = tmp_path / "cases"
     file.write_text("\n".join("\t".join(case) for case in cases))
     done = subprocess.run(
@@ -49,6 +51,7 @@ def check(cases: list[tuple[str, ...]], tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=CONFIGS.parent,
+        env=os.environ | {"COLUMNS": "40"},
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
@@ -56,6 +59,7 @@ def check(cases: list[tuple[str, ...]], tmp_path: Path) -> None:
         line, _, answer = part.partition("\n")
         expected = line.split("\t")[0].removeprefix("heavy ")
         assert expected in answer, part
+        assert answer.startswith("error: ") and answer.count("\n") == 1, part
 
 
 def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: Path) -> None:

@@ -90,6 +90,14 @@ def test_plain_has_one_line_an_update_with_its_numbers() -> None:
             assert shown in line
 
 
+def test_a_generator_with_nothing_left_to_make_has_no_speed() -> None:
+    display, file = plain()
+    display.start("quickstart", {}, 1)
+    display.update({"update": 1, **METRICS, "generator_tokens_per_second": 0.0})
+    assert "gen " not in file.getvalue()
+    assert "train 8,877/s" in file.getvalue()
+
+
 def test_plain_shows_a_phase_by_quarters() -> None:
     display, file = plain()
     for done in range(0, 257, 8):

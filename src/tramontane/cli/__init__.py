@@ -1,7 +1,7 @@
 """The command `tramontane`: one short function per command, one parameter per flag.
 
 The work is in `api`. Modules of this folder hold related commands; the order of their import is
-that of `tramontane --help`.
+that of `tramontane --help`, group by group.
 """
 
 from tramontane.cli import (  # noqa: F401, I001
@@ -9,10 +9,10 @@ from tramontane.cli import (  # noqa: F401, I001
     sampling,
     recipes,
     grading,
+    viewing,
     planning,
     studies,
     oversight,
-    viewing,
 )
 from tramontane.cli.terminal import app, main
 

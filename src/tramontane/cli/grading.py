@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from tramontane import api
-from tramontane.cli.terminal import app, complain, console, escape, progress_bar
+from tramontane.cli.terminal import DATA, LOOK, MEASURE, app, complain, console, progress_bar, say
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def score(
     path: Annotated[
         Path,
@@ -55,7 +56,7 @@ def score(
             )
         except KeyboardInterrupt:
             kept = f"; {out} has the rows graded so far, and starting again replaces it"
-            complain(escape(f"stopped{kept if out else ''}"))
+            complain(f"stopped{kept if out else ''}")
             raise typer.Exit(130) from None
     table = Table("verdict", "rows", "share")
     rows = [(name, summary.outcomes[name]) for name in ("right", "wrong", "malformed")]
@@ -66,20 +67,17 @@ def score(
     table.add_row("mean reward", f"{summary.mean_reward:.3f}", "")
     console.print(table)
     for reason, count in summary.unscorable.most_common(5):
-        console.print(escape(f"unscorable: {count:,} × {reason}"), highlight=False)
+        say(f"unscorable: {count:,} × {reason}")
     if summary.double_ids:
         some = ", ".join(f"{row_id} ({n} rows)" for row_id, n in summary.double_ids.most_common(5))
-        console.print(
-            escape(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}"),
-            highlight=False,
-        )
+        say(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}")
     for line in summary.bad_rows:
-        complain(escape(line))
+        complain(line)
     if summary.bad_rows:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def audit(
     path: Annotated[Path, typer.Argument(help="A run folder, or a JSONL of rollouts.")],
     out: Annotated[Path | None, typer.Option(help="Folder for audit.md and audit.jsonl.")] = None,
@@ -105,14 +103,14 @@ def audit(
         example = escape(examples[0][:200]) if examples else ""
         table.add_row(kind, str(len(examples)), found.share(kind), example)
     console.print(table)
-    console.print(f"{found.completions:,} completions; every finding: {found.report}")
+    say(f"{found.completions:,} completions; every finding: {found.report}")
     for line in found.broken:
-        complain(escape(line))
+        complain(line)
     if found.broken:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=DATA)
 def curate(
     sources: Annotated[
         list[str],
@@ -153,8 +151,8 @@ def curate(
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in step["dropped"].items())
         table.add_row(step["stage"], f"{step['left']:,}", dropped)
     console.print(table)
-    console.print(f"{result.rewritten:,} rewritten; everything: {result.report}")
+    say(f"{result.rewritten:,} rewritten; everything: {result.report}")
     for line in summary["malformed_rows"]:
-        complain(escape(line))
+        complain(line)
     if summary["malformed"]:
         raise typer.Exit(1)

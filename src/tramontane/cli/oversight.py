@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tramontane.cli.terminal import Overrides, app, console, progress_bar
+from tramontane.cli.terminal import RESEARCH, Overrides, app, console, progress_bar, say
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def oversight(
     config: Annotated[Path, typer.Argument(help="YAML with questions, models and arms.")],
     overrides: Overrides = None,
@@ -38,10 +38,10 @@ def oversight(
             str(figures.unfinished or ""),
         )
     console.print(table)
-    console.print(f"the page, and every transcript: {settings.out}/oversight.html", highlight=False)
+    say(f"the page, and every transcript: {settings.out}/oversight.html")
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def oversight_data(
     out: Annotated[Path, typer.Argument(help="Folder for the files, made if missing.")],
     config: Annotated[
@@ -79,14 +79,13 @@ def oversight_data(
         count = writing.write_lessons(out / "lessons.jsonl", pairs)
         writing.write_problems(out / "problems.jsonl", "train", 1, problems, wording, **drawn)
         writing.write_problems(out / "held_out.jsonl", "test", 0, held_out, wording, **drawn)
-    console.print(
+    say(
         f"in {out}: {drills:,} examples in drills.jsonl, {count:,} in lessons.jsonl, {problems:,} "
         f"problems in problems.jsonl, {held_out:,} in held_out.jsonl",
-        highlight=False,
     )
 
 
-@app.command()
+@app.command(rich_help_panel=RESEARCH)
 def judge_errors(
     run: Annotated[Path, typer.Argument(help="Folder of a run with a judged domain.")],
     domain: Annotated[str, typer.Option(help="Name of the judged domain.")] = "judged",
@@ -98,4 +97,4 @@ def judge_errors(
     from tramontane.oversight.judge_errors import markdown
 
     console.print(Markdown(markdown(audit(run, domain))))
-    console.print(f"written to {run}/judge_errors.md", highlight=False)
+    say(f"written to {run}/judge_errors.md")

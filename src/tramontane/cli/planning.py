@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tramontane import api
-from tramontane.cli.terminal import app, console, escape
+from tramontane.cli.terminal import LOOK, app, console, say
 from tramontane.workplace import check_file, write_whole
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def plan(
     model: Annotated[
         str, typer.Option(help="A known shape, e.g. llama-3.1-8b, a config.json, or a model.")
@@ -47,19 +48,19 @@ def plan(
         check_file(out)
     found = api.plan(sizes | {"model": model, "gpus": gpus}, assumptions)
     assumed = ", ".join(f"{key}={value}" for key, value in found.assumptions.items())
-    console.print(f"assumed: {escape(assumed)}", highlight=False, soft_wrap=True)
+    say(f"assumed: {assumed}")
     shown = Table("", "asynchronous", "synchronous, together")
     for name, *values in found.rows():
         shown.add_row(name, *values)
     console.print(shown)
     for line in found.memory.verdicts():
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(line)
     typer.echo(f"\n{found.config_file}", nl=False)
     if out is not None:
         write_whole(out, found.config_file)
 
 
-@app.command(name="config")
+@app.command(name="config", rich_help_panel=LOOK)
 def show_config(
     section: Annotated[
         str | None,
@@ -99,23 +100,21 @@ def show_config(
         print(reference.markdown(roots), end="")
         return
     entry = reference.find(roots, section or "")
-    console.print(escape(entry.description), highlight=False)
+    console.print(Text(entry.description))
     for key in entry.keys:
         console.print(f"\n[bold]{key.path}[/]  {escape(key.summary)}", highlight=False)
         console.print(Padding(Text(key.description), (0, 0, 0, 4), expand=False))
     if entry.subsections:
         path = next(iter(entry.subsections.values())).title
-        console.print(f"\nKeys of a section: tramontane config {path}", highlight=False)
+        say(f"\nKeys of a section: tramontane config {path}")
     if not entry.title:
-        console.print(
+        say(
             "Other configs: tramontane config sft, curate, harvest, medium, small, plan, study, "
             "oversight or judged",
-            highlight=False,
-            soft_wrap=True,
         )
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def doctor() -> None:
     """Report what works on this machine and how to fix what does not; exit code 1 if a needed
     part is missing."""
@@ -127,7 +126,6 @@ def doctor() -> None:
     console.print(table)
     for finding in findings:
         if finding.mend:
-            text = f"[bold]{finding.name}[/]: {escape(finding.mend)}"
-            console.print(text, highlight=False, soft_wrap=True)
+            say(f"{finding.name}: {finding.mend}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from tramontane import api
-from tramontane.cli.terminal import Overrides, app, console, escape
+from tramontane.cli.terminal import DATA, TRAIN, Overrides, app, console, say
 from tramontane.cli.training import Gpu, ModelShape, print_sizes
 from tramontane.errors import InputError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tramontane.recipes.config import MediumRecipe, SmallRecipe
 
 
-@app.command()
+@app.command(rich_help_panel=DATA)
 def harvest(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     overrides: Annotated[
@@ -39,16 +40,15 @@ def harvest(
         table.add_row(name, f"{count:,}")
     table.add_row("kept", f"{found.kept:,}")
     console.print(table)
-    console.print(
+    say(
         f"early: up to update {found.early_updates} of {found.updates}, short: below "
         f"{found.short_tokens:,.0f} tokens; {found.rows:,} rows of {found.problems:,} problems, "
         f"on average {found.mean_tokens:,.0f} tokens and a pass rate of {found.mean_pass_rate:.2f}",
-        highlight=False,
     )
-    console.print(f"wrote {out}", highlight=False)
+    say(f"wrote {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def recipe(
     name: Annotated[str, typer.Argument(help="medium (RL in stages) or small (SFT, then RL)")],
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
@@ -85,11 +85,11 @@ def recipe(
     try:
         run(settings, LiveDisplay, announce)
     except (Stopped, KeyboardInterrupt):
-        console.print("stopped; the same command continues", highlight=False)
+        say("stopped; the same command continues")
         raise typer.Exit(130) from None
     report = Path(settings.out) / "report.md"
-    console.print(report.read_text(encoding="utf-8").partition("\n## Steps")[0], highlight=False)
-    console.print(f"the report, and a folder for each step: {settings.out}", highlight=False)
+    say(report.read_text(encoding="utf-8").partition("\n## Steps")[0])
+    say(f"the report, and a folder for each step: {settings.out}")
 
 
 def _print_steps(
@@ -104,5 +104,5 @@ def _print_steps(
     if model_shape is None:
         check(settings, Path(settings.out), steps)
     for number, step in enumerate(steps, 1):
-        console.print(f"{number}  {step.name}: {escape(step.title)}", highlight=False)
+        say(f"{number}  {step.name}: {step.title}")
     print_sizes(api.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))

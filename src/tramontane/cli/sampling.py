@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from tramontane import api
-from tramontane.cli.terminal import Overrides, app, console, escape, progress_bar
+from tramontane.cli.terminal import MEASURE, Overrides, app, console, progress_bar, say
 
 Stops = Annotated[
     list[str] | None, typer.Option("--stop", help="A text that ends a completion; may be repeated.")
@@ -30,7 +30,7 @@ DeviceName = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cud
 NumberType = Annotated[str | None, typer.Option("--dtype", help="float32 or bfloat16")]
 
 
-@app.command(name="eval")
+@app.command(name="eval", rich_help_panel=MEASURE)
 def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
@@ -84,12 +84,12 @@ def evaluate(
     console.print(_evaluation_table(result))
     completions = result.n_problems * result.samples
     for line in result.malformed.explain(completions):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(line)
     _print_origin(model, config)
-    console.print(f"{result.n_problems} problems × {result.samples}; every completion: {out}")
+    say(f"{result.n_problems} problems × {result.samples}; every completion: {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def compare(
     models: Annotated[
         list[str],
@@ -146,10 +146,10 @@ def compare(
             **_given(sampling),
         )
     console.print(Markdown(markdown(found)))
-    console.print(f"every completion, and the page comparison.html: {out}")
+    say(f"every completion, and the page comparison.html: {out}")
 
 
-@app.command()
+@app.command(rich_help_panel=MEASURE)
 def generate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     prompt: Annotated[str, typer.Argument(help="The problem.")],
@@ -223,4 +223,4 @@ def _print_origin(model: str, config: Path | None) -> None:
     from tramontane.evaluation.checkpoint import run_of
 
     if config is None and (run := run_of(model)):
-        console.print(f"prompts and grading: {run / 'config.yaml'}", highlight=False)
+        say(f"prompts and grading: {run / 'config.yaml'}")

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
 from tramontane import api
-from tramontane.cli.terminal import app, console, escape, progress_bar
+from tramontane.cli.terminal import RESEARCH, app, console, progress_bar, say
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ study = typer.Typer(
     no_args_is_help=True,
     help="Test claims by runs: `study NAME` runs a study's arms; other commands analyse runs.",
 )
-app.add_typer(study, name="study")
+app.add_typer(study, name="study", rich_help_panel=RESEARCH)
 
 
 @study.command()
@@ -102,8 +103,8 @@ def run(
     if report and not dry_run:
         results = write_report(plans, page)
         for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
-            console.print(f"left out: {folder} has other settings than the study")
-        console.print(f"{page}: {len(results)} studies with results", highlight=False)
+            say(f"left out: {folder} has other settings than the study")
+        say(f"{page}: {len(results)} studies with results")
     if failed:
         raise InputError("\n".join(f"study {name}: {error}" for name, error in failed.items()))
 
@@ -115,12 +116,12 @@ def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, 
         budget=budget,
         base=base,
         out=out,
-        on_finished=lambda run, done, total: console.print(f"{done}/{total}  {run}"),
+        on_finished=lambda run, done, total: say(f"{done}/{total}  {run}"),
     )
     for claim, verdict in result.verdicts:
         console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
     folder = out / Path(name).stem
-    console.print(f"the page, its plots and every run: {folder}", highlight=False)
+    say(f"the page, its plots and every run: {folder}")
 
 
 def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str, str]:
@@ -135,12 +136,12 @@ def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str,
     rest = sum(item.minutes * (1 - item.finished / item.runs) for item in planned)
     total = sum(item.minutes for item in planned)
     hours = f"{total / 60:.1f} hours on two cores"
-    console.print(f"{hours}, of which {rest / 60:.1f} are still to run", highlight=False)
+    say(f"{hours}, of which {rest / 60:.1f} are still to run")
     if dry_run:
         return {}
     return run_catalogue(
         planned,
-        lambda study, run, done, total: console.print(f"{study}: {done}/{total}  {run}"),
+        lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}"),
     )
 
 
@@ -165,7 +166,7 @@ def list_studies() -> None:
     for known in names():
         found = load_study(known)
         minutes = minutes_of(found, seeds=3)
-        console.print(f"{known:24} {minutes:4.0f} min  {found.title}", highlight=False)
+        say(f"{known:24} {minutes:4.0f} min  {found.title}")
 
 
 @study.command()
@@ -199,7 +200,7 @@ def curve(
             f"{found.exponent:.2f}", str(fit.points),
         )  # fmt: skip
     console.print(table)
-    console.print(f"the page and its plot: {out}", highlight=False)
+    say(f"the page and its plot: {out}")
 
 
 @study.command()
@@ -216,7 +217,7 @@ def length(runs: Runs, out: Out = STUDIES / "length") -> None:
             f"{law.r_squared:.2f}", f"{law.shortest:,.0f} to {law.longest:,.0f}", str(law.points),
         )  # fmt: skip
     console.print(table)
-    console.print(f"the page and its plot: {out}", highlight=False)
+    say(f"the page and its plot: {out}")
 
 
 @study.command()
@@ -251,10 +252,9 @@ def landscape(
         )
     first, second = found.plane.explained[:2]
     shares = f"{first + second:.0%} of the variance ({first:.0%} and {second:.0%})"
-    console.print(f"the plane holds {shares}", highlight=False)
+    say(f"the plane holds {shares}")
     law = found.law
-    console.print(
+    say(
         f"raw reward per factor e of length: {law.slope:+.3f} [{law.low:+.3f}, {law.high:+.3f}]",
-        markup=False,
     )
-    console.print(f"the page and its plots: {out or run / 'landscape'}", highlight=False)
+    say(f"the page and its plots: {out or run / 'landscape'}")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 import tramontane
 from tramontane.errors import InputError
@@ -21,6 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+# Groups of commands in `tramontane --help`.
+TRAIN, MEASURE, DATA, LOOK, RESEARCH = "Train", "Measure", "Data", "Look", "Research"
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
 ]
@@ -37,7 +40,7 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        complain(f"[bold red]error:[/] {escape(str(error))}")
+        complain(str(error), "error:")
         code = 2
     except SystemExit as end:
         code = end.code
@@ -74,10 +77,12 @@ def progress_bar() -> Progress:
     )
 
 
-def complain(text: str) -> None:
-    # Unwrapped: a path or a key in a message must stay one piece.
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+def say(text: str) -> None:
+    """Print a text as it is. It is not wrapped: a command, path or key must stay one piece."""
+    console.print(Text(text), soft_wrap=True)
 
 
-def escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def complain(text: str, label: str = "") -> None:
+    """`say` on standard error, behind a red label."""
+    line = Text.assemble((label, "bold red"), " " if label else "", text)
+    Console(stderr=True).print(line, soft_wrap=True)

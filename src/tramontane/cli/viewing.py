@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tramontane.cli.terminal import app, console
+from tramontane.cli.terminal import LOOK, app, say
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def view(
     runs: Annotated[
         list[Path], typer.Argument(help="Run folders, or a folder of run folders, such as runs.")
@@ -22,8 +22,8 @@ def view(
     from tramontane.view.server import view as serve
 
     def announce(address: str) -> None:
-        console.print(address, highlight=False, soft_wrap=True)
-        console.print("Ctrl-C ends it", highlight=False)
+        say(address)
+        say("Ctrl-C ends it")
         if browser:
             typer.launch(address)
 

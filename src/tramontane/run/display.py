@@ -242,8 +242,9 @@ class LiveDisplay:
         if kept := _kept(m):
             fields.append(f"kept {kept}")
         for name, key in [("gen", "generator"), ("train", "trainer")]:
-            if m.get(f"{key}_tokens_per_second") is not None:
-                fields.append(f"{name} {m[f'{key}_tokens_per_second']:,.0f}/s")
+            rate = m.get(f"{key}_tokens_per_second") or 0
+            if rate >= 0.5:  # at the end, the generator has nothing left to make
+                fields.append(f"{name} {rate:,.0f}/s")
         if m.get("skipped_steps"):
             fields.append(f"skipped {m['skipped_steps']:.0f}")
         if m.get("staleness_mean") is not None:
@@ -304,7 +305,7 @@ class LiveDisplay:
         table.add_column(justify="right", no_wrap=True, ratio=1)
         table.add_column(justify="right", no_wrap=True)
         for name, rate, idle, unit in _WORKERS:
-            speed = "–" if m.get(rate) is None else f"{m[rate]:,.0f} {unit}"
+            speed = f"{m[rate]:,.0f} {unit}" if (m.get(rate) or 0) >= 0.5 else "–"
             idle_text = "" if m.get(idle) is None else f"idle {m[idle]:4.0%}"
             table.add_row(name, Text(speed, style="bold"), Text(idle_text, style="dim"))
         facts = {
