@@ -80,7 +80,9 @@ def _members(statement: str) -> list[str]:
     return split(statement, "=")
 
 
-_APPROXIMATION = re.compile(r"\\(?:approx|simeq|doteq)(?![A-Za-z])")
+_APPROXIMATION = re.compile(
+    r"\\(?:approx(?:eq)?|simeq|doteq|thickapprox)(?![A-Za-z])|\\(?:thick)?sim(?=\s*-?[\d.])"
+)
 
 
 def exact(text: str) -> str:

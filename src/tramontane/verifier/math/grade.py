@@ -155,6 +155,8 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     """
     gold_body, gold_unit = split_unit(gold)
     pred_body, pred_unit = split_unit(pred, attached=not equations.variables(gold_body))
+    if gold_unit and not pred_unit:
+        pred_body, pred_unit = split_unit(pred, named=gold_unit)
     if pred_unit and not gold_unit:
         body, unit = split_unit(gold, attached=True)
         if unit == pred_unit:

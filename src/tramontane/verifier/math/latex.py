@@ -59,7 +59,7 @@ def _parse_conditions(text: str) -> Any:
 
 # The parser takes `dn` for a differential. Only an integral or a derivative has one.
 _DIFFERENTIAL = re.compile(
-    r"\\i+nt(?![A-Za-z])|\\oint|\\partial|\\frac\s*\{\s*d|\\(?:mathrm|text|rm)\s*\{\s*d\s*\}"
+    r"\\i+nt(?![A-Za-z])|\\oint|\\partial|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d|\\(?:mathrm|text|rm)\s*\{\s*d\s*\}"
 )
 _LETTER_D = re.compile(
     r"(\\(?:text|textbf|textrm|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*d)|d"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
 from tramontane.verifier.math.wording import same_phrase
 
-_SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ", "0123456789+-()ni")
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᶻᵃᵇᶜᵈᵏᵐᵖʳˢᵗ"
+_SUPER = str.maketrans(_RAISED, "0123456789+-()nixyzabcdkmprst")
 _SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
 _GREEK_NAMES = """
     αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi πpi
@@ -42,7 +44,8 @@ _SYMBOLS = str.maketrans(
         "。": ".", "、": ",", "٫": ".", "′": "'", "…": r"\ldots ", "∶": ":",
         "⟨": r"\langle ", "⟩": r"\rangle ", "\u00b5": r"\mu ", "\u2126": r"\Omega ", "\u212b": "Å",
         "\u212a": "K", "∧": r"\land ",
-        "∣": r"\mid ", "∀": r"\forall ",
+        "∣": r"\mid ", "∀": r"\forall ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+        "⌉": r"\rceil ", "∼": r"\sim ", "≡": r"\equiv ", "∄": r"\nexists ", "∨": r"\lor ",
     }
 )  # fmt: skip
 
@@ -55,7 +58,7 @@ _PLAIN_FUNCTIONS = (
     "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
-_RULES: list[tuple[re.Pattern[str], str]] = [
+_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Layout only.
@@ -68,6 +71,13 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\wedge(?![A-Za-z])", r"\\land "),
         (r"\\(?:mathbb|Bbb|mathbf)(?:\s*\{\s*|\s+)([RNZQC])(?![A-Za-z])\s*\}?", r"\\mathbb{\1}"),
+        (r"\\in\s*R(?![A-Za-z_^])", r"\\in \\mathbb{R}"),
+        (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)", r"(0,\\infty)"),
+        (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*-\s*\}?|_\s*\{?\s*(?:-|<\s*0)\s*\}?)", r"(-\\infty,0)"),
+        (r"\\mathbb\{R\}\s*_\s*\{?\s*(?:\\ge|>=)\s*0\s*\}?", r"[0,\\infty)"),
+        (r"(\\mathbb\{[RNZQC]\})\s*(?:-|\\backslash(?![A-Za-z])|\\)\s*(?=\\?\{)", r"\1\\setminus "),
+        (r"\\mathbb\{([ZN])\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)", r"\\mathbb{\1}_{>0}"),
+        (r"\\\{\s*\\\}", r"\\emptyset "),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),
@@ -86,6 +96,11 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![\d.,])([-+]?0)\{,\}(?=\d)", r"\1."),
         (r"(?<=\d)\{,\}(?=\d)(?!\d{3}(?!\d))", "."),
         (r"^(\s*[-+]?[1-9]\d{0,2})\{,\}(\d{3}\s*)$", r"\1,\2"),  # see `read_numbers`
+        (
+            r"^(\s*[-+]?\d{1,3}(?:\.\d{3})+),(\d+\s*)$",  # 1.234,5
+            lambda m: f"{m[1].replace('.', '')}.{m[2]}",
+        ),
+        (r"^(\s*[-+]?\d+),(\d+\s*\\?%\s*)$", r"\1.\2"),
         # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
         (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
@@ -101,18 +116,25 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
         (r"==+", "="),
         (rf"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(({_ARGUMENT})\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z\\])(?:sqrt|√)\s*\{", r"\\sqrt{"),
+        (r"(?<![A-Za-z\\])(max|min|gcd|lcm)\s*\\?\{([^{}\\]*)\\?\}", r"\1(\2)"),
+        (r"\\(max|min|gcd)\s*\\\{([^{}\\]*)\\\}", r"\\\1(\2)"),
+        (r"(?<![A-Za-z])\\?log_\{?e\}?(?![A-Za-z])", r"\\ln "),
+        (r"(?<![A-Za-z\\])(ln|log)\s?(\d+)(?=\s*/\s*(?:ln|log))", r"\1(\2)"),
         (rf"(?<![A-Za-z\\])(?:cbrt|∛)\s*\(({_ARGUMENT})\)", r"\\sqrt[3]{\1}"),
-        (rf"(?<![A-Za-z\\])abs\s*\(({_ARGUMENT})\)", r"|\1|"),
+        (rf"(?<![A-Za-z\\])[aA]bs\s*\(({_ARGUMENT})\)", r"|\1|"),
         (rf"(?<![A-Za-z\\])floor\s*\(({_ARGUMENT})\)", r"\\lfloor \1\\rfloor "),
         (rf"(?<![A-Za-z\\])ceil(?:ing)?\s*\(({_ARGUMENT})\)", r"\\lceil \1\\rceil "),
         (r"(?<![A-Za-z\\])log_?(2|10)\s*(?=\()", r"\\log_{\1}"),
-        (rf"(?<![A-Za-z\\])([b-z])(?=(?:{_PLAIN_FUNCTIONS})\s*\()", r"\1 "),  # xsin(x)
+        # xsin(x), nlogn
+        (rf"(?<![A-Za-z\\])([b-z])(?=(?:{_PLAIN_FUNCTIONS})(?:\s*\(|[nxyz](?![A-Za-z])))", r"\1 "),
         (rf"(?<![A-Za-z\\])(?:sqrt|√)\s*({_BARE})", r"\\sqrt{\1}"),
         (r"√", r"\\sqrt "),
         (rf"∛\s*\(?({_BARE})\)?", r"\\sqrt[3]{\1}"),
-        (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi "),
+        (r"(?<![A-Za-z\\])[pP]i(?![A-Za-z])", r"\\pi "),
         (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\^\(([^()]*)\)", r"^{\1}"),
+        (r"(?<![A-Za-z\\])e\^\s*-\s*(\d*)\s*([a-z])(?![A-Za-z^_(])", r"e^{-\1\2}"),
         (r"\^\s*([+-])\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))", r"^{\1\2}"),
         (r"\^\s*(\d{2,})(?![\d.])", r"^{\1}"),
         (r"(?<=[\d.])\s*[xX]\s*(?=10\s*\^)", r" \\times "),
@@ -146,7 +168,7 @@ _GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
 _PLAIN_NAME = re.compile(
     rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
     rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"
-    rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[xyz](?![A-Za-z]))))"
+    rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[nxyz](?![A-Za-z]))))"
 )
 _ARC = re.compile(r"a(?=(?:sin|cos|tan)$)")
 
@@ -172,7 +194,10 @@ _SCALE = re.compile(
     r"s?(?![A-Za-z])(\s*\})?"
 )
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
-_OR = re.compile(rf"{TEXT}\s*\{{[\s,]*or[\s,]*\}}|(?<=[\s\d)}}])or(?=[\s(\d-])|\\lor(?![A-Za-z])")
+_OR = re.compile(
+    rf"{TEXT}\s*\{{[\s,]*(?:or|oder|ou|oppure|или|或|或者)[\s,]*\}}|(?<=[\s\d)}}])(?:or|oder|ou|или)(?=[\s(\d-])"
+    r"|或者?|\\(?:lor|vee)(?![A-Za-z])"
+)
 # A closing remark that a letter is an integer, a real number or a constant.
 _LETTER = r"\s*\$?\s*[A-Za-z]"
 _LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
@@ -234,7 +259,7 @@ def normalize(text: str) -> str:
 
 def _apply_rules(text: str) -> str:
     text = re.sub(r"[\x00-\x1f\x7f]", " ", text)
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱ]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
+    text = re.sub(f"[{_RAISED}]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
     text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+", lambda m: f"_{{{m[0].translate(_SUB)}}}", text)
     text = text.translate(_SYMBOLS).strip()
     while (match := _UNWRAP.fullmatch(text)) and "\\boxed" not in (match[3] or ""):

@@ -4,59 +4,42 @@ from __future__ import annotations
 
 # Symbols that take an SI prefix, as they are written.
 _SI_SYMBOLS = "m g s A K mol cd Hz N Pa J W C V F Ω S Wb T H lm lx Bq Gy Sv L l eV cal Wh bar B b M"
-_SI_PREFIXES = [
-    "Y",
-    "Z",
-    "E",
-    "P",
-    "T",
-    "G",
-    "M",
-    "k",
-    "h",
-    "da",
-    "d",
-    "c",
-    "m",
-    "µ",
-    "u",
-    "n",
-    "p",
-    "f",
-    "a",
-]
+_SI_PREFIXES = "Y Z E P T G M k h da d c m µ u n p f a".split()
 _SYMBOLS = {
     prefix + symbol: (prefix.replace("u", "µ") + symbol.replace("l", "L", symbol == "l"))
     for symbol in _SI_SYMBOLS.split()
     for prefix in ("", *_SI_PREFIXES)
 }
-# "M" (mol/L), "B" and "b" need a prefix, or a name.
-for _alone in ("M", "B", "b", "a", "u"):
-    _SYMBOLS.pop(_alone, None)
+# "B" and "b" need a prefix, or a name; MM is millions.
+for _other in ("B", "b", "a", "u", *(f"{prefix}M" for prefix in "YZEPTGMkhdcfa"), "daM"):
+    _SYMBOLS.pop(_other, None)
 # Bars and line ends separate units: first the canonical name, then the others, plural s implied.
 # Prefixes by name (kilo-, centi-, micro-) are added to the units of the first line.
 _PREFIXABLE = """
     m meter metre mètre metro | g gram gramme gramo grammo | L liter litre litro | s second | J
     joule W watt | V volt | A ampere | N newton | Pa pascal | Hz hertz | Ω ohm | C coulomb | F
-    farad H henry | T tesla | K kelvin | mol mole | eV electronvolt | cal calorie | B byte | b bit
+    farad | H henry | T tesla | K kelvin | mol mole | eV electronvolt electron-volt | cal calorie |
+    B byte | b bit | Wb weber | S siemens | Gy gray | Sv sievert | lm lumen | lx lux | cd candela |
+    Bq becquerel | Wh watt-hour watthour
 """
 _OTHERS = """
-    mm мм 毫米 | cm zentimeter см 厘米 | m м 米 | km км 公里 千米 | g gm г 克 | kg kgs кг 千克
-    公斤 L 升 л | mL
-    毫升 мл | min minute 分钟 минута минут минуты minuto | s sec secs 秒 секунд секунды seconde
-    segundo
-    secondo sekunde sekunden | h hr hrs hour 小时 час часа часов heure hora ora ore stunde stunden
-    |
-    day 天 день дня дней jour día giorno giorni tag tage tagen | week 周 semaine semana settimana
-    settimane woche wochen | month 月 mois mes meses mese mesi monat monate | year yr 年 год года
-    лет année ans an anni anno año jahr jahre | decade | century centuries | in inch inches | ft
-    foot feet | yd yard | mi mile | lb lbs pound | oz ounce | t ton tonne 吨 | gal gallon | qt
-    quart | pt pint | cup | tbsp tablespoon | tsp teaspoon | acre | ha hectare | mph | km·h^-1
-    kmph kph kmh | rpm | atm | psi | mmHg | torr | dB decibel | ppm | knot | AU | Å angstrom
-    ångström | deg degree grad grado degré градус 度 | degC celsius | degF fahrenheit | rad radian
-    | sr steradian | % percent pct percentage prozent процент | Wh | usd dollar 美元 | cent ¢ | eur
-    euro € | gbp £ | jpy yen ¥ | inr rupee rs ₹ | rub ruble рубль рублей рубля | cny yuan 元 | am
-    a.m | pm p.m
+    mm мм 毫米 | cm zentimeter см 厘米 | m м 米 метр метра метров | km км 公里 千米
+    | mg мг 毫克 | g gm г 克 грамм грамма граммов | kg kgs кг 千克 公斤 | mL мл 毫升 | L 升 л
+    | kΩ kilohm | MΩ megohm | min minute 分钟 минута минут минуты minuto minuten мин
+    | s sec secs 秒 секунд секунды с seconde segundo secondo sekunde sekunden
+    | h hr hrs hour 小时 час часа часов ч heure hora ora ore stunde stunden
+    | day 天 день дня дней jour día giorno giorni tag tage tagen
+    | week 周 semaine semana settimana settimane woche wochen
+    | month 月 mois mes meses mese mesi monat monate
+    | year yr 年 год года лет année ans an anni anno año jahr jahre | decade | century centuries
+    | in inch inches | ft foot feet | yd yard | mi mile | lb lbs pound | oz ounce | t ton tonne 吨
+    | gal gallon | qt quart | pt pint | cup | tbsp tablespoon | tsp teaspoon | acre | ha hectare
+    | mph | km·h^-1 kmph kph kmh | revolution·min^-1 rpm | beat·min^-1 bpm | atm | psi | mmHg | torr | dB decibel | ppm
+    | knot | AU | Å angstrom ångström | light-year lightyear ly | light-minute | parsec | erg
+    | dyn dyne | gauss | poise | curie | deg degree grad grado degré градус 度 | degC celsius
+    | degF fahrenheit | rad radian | sr steradian | % percent pct percentage prozent процент
+    | usd dollar 美元 | cent ¢ | eur euro € | gbp £ | jpy yen ¥ | inr rupee rs ₹
+    | rub ruble рубль рублей рубля | cny yuan 元 | am a.m | pm p.m
 """
 _PREFIX_NAMES = {
     "": "", "kilo": "k", "mega": "M", "giga": "G", "tera": "T", "centi": "c", "deci": "d",
@@ -117,6 +100,7 @@ _THINGS = """
     человека книга книги книг способ способа способов раз раза ученик ученика учеников студентов
     точка точки точек штук штуки 个 只 本 人 张 条 块 件 名 位 辆 棵 头 种 次 岁 朵 支 枝 瓶 杯 盒
     箱 页 道 颗 粒 篮 袋 双筷 家 间
+    beat rotation breath photon electron proton neutron nucleus nuclei
     层 步 苹果 学生 书 鸡蛋 点 边 方法 方式 解
 """
 # Words before the thing that is counted, and words that add nothing to a unit.
@@ -126,7 +110,7 @@ _QUALIFIERS_WORDS = """
     unique equal whole complete full entire additional extra more other positive nonnegative
     natural real prime even odd ordered unordered integer lattice right isosceles equilateral
     regular square rectangular male female adult chocolate apple cherry tennis soccer rubber paper
-    plastic wooden gold of the children basketball ticket school football fresh ripe ordered
+    plastic wooden gold the children basketball ticket school football fresh ripe ordered
     american us u.s canadian rouge rouges vert verte vertes verts rojas rojo rosse rossi rote
     roten rot красных зелёных
 """

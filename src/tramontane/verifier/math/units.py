@@ -31,6 +31,10 @@ _UNMISTAKABLE_WORDS = """
     GeV mL ml kN kV kcal cal bar lm
 """
 _UNMISTAKABLE = frozenset(_UNMISTAKABLE_WORDS.split())
+# Products and quotients of such letters, which need no space: `20 N m` is a torque, `20 L W` is not.
+_PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
+_DIVISORS = set("s h min m cm km kg L mL mol K A C ft".split())
+_AMBIGUOUS = {"M"}  # molar, or million: only where the other side shows it
 _SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "usd", "eur", "gbp"}
 _INNER = r"(?:[^{}]|\{[^{}]*\})*"
 _TEXT = (
@@ -62,7 +66,12 @@ _GREEK = [
     (re.compile(r"µ\s*(\\(?:text|mathrm|mbox|rm)\s*\{)\s*"), r"\1µ"),
     (re.compile(r"(\\(?:text|mathrm|mbox|rm)\s*\{\s*[kMGmµ]?)\}\s*Ω"), r"\1Ω}"),
 ]
-_IN_TOTAL = re.compile(r"\bin (?:total|all)\b")
+_COMPOUNDS = [
+    (re.compile(r"\bin (?:total|all)\b"), ""),
+    (re.compile(r"(?<![A-Za-z])Nm(?![A-Za-z])"), "N m"),
+    (re.compile(r"\belectron[- ]volt"), "electronvolt"),
+    (re.compile(r"watt[- ]hour"), "watthour"),
+]
 _PREFIX = re.compile(
     r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.])"
 )
@@ -75,12 +84,11 @@ class _Unit(NamedTuple):
 
     name: str
     letters: list[str]
-    is_product: bool  # of several such letters, side by side
     is_written: bool  # in text, or with a sign
     is_attachable: bool  # not a short word: `5ant` is a product
 
 
-def split_unit(text: str, *, attached: bool = False) -> tuple[str, str]:
+def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[str, str]:
     r"""Take a unit off a normalised answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
 
     Letters outside of text are units only after a number, as words, or as symbols that are not
@@ -90,18 +98,25 @@ def split_unit(text: str, *, attached: bool = False) -> tuple[str, str]:
     Args:
         text: the answer.
         attached: read symbols that may be variables (`3s`, `3 mg`) as units.
+        named: the other side's unit, which is read as one in any spelling.
     """
     if match := _PREFIX.match(text):
-        currency = match[2].rstrip(".")
-        return match[1] + text[match.end() :], _CURRENCIES.get(currency, currency.lower())
-    spelt = _IN_TOTAL.sub("", text)
-    for pattern, replacement in _GREEK:
+        body, rate = split_unit(match[1] + text[match.end() :])
+        currency = _CURRENCIES.get(match[2].rstrip("."), match[2].rstrip(".").lower())
+        return body, f"{currency}·{rate}" if "^-" in rate else currency
+    spelt = text
+    for pattern, replacement in (*_COMPOUNDS, *_GREEK):
         spelt = pattern.sub(replacement, spelt)
     starts = [m.start() for m in _START.finditer(spelt, max(0, len(spelt) - MAX_UNIT)) if m.start()]
     for start in starts[:MAX_STARTS]:
         body = spelt[:start].rstrip(" ~")
         unit = read_unit(spelt[start:]) if body and body[-1] not in "^_/*+-\\({" else None
-        if unit is None or not _may_follow(unit, body, spelt[start - 1].isspace(), attached):
+        if unit is None:
+            continue
+        is_named = bool(named) and (unit.name == named or {unit.name, named} in _SAME)
+        if is_named and (body[-1].isdigit() or body[-1] in "})"):
+            return body, unit.name
+        if not _may_follow(unit, body, spelt[start - 1].isspace(), attached):
             continue
         if unit.name.startswith("deg") and _ANGLE.search(body):
             break  # the degrees belong to the angle, not to the value
@@ -111,14 +126,18 @@ def split_unit(text: str, *, attached: bool = False) -> tuple[str, str]:
 
 def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:
     """True if a unit after `body` is one, and no variables."""
+    if unit.name in _AMBIGUOUS:
+        return False
     if not unit.letters:
         if not (spaced or unit.is_written or unit.is_attachable):
             return False
         return unit.is_written or to_number(body) is not None or body[-1] in "0123456789})"
     if to_number(body) is None:
         return False
-    if unit.is_product:
-        return attached and set(unit.letters) <= _PLAUSIBLE and not unit.letters[0].islower()
+    if len(unit.letters) > 1:
+        is_quotient = set(unit.letters[1:]) <= _DIVISORS and "^-" in unit.name
+        is_known = is_quotient or " ".join(unit.letters) in _PRODUCTS
+        return attached and is_known and set(unit.letters) <= _PLAUSIBLE
     if not spaced:
         return attached and set(unit.letters) <= ATTACHED
     return set(unit.letters) <= (_PLAUSIBLE if attached else SPACED)
@@ -132,7 +151,7 @@ def read_unit(text: str) -> _Unit | None:
     factors = {name: power for name, power in reader.factors.items() if power}
     ordered = sorted(factors.items(), key=lambda item: (-item[1], item[0]))
     name = "·".join(n if power == 1 else f"{n}^{power}" for n, power in ordered)
-    return _Unit(name, reader.letters, reader.is_product, reader.is_written, reader.is_attachable)
+    return _Unit(name, reader.letters, reader.is_written, reader.is_attachable)
 
 
 class _Reader:
@@ -141,7 +160,7 @@ class _Reader:
     def __init__(self) -> None:
         self.factors: dict[str, int] = {}
         self.letters: list[str] = []
-        self.is_product = self.is_written = self.qualified = False
+        self.is_written = self.qualified = self.of = False
         self.is_attachable = True
         self.brackets: list[tuple[int, list[str]]] = []  # the sign outside, the factors inside
         self.sign = self.outer = 1
@@ -211,12 +230,14 @@ class _Reader:
         return True
 
     def _factor(self, name: str) -> bool:
+        if not self.joined and self.last == "deg" and name in ("C", "F", "K", "degC", "degF"):
+            name = f"deg{name[-1]}"
         power = self.outer * self.sign * self.square
         if not self.joined and (self.thing or (self.last == "deg" and name.startswith("deg"))):
             self.factors.pop(self.thing or self.last)
         self.factors[name] = self.factors.get(name, 0) + power
         self.last, self.last_power = name, power
-        self.sign = self.square = 1
+        self.square = 1  # what follows a slash stays below it: J/kg K
         self.joined = self.qualified = False
         self.thing = ""
         return True
@@ -236,7 +257,6 @@ class _Reader:
             return True
         if word in SYMBOLS:
             if not (is_text or word in _UNMISTAKABLE or "µ" in word or "Ω" in word or "Å" in word):
-                self.is_product |= bool(self.letters) and not self.joined
                 self.letters.append(word)
             return self._factor(SYMBOLS[word])
         if lower in NAMES:
@@ -245,6 +265,12 @@ class _Reader:
             return self._factor(NAMES[lower])
         if lower[1:] in THINGS and lower[0] in THINGS:  # 个苹果
             lower = lower[1:]
+        if lower == "of" and self.factors:
+            self.of = self.qualified = True
+            return True
+        if lower in THINGS and self.of:  # gallons of milk
+            self.qualified = False
+            return True
         if lower in THINGS:
             self.square = 1  # square tiles
             self._factor(lower.removesuffix("s") if lower.removesuffix("s") in THINGS else lower)
@@ -258,7 +284,7 @@ class _Reader:
 
 # ---------------------------------------------------------------------------------- comparison
 
-_SAME = [{"C", "degC"}, {"K", "degK"}, {"F", "degF"}, {"deg", "degC"}, {"deg", "degF"}]
+_SAME = [{"M", "mol·L^-1"}, {"C", "degC"}, {"K", "degK"}, {"F", "degF"}, {"deg", "degC"}, {"deg", "degF"}]
 
 
 def units_clash(gold: str, pred: str) -> bool:

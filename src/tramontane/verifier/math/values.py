@@ -23,8 +23,8 @@ from tramontane.verifier.math.numbers import is_rounded
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
-# Digits after the point that are compared for each digit before it: what is left of large terms may
-# be small, as in `sqrt(N + 1) - sqrt(N)`.
+# Digits after the point that are compared for each digit of the largest and the smallest value met:
+# what is left of large terms may be small, as in `sqrt(N + 1) - sqrt(N)`.
 CANCELLATION = 3
 NOISE_BITS = 16
 MAX_MAGNITUDE = 2000  # digits before or after the point; the precision grows with them
@@ -57,6 +57,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ceiling": mpmath.ceil,
     "conjugate": mpmath.conj,
 }
+_SATURATING = (mpmath.tanh, mpmath.coth)
 _GAMMAS = (mpmath.binomial, mpmath.factorial, mpmath.gamma)
 _INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
 _IMAGINARY_UNIT = {"i", "I"}
@@ -88,11 +89,14 @@ class _Evaluation:
         if value:
             # The exponent of a huge mpf may itself be huge: never through a float.
             digits = int(mpmath.mag(value) * math.log10(2))
-            self.digits_before = max(self.digits_before, digits)
-            self.digits_after = max(self.digits_after, -digits)
-            if max(self.digits_before, self.digits_after) > MAX_MAGNITUDE:
-                raise TooLarge
+            self._note(digits_before=digits, digits_after=-digits)
         return value
+
+    def _note(self, *, digits_before: int = 0, digits_after: int = 0) -> None:
+        self.digits_before = max(self.digits_before, digits_before)
+        self.digits_after = max(self.digits_after, digits_after)
+        if max(self.digits_before, self.digits_after) > MAX_MAGNITUDE:
+            raise TooLarge
 
     def _value(self, e: Any) -> Any:
         if isinstance(e, sympy.Symbol):
@@ -155,6 +159,8 @@ class _Evaluation:
         cheap = function in (mpmath.fabs, mpmath.re, mpmath.im)
         if not cheap and any(mpmath.isinf(v) or abs(v) > MAX_ARGUMENT for v in values):
             raise TooLarge
+        if function in _SATURATING:  # tanh(200) is not 1
+            self._note(digits_after=2 * math.ceil(abs(values[0]) / math.log(10)))
         between_integers = function in _GAMMAS and not all(map(mpmath.isint, values))
         if between_integers and mpmath.mp.dps > MAX_GAMMA_DIGITS:
             raise TooLarge
@@ -300,7 +306,7 @@ def _evaluate(
             after = max(run.digits_after for run in runs)
             before = max(run.digits_before for run in runs)
             if tolerance == 0:
-                least = after + CANCELLATION * before
+                least = CANCELLATION * (after + before)
                 tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + least)
         needed = DIGITS + least + before
         if needed <= digits + 3:

@@ -58,7 +58,9 @@ def _option(text: str) -> tuple[str, str] | None:
 
 _SHORT_WORDS = {"no", "ja", "si"}
 MAX_PHRASE = 60  # characters
-_ITEM = re.compile(r"[,;]|\band\b")
+_LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
+_ITEM = re.compile(r"[,;、]|\b(?:and|und|et|y|e|и)\b|和")
+_PRODUCT = re.compile(r"[a-z]{3,4}")
 _OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
 
 
@@ -67,10 +69,18 @@ def same_text(gold: str, pred: str) -> bool | None:
     bare = unwrap(gold)
     if not _is_words(bare) or bare.startswith("("):
         return None
+    other = unwrap(pred)
     if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
-        other = unwrap(pred)
-        return _items(bare) == _items(other) if _is_words(other) else None
-    return _words(bare) == _words(unwrap(pred)) and not _OPERATORS.search(unwrap(pred))
+        return _items(bare) == _items(other) if _LISTED.fullmatch(other) else None
+    if _words(bare) == _words(other) and not _OPERATORS.search(other):
+        return True
+    return None if _is_product(gold) else False
+
+
+def _is_product(text: str) -> bool:
+    """True for letters that are rather variables than a word: `xyz`, `abc`."""
+    is_run = "".join(map(chr, range(ord(text[0]), ord(text[-1]) + 1))) == text
+    return bool(_PRODUCT.fullmatch(text) and (is_run or set(text) & set("xyz")))
 
 
 _PHRASES = {
