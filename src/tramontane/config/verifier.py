@@ -91,6 +91,9 @@ class MathConfig(Section):
     rounded_places: int | None = Field(6, ge=1)
     """Decimal places required of a rounded decimal, such as `0.333333` for 1/3. null: rounded
     decimals are wrong."""
+    explained: Literal["right", "wrong"] = "wrong"
+    """An answer of one word with its reason in the box, such as `Yes, because 7 is prime`. `right`
+    judges the word alone."""
     unreadable: Literal["wrong", "unscorable"] = "wrong"
     """Verdict on an answer that differs from a reference which cannot be parsed. `unscorable` drops
     its group from training."""

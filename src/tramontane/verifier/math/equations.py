@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
 
+from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.numerals import numeral_value
 from tramontane.verifier.math.refusals import Refused, Unscorable
 from tramontane.verifier.math.structure import split
@@ -97,10 +100,16 @@ def exact(text: str) -> str:
     return f"{separator} ".join(map(_exact, split(text, separator)))
 
 
+FAR = Fraction(1, 10)  # relative error of an approximation that is believed
+
+
 def _exact(statement: str) -> str:
     left, *others = [part.strip() for part in split(statement, "\\approx")] or [""]
     if not others or statement.lstrip().startswith("\\approx"):
         return left
+    numbers = [n for part in (left, *others) if (n := to_number(part)) is not None]
+    if any(abs(a - b) > abs(a) * FAR for a, b in pairwise(numbers)):
+        return statement  # 5 is not about 6
     if len(_members(left)) > 1 or variables(left) - {"e"} <= variables(others[0]):
         is_name_of_value = left == "e" and not others[0].startswith("2.7")
         return f"{left} = {others[0]}" if is_name_of_value else left
@@ -232,7 +241,34 @@ def values(gold: str, pred: str) -> tuple[str, str]:
 
 
 def _same_name(a: str, b: str) -> bool:
+    a, b = (_DERIVATIVE.sub(r"\1'", x) for x in (a, b))
     a, b = (
         re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
     )
     return a == b and bool(a)
+
+
+_DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
+# A constant of integration: alone on a side, or the last term.
+_ARBITRARY = re.compile(
+    r"(?:(?:^|=)\s*(?P<side>[CcKk](?:_\{?\d\}?)?)\s*(?==|$)|\+\s*(?P<term>[CcKk](?:_\{?\d\}?)?)\s*$)"
+)
+
+
+def with_constant(gold: str, pred: str) -> str:
+    """The prediction with the reference's letter for a constant: `x^2 + K` as `x^2 + C`.
+
+    In a reference an arbitrary constant is `C` or `K` as the last term of an expression in x or the
+    like, or such a letter, of either case, alone on a side of an equation.
+    """
+    g, p = _ARBITRARY.search(gold), _ARBITRARY.search(pred)
+    if g is None or p is None:
+        return pred
+    of_gold, of_pred = (m["side"] or m["term"] for m in (g, p))
+    start, end = p.span("side") if p["side"] else p.span("term")
+    others = variables(gold.replace(of_gold, "", 1)), variables(pred[:start] + pred[end:])
+    is_arbitrary = (g["side"] or of_gold[0].isupper()) and others[0] & set("xyztu")
+    is_free = of_gold[0] not in others[1] and of_pred[0] not in others[0]
+    if not (is_arbitrary and is_free and len(_members(gold)) == len(_members(pred))):
+        return pred
+    return pred[:start] + of_gold + pred[end:]

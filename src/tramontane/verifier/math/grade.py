@@ -19,7 +19,7 @@ from tramontane.types import Outcome
 from tramontane.verifier.math import equations
 from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
-from tramontane.verifier.math.items import same_structure, without_builder
+from tramontane.verifier.math.items import same_builder, same_structure, without_builder
 from tramontane.verifier.math.modular import same_remainder
 from tramontane.verifier.math.normalize import normalize
 from tramontane.verifier.math.numbers import read_numbers, same_number, same_ratio
@@ -34,7 +34,7 @@ from tramontane.verifier.math.refusals import (
 from tramontane.verifier.math.structure import read_shape, split
 from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
 from tramontane.verifier.math.vectors import same_vector
-from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap
+from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap, without_reason
 
 DEFAULT = MathConfig()
 
@@ -60,6 +60,8 @@ def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DE
     pred, gold = normalize(prediction), normalize(reference)
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
+    if policy.explained == "right":
+        pred = without_reason(gold, pred)
     answer = chosen(gold, pred) or None
     if not gold:
         return Judgement("unscorable", "the reference is empty", answer)
@@ -102,7 +104,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     """Compare normalised answers. Each step decides, refuses, or passes on to the next; `places` is
     `MathConfig.rounded_places`."""
     equal = partial(_equal, places=places)
-    if gold == pred or _compact(gold) == _compact(pred):
+    if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
         return True
     for rule in (choice, same_text):
         if (decided := rule(gold, pred)) is not None:
@@ -110,6 +112,9 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     if "\\boxed" in pred:
         raise Refused("a box within the box")
     gold, pred = without_builder(gold, pred)
+    if (decided := same_builder(gold, pred, equal)) is not None:
+        return decided
+    pred = equations.with_constant(gold, pred)
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
     if (decided := same_vector(gold, pred, equal)) is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import reduce
+from itertools import product
 
 from tramontane.verifier.math.caps import MAX_ITEMS
 from tramontane.verifier.math.numbers import read_numbers
@@ -27,7 +29,8 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
         Refused: an answer has more than MAX_ITEMS items.
     """
     gold, pred = _without_label(gold, pred)
-    if None not in read_numbers(split_unit(gold)[0], split_unit(pred)[0]):
+    values = (split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred))
+    if None not in read_numbers(*values):
         return None  # 1,000 is a number, and so is 3,5 where the reference is 3.5
     g, p = _shape_with_signs(gold), _shape_with_signs(pred)
     counts = len(g.items), len(p.items)
@@ -127,22 +130,26 @@ def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | N
 
 
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+MAX_SIGNS = 3  # signs of an item that are written out; all `\pm` alike from there on
 
 
 def _shape_with_signs(text: str) -> Shape:
-    """The shape of an answer, each item of a list with `\\pm` written out as two items."""
+    """The shape of an answer, each item of a list with `\\pm` written out: (±1, 2) is two points,
+    (±1, ±2) four."""
     shape = read_shape(text)
-    if shape.kind == "()" and len(_PLUS_MINUS.findall(text)) == 1:  # (±1, 2): two points
+    if shape.kind == "()" and _PLUS_MINUS.search(text):
         shape = Shape("list", [text])
     if shape.kind != "list" or len(shape.items) > MAX_ITEMS:
         return shape
-    items: list[str] = []
-    for item in shape.items:
-        if _PLUS_MINUS.search(item):
-            items += [_with_sign(item, pm="+", mp="-"), _with_sign(item, pm="-", mp="+")]
-        else:
-            items.append(item)
-    return Shape("list", items)
+    return Shape("list", [signed for item in shape.items for signed in _with_signs(item)])
+
+
+def _with_signs(item: str) -> list[str]:
+    found = _PLUS_MINUS.findall(item)
+    if "\\mp" in found or len(found) > MAX_SIGNS:  # the upper signs, or the lower ones
+        return [_with_sign(item, pm="+", mp="-"), _with_sign(item, pm="-", mp="+")]
+    signs = product("+-", repeat=len(found))
+    return [reduce(lambda text, sign: _PLUS_MINUS.sub(sign, text, 1), s, item) for s in signs]
 
 
 def _with_sign(item: str, *, pm: str, mp: str) -> str:
@@ -152,14 +159,17 @@ def _with_sign(item: str, *, pm: str, mp: str) -> str:
 # --------------------------------------------------------------------------------- set builder
 
 _REAL = r"\\in\s*\\mathbb\{R\}"
+_BAR = r"(?:\||:|\\(?:mid|vert|lvert|colon)(?![A-Za-z])|,?\s*\\text\s*\{\s*such that\s*\})"
 _BUILDER = re.compile(
     r"(?:^\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\?\{\s*"
-    rf"(?P<element>[A-Za-z]|\\[a-z]+|[^{{}}|:,<>=]*[A-Za-z][^{{}}|:,<>=]*?)\s*(?:{_REAL}\s*)?"
-    r"(?:\||:|\\(?:mid|vert|lvert|colon)(?![A-Za-z])|,?\s*\\text\s*\{\s*such that\s*\})"
-    r"(?P<condition>(?:[^{}]|\{[^{}]*\})*?)\s*\\?\}"
+    rf"(?P<element>[A-Za-z]|\\[a-z]+|[A-Za-z]\s*\\in\s*\\mathbb\{{[ZN]\}}|[^{{}}|:,<>=]*[A-Za-z][^{{}}|:,<>=]*?)\s*(?:{_REAL}\s*(?:{_BAR}|,)"
+    rf"|{_BAR})(?P<condition>(?:[^{{}}]|\{{[^{{}}]*\}})*?)\s*\\?\}}"
 )
+_PARTS = re.compile(rf"\\?\{{((?:[^{{}}|:]|\{{[^{{}}]*\}})*?){_BAR}(.*)\}}", re.DOTALL)
 _REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(?=.*\1)")
 _WHOLE = re.compile(r"\s*[a-z]\s*\\in\s*\\mathbb\{Z\}\s*")
+_OF_WHOLE = re.compile(r"(.*?)\s*[,;]\s*[a-z]\s*\\in\s*\\mathbb\{Z\}", re.DOTALL)
+_COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9})")
 _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
@@ -167,7 +177,7 @@ def without_builder(gold: str, pred: str) -> tuple[str, str]:
     r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
     as `2k`, on either side. The letter of a set is bound: it takes the other side's name.
 
-    Sets of pairs, and conditions on integers, stay as they are written.
+    Sets of pairs, and most conditions on integers, stay as they are written (`same_builder`).
     """
     sides = []
     for side in (gold, pred):
@@ -185,17 +195,43 @@ def without_builder(gold: str, pred: str) -> tuple[str, str]:
     return sides[0], sides[1]
 
 
+def same_builder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare two sets of the same elements by their conditions; None where a side is not built."""
+    g, p = (_PARTS.fullmatch(side) if "{" in side else None for side in (gold, pred))
+    if g is None or p is None or not any(re.search("[A-Za-z]", m[1]) for m in (g, p)):
+        return None
+    elements = [re.sub(r"[\s,]", "", m[1]) for m in (g, p)]
+    return elements[0] == elements[1] and equal(g[2].strip(" \\"), p[2].strip(" \\"))
+
+
 def _condition(m: re.Match[str]) -> str:
-    element = m["element"].strip()
-    if _WHOLE.fullmatch(m["condition"]):
+    element, condition = m["element"].strip(), m["condition"].strip()
+    if _WHOLE.fullmatch(condition):
         return m[0] if len(element) == 1 else element
-    if not re.fullmatch(r"[A-Za-z]|\\[a-z]+", element):
+    name, _, domain = element.partition("\\in")
+    name = name.strip()
+    if domain.strip(" {}") in ("\\mathbb{Z", "\\mathbb{N"):
+        return _counted(name, condition) or m[0]
+    if domain or not re.fullmatch(r"[A-Za-z]|\\[a-z]+", name):
         return m[0]
-    name = re.escape(element)
-    conditions = [part.strip() for part in re.split(r",|;|\\land(?![A-Za-z])", m["condition"])]
-    kept = [c for c in conditions if c and not re.fullmatch(rf"{name}\s*{_REAL}", c)]
+    conditions = [part.strip() for part in re.split(r",|;|\\land(?![A-Za-z])", condition)]
+    if (general := _OF_WHOLE.fullmatch(condition)) and general[1].startswith(f"{name} = "):
+        return general[1].partition("=")[2].strip()
+    kept = [c for c in conditions if c and not re.fullmatch(rf"{re.escape(name)}\s*{_REAL}", c)]
     if not kept:
         return r"\mathbb{R}"
-    if any("\\mathbb" in c or not re.search(rf"{name}(?![A-Za-z])", c) for c in kept):
+    letter = re.compile(rf"{re.escape(name)}(?![A-Za-z])")
+    if any("\\mathbb" in c or not letter.search(c) for c in kept):
         return m[0]
-    return (r" \land " if _RELATION.search(m["condition"]) else ", ").join(kept)
+    return (r" \land " if _RELATION.search(condition) else ", ").join(kept)
+
+
+def _counted(name: str, condition: str) -> str:
+    """The integers between two bounds, `\\{0, 1\\}` of `-1 < n < 2`; empty for other conditions."""
+    match = _COUNTED.fullmatch(condition)
+    if match is None or match[3] != name:
+        return ""
+    first, last = int(match[1]) + (match[2] == "<"), int(match[5]) - (match[4] == "<")
+    if last - first >= MAX_ITEMS:
+        return ""
+    return f"\\{{{', '.join(map(str, range(first, last + 1)))}\\}}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 
 from tramontane.verifier.math.numbers import DECIMAL, to_number
 from tramontane.verifier.math.wording import same_phrase
@@ -58,7 +57,7 @@ _PLAIN_FUNCTIONS = (
     "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
     "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
 )
-_RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+_RULES: list[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in [
         # Layout only.
@@ -76,7 +75,10 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*-\s*\}?|_\s*\{?\s*(?:-|<\s*0)\s*\}?)", r"(-\\infty,0)"),
         (r"\\mathbb\{R\}\s*_\s*\{?\s*(?:\\ge|>=)\s*0\s*\}?", r"[0,\\infty)"),
         (r"(\\mathbb\{[RNZQC]\})\s*(?:-|\\backslash(?![A-Za-z])|\\)\s*(?=\\?\{)", r"\1\\setminus "),
-        (r"\\mathbb\{([ZN])\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)", r"\\mathbb{\1}_{>0}"),
+        (
+            r"\\mathbb\{([ZN])\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)",
+            r"\\mathbb{\1}_{>0}",
+        ),
         (r"\\\{\s*\\\}", r"\\emptyset "),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
@@ -96,10 +98,6 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"(?<![\d.,])([-+]?0)\{,\}(?=\d)", r"\1."),
         (r"(?<=\d)\{,\}(?=\d)(?!\d{3}(?!\d))", "."),
         (r"^(\s*[-+]?[1-9]\d{0,2})\{,\}(\d{3}\s*)$", r"\1,\2"),  # see `read_numbers`
-        (
-            r"^(\s*[-+]?\d{1,3}(?:\.\d{3})+),(\d+\s*)$",  # 1.234,5
-            lambda m: f"{m[1].replace('.', '')}.{m[2]}",
-        ),
         (r"^(\s*[-+]?\d+),(\d+\s*\\?%\s*)$", r"\1.\2"),
         # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
         (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
@@ -154,6 +152,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (rf"{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
         (rf"^\s*{TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
         (rf"^\s*{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
+        (rf"^\s*{TEXT}\s*\{{((?:[A-Z\d]{{1,5}}\s*,\s*)+[A-Z\d]{{1,5}})\s*\}}\s*$", r"\1"),
+        (r"^\s*\\nexists\s*$", r"\\text{does not exist}"),
         (rf"({TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
         (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
         (r"\{\s*\\rm\s+([^{}]*)\}", r"\\text{\1}"),
@@ -184,9 +184,12 @@ def _command(m: re.Match[str]) -> str:
 
 
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})\s*!\s*!(?!\s*!)")
+# `1 and 2`, `1 or 2`, but not `A or C`: two choices are a hedge.
 _CONNECTIVE = re.compile(
-    rf"{TEXT}\s*\{{[\s,]*(?:and|or|und|oder|et|ou|y|o|e|и|или|和|或)[\s,]*\}}"
-    r"|(?<=[\s,;)\]}\d])(?:and|or)(?=[\s(\[{\d])"
+    rf"{TEXT}\s*\{{[\s,]*(?:and|und|et|y|e|и|和)[\s,]*\}}|(?<=[\s,;)\]}}\d])and(?=[\s(\[{{\d])"
+    rf"|(?<![A-Z])(?<![A-Z)] )(?:{TEXT}\s*\{{[\s,]*(?:or|oder|ou|o|или|或)[\s,]*\}}"
+    r"|(?<=[\s,;)\]}\d])(?<!\{ )or(?=[\s(\[{\d]))"
+    r"|(?<=\d)\s*(?:und|et|oder|ou|и|или|和|及|或)\s*(?=[-\d(\\])"
 )
 _POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALE = re.compile(
@@ -209,7 +212,7 @@ _CONDITION = re.compile(
     r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
 )
 _UNWRAP = re.compile(
-    r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{([^{}]*)\})",
+    r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})([^{}]*)\})",
     re.DOTALL,
 )
 

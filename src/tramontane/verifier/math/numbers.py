@@ -68,6 +68,9 @@ def to_number(text: str) -> Fraction | None:
     return sign * value
 
 
+_WITH_COMMA = re.compile(r"[+-]?\d+,\d+(\s*(?:\\times|\\cdot|\*)\s*10\s*\^.*)?")
+
+
 def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None]:
     """Read both sides; a comma in the prediction is a decimal point where the reference shows it.
 
@@ -75,8 +78,8 @@ def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None
     it from the comma of a list.
     """
     g, p = to_number(gold), to_number(pred)
-    if g is not None and p is None and g.denominator > 1 and re.fullmatch(r"[+-]?\d+,\d+", pred):
-        p = to_number(pred.replace(",", "."))
+    if g is not None and p is None and (match := _WITH_COMMA.fullmatch(pred)):
+        p = to_number(pred.replace(",", ".")) if g.denominator > 1 or match[1] else None
     elif g is not None and p is not None and g != p and re.fullmatch(r"[+-]?\d{1,3},\d{3}", pred):
         as_decimal = to_number(pred.replace(",", "."))
         p = g if as_decimal == g else p

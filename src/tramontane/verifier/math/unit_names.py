@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Symbols that take an SI prefix, as they are written.
 _SI_SYMBOLS = "m g s A K mol cd Hz N Pa J W C V F Ω S Wb T H lm lx Bq Gy Sv L l eV cal Wh bar B b M"
-_SI_PREFIXES = "Y Z E P T G M k h da d c m µ u n p f a".split()
+_SI_PREFIXES = (*"YZEPTGMkhdcmµunpfa", "da")
 _SYMBOLS = {
     prefix + symbol: (prefix.replace("u", "µ") + symbol.replace("l", "L", symbol == "l"))
     for symbol in _SI_SYMBOLS.split()
@@ -34,8 +34,9 @@ _OTHERS = """
     | year yr 年 год года лет année ans an anni anno año jahr jahre | decade | century centuries
     | in inch inches | ft foot feet | yd yard | mi mile | lb lbs pound | oz ounce | t ton tonne 吨
     | gal gallon | qt quart | pt pint | cup | tbsp tablespoon | tsp teaspoon | acre | ha hectare
-    | mph | km·h^-1 kmph kph kmh | revolution·min^-1 rpm | beat·min^-1 bpm | atm | psi | mmHg | torr | dB decibel | ppm
-    | knot | AU | Å angstrom ångström | light-year lightyear ly | light-minute | parsec | erg
+    | mph | km·h^-1 kmph kph kmh | revolution·min^-1 rpm | beat·min^-1 bpm | atm | psi
+    | mmHg | torr | dB decibel | ppm | knot | AU | Å angstrom ångström | light-year lightyear ly
+    | light-minute | parsec | erg
     | dyn dyne | gauss | poise | curie | deg degree grad grado degré градус 度 | degC celsius
     | degF fahrenheit | rad radian | sr steradian | % percent pct percentage prozent процент
     | usd dollar 美元 | cent ¢ | eur euro € | gbp £ | jpy yen ¥ | inr rupee rs ₹

@@ -31,9 +31,9 @@ _UNMISTAKABLE_WORDS = """
     GeV mL ml kN kV kcal cal bar lm
 """
 _UNMISTAKABLE = frozenset(_UNMISTAKABLE_WORDS.split())
-# Products and quotients of such letters, which need no space: `20 N m` is a torque, `20 L W` is not.
+# Products and quotients of such letters: `20 N m` is a torque, `20 L W` is not.
 _PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
-_DIVISORS = set("s h min m cm km kg L mL mol K A C ft".split())
+_DIVISORS = {"s", "h", "min", "m", "cm", "km", "kg", "L", "mL", "mol", "K", "A", "C", "ft"}
 _AMBIGUOUS = {"M"}  # molar, or million: only where the other side shows it
 _SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "usd", "eur", "gbp"}
 _INNER = r"(?:[^{}]|\{[^{}]*\})*"
@@ -136,6 +136,7 @@ def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:
         return False
     if len(unit.letters) > 1:
         is_quotient = set(unit.letters[1:]) <= _DIVISORS and "^-" in unit.name
+        is_quotient = is_quotient and unit.letters[0] not in ("h", "s")
         is_known = is_quotient or " ".join(unit.letters) in _PRODUCTS
         return attached and is_known and set(unit.letters) <= _PLAUSIBLE
     if not spaced:
@@ -284,7 +285,14 @@ class _Reader:
 
 # ---------------------------------------------------------------------------------- comparison
 
-_SAME = [{"M", "mol·L^-1"}, {"C", "degC"}, {"K", "degK"}, {"F", "degF"}, {"deg", "degC"}, {"deg", "degF"}]
+_SAME = [
+    {"M", "mol·L^-1"},
+    {"C", "degC"},
+    {"K", "degK"},
+    {"F", "degF"},
+    {"deg", "degC"},
+    {"deg", "degF"},
+]
 
 
 def units_clash(gold: str, pred: str) -> bool:

@@ -306,7 +306,8 @@ def _evaluate(
             after = max(run.digits_after for run in runs)
             before = max(run.digits_before for run in runs)
             if tolerance == 0:
-                least = CANCELLATION * (after + before)
+                # Far points only tell what near ones cannot, such as |x - 100| from 100 - x.
+                least = after if is_far else CANCELLATION * (after + before)
                 tolerance = mpmath.mpf(10) ** -(DIGITS - SLACK + least)
         needed = DIGITS + least + before
         if needed <= digits + 3:

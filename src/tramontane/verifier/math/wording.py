@@ -80,29 +80,55 @@ def same_text(gold: str, pred: str) -> bool | None:
 def _is_product(text: str) -> bool:
     """True for letters that are rather variables than a word: `xyz`, `abc`."""
     is_run = "".join(map(chr, range(ord(text[0]), ord(text[-1]) + 1))) == text
-    return bool(_PRODUCT.fullmatch(text) and (is_run or set(text) & set("xyz")))
+    is_ordered = re.search("[xz]", text) and not re.search("[eiou]", text)
+    return bool(_PRODUCT.fullmatch(text)) and (
+        is_run or bool(is_ordered and list(text) == sorted(text))
+    )
 
 
 _PHRASES = {
     phrase: meaning
     for meaning, phrases in {
         r"\mathbb{R}": "all real numbers|all reals|all real x|the real numbers|the reals"
-        "|any real number|the set of all real numbers|set of all real numbers|all real values"
-        "|all real values of x|x is any real number|x can be any real number|every real number",
-        r"\mathbb{Z}": "all integers|the integers|the set of all integers|any integer"
-        "|every integer",
+        "|real numbers|any real number|the set of all real numbers|set of all real numbers"
+        "|all real values|all real values of x|x is any real number"
+        "|x can be any real number|every real number"
+        "|the set of real numbers|set of real numbers|all real number|all reals x"
+        "|alle reellen zahlen|tous les réels|tous les nombres réels|l ensemble des réels"
+        "|todos los números reales|todos los reales|tutti i numeri reali|tutti i reali"
+        "|все действительные числа|все вещественные числа|любое действительное число"
+        "|全体实数|所有实数|任意实数|一切实数|实数集",
+        r"\mathbb{Z}": "all integers|the integers|the set of all integers|integers"
+        "|the set of integers|any integer|every integer|alle ganzen zahlen|tous les entiers"
+        "|todos los enteros|tutti gli interi|все целые числа|全体整数|所有整数",
+        r"\mathbb{Z}_{>0}": "all positive integers|the positive integers|positive integers"
+        "|any positive integer|every positive integer|the set of all positive integers",
+        r"(0, \infty)": "all positive real numbers|all positive reals|the positive real numbers"
+        "|positive real numbers|any positive real number|the positive reals",
         r"\emptyset": "no solution|no solutions|no solution exists|no solutions exist|empty set"
-        "|the empty set|null set|there is no solution|there are no solutions|none",
+        "|the empty set|null set|there is no solution|there are no solutions|none"
+        "|keine lösung|keine lösungen|aucune solution|pas de solution|no hay solución|sin solución"
+        "|nessuna soluzione|нет решений|нет решения|решений нет|无解|没有解",
         r"\text{no real solution}": "no real solution|no real solutions|no real roots"
         "|no real solutions exist|there are no real solutions",
-        r"\text{does not exist}": "dne|does not exist|doesn t exist|the limit does not exist"
-        "|limit does not exist",
-        r"\text{undefined}": "undefined|not defined|is undefined|it is undefined",
+        r"\text{does not exist}": "dne|d n e|does not exist|doesn t exist|the limit does not exist"
+        "|limit does not exist|the limit doesn t exist|it does not exist|existiert nicht"
+        "|n existe pas|no existe|non esiste|не существует|不存在",
+        r"\text{undefined}": "undefined|not defined|is undefined|it is undefined|undefiniert"
+        "|nicht definiert|non défini|no está definido|non definito|не определено|无定义|未定义",
         r"\text{infinitely many}": "infinitely many|infinitely many solutions|infinite solutions"
-        "|infinite number of solutions|there are infinitely many solutions",
+        "|infinite number of solutions|there are infinitely many solutions|无穷多解|有无穷多解",
+        r"\text{diverges}": "diverges|divergent|it diverges|the series diverges"
+        "|the integral diverges|divergiert|diverge|расходится|发散",
+        r"\text{converges}": "converges|convergent|it converges|the series converges"
+        "|the integral converges|konvergiert|converge|сходится|收敛",
     }.items()
     for phrase in phrases.split("|")
 }
+_EXCEPT = re.compile(
+    r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
+    r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
+)
 _PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.]+[^\W\d_]+)*[\s.!]*")
 
 
@@ -110,10 +136,27 @@ def same_phrase(text: str) -> str:
     """One spelling for phrases that mean the same, such as `DNE`; any other text as it is."""
     if len(text) > MAX_PHRASE or text.count("\\") > 2:
         return text
-    bare = unwrap(text)
+    bare = re.sub(r"\s+", " ", unwrap(text)).lower()
+    if match := _EXCEPT.fullmatch(bare):
+        return rf"\mathbb{{R}}\setminus\{{{match[1].replace('and', ',')}\}}"
     if not _PLAIN_WORDS.fullmatch(bare):
         return text
     return _PHRASES.get(" ".join(_words(bare)), text)
+
+
+_REASON = re.compile(
+    r"(?:\\text\s*\{\s*)?([^\W\d_]+)\s*\}?\s*[,.;:]?\s*(?:\\text\s*\{\s*)?"
+    r"(?:(?:because|since|as|for|weil|denn|da|car|parce que|porque|pues|ya que|perché|poiché"
+    r"|потому что|так как|поскольку)\b|因为).*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def without_reason(gold: str, pred: str) -> str:
+    """`Yes` of `Yes, because 7 is prime`, where the reference is one word."""
+    is_word = _PLAIN_WORDS.fullmatch(unwrap(gold)) and len(_words(unwrap(gold))) == 1
+    match = _REASON.fullmatch(pred) if is_word else None
+    return match[1] if match else pred
 
 
 def unwrap(text: str) -> str:
