@@ -116,7 +116,7 @@ def test_what_commands_print_is_not_wrapped(
     run_dir = begun(small_config(tmp_path / "a run with a long name")).path
     (run_dir / "summary.json").touch()
     said = run("train", "--resume", str(run_dir)).stderr
-    assert f"tramontane train --resume {run_dir} pipeline.updates=4\n" in said
+    assert f"tramontane train --resume '{run_dir}' pipeline.updates=4\n" in said
 
 
 def test_dry_run_from_python(config: Path) -> None:

@@ -199,6 +199,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(phone: Any, address: str, v
     phone.wait_for_selector(f"main.{view.partition('?')[0]} > *")
     width = phone.evaluate("document.documentElement.scrollWidth")
     assert width <= PHONE["width"]
+    tab = phone.locator("#tabs a[aria-current]").bounding_box()  # of all tabs, the open one is seen
+    assert tab["x"] >= 0
+    assert tab["x"] + tab["width"] <= PHONE["width"]
     small = phone.evaluate(
         "[...document.querySelectorAll('main *')].filter(e => e.children.length === 0 "
         "&& e.textContent.trim() && parseFloat(getComputedStyle(e).fontSize) < 10.5).length"

@@ -132,7 +132,7 @@ def finished_run(path: str | Path) -> RunFolder:
     folder, _ = RunFolder.open(path)
     if not folder.finished:
         raise InputError(
-            f"{path}: this run is not finished; finish it with: tramontane train --resume {path}"
+            f"{path}: this run is not finished; finish it with: {folder.resume_command}"
         )
     return folder
 

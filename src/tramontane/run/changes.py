@@ -34,7 +34,7 @@ def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunF
     if folder.finished and changed.pipeline.updates <= updates:
         raise InputError(
             f"{path}: this run is finished; see its report.html, or give it more updates: "
-            f"tramontane train --resume {path} pipeline.updates={2 * updates}"
+            f"{folder.resume_command} pipeline.updates={2 * updates}"
         )
     return folder, changed
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -329,8 +330,13 @@ class RunFolder:
         return disk_faults(path, self._then)
 
     @property
+    def resume_command(self) -> str:
+        """The command that continues the run, for messages."""
+        return f"tramontane train --resume {shlex.quote(str(self.path))}"
+
+    @property
     def _then(self) -> str:
-        return f"continue with: tramontane train --resume {self.path}"
+        return f"continue with: {self.resume_command}"
 
     def _append(self, name: str, line: str) -> None:
         path = self.path / name

@@ -18,6 +18,7 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
 from tramontane.run.display import printable, share
+from tramontane.run.folder import RunFolder
 from tramontane.types import Completion, FilterReason, Group, Verdict
 from tramontane.verifier import functions
 
@@ -193,7 +194,7 @@ class SignalMonitor:
             )
 
     def _end(self) -> str:
-        groups, resume = self._unkept.groups, f"tramontane train --resume {self.folder} key=value"
+        groups, resume = self._unkept.groups, f"{RunFolder(self.folder).resume_command} key=value"
         if not self.ever_kept:
             return (
                 f"{self.folder}: none of the first {groups} groups can be learnt from "

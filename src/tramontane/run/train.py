@@ -103,7 +103,7 @@ def train(
             return result
         finally:
             if interrupt.requested and not finished:
-                session.announce(f"stopped; continue with: tramontane train --resume {folder.path}")
+                session.announce(f"stopped; continue with: {folder.resume_command}")
 
 
 def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -110,7 +111,7 @@ class Run:
         counts = Counter(str(row.get("kind")) for row in rows)
         return {
             "audited": file.is_file(),
-            "command": f"tramontane audit {self.path}",
+            "command": f"tramontane audit {shlex.quote(str(self.path))}",
             "kinds": [
                 {"kind": kind, "meaning": meaning, "count": counts[kind]}
                 for kind, meaning in KINDS.items()

@@ -52,8 +52,10 @@ async function show() {
   const [name, values] = route();
   const tab = name === "rollout" ? "rollouts" : name;
   for (const link of document.querySelectorAll("#tabs a")) {
-    if (link.dataset.view === tab) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.dataset.view === tab) {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone, not all have room
+    } else link.removeAttribute("aria-current");
   }
   if (current && current.leave) current.leave();
   current = VIEWS[name];
