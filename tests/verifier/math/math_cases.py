@@ -256,6 +256,9 @@ RIGHT = [
 ]
 
 WRONG = [
+    ("1", "1,000"),  # a comma is a decimal one only where the reference has decimals
+    ("5", "5,000"),
+    (r"1\%", r"1,000\%"),
     ("x < 45", "28\\%"),
     ("28\\%", "x < 45"),
     # -- known false positives

@@ -80,9 +80,8 @@ def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None
     g, p = to_number(gold), to_number(pred)
     if g is not None and p is None and (match := _WITH_COMMA.fullmatch(pred)):
         p = to_number(pred.replace(",", ".")) if g.denominator > 1 or match[1] else None
-    elif g is not None and p is not None and g != p and re.fullmatch(r"[+-]?\d{1,3},\d{3}", pred):
-        as_decimal = to_number(pred.replace(",", "."))
-        p = g if as_decimal == g else p
+    elif g is not None and g.denominator > 1 and re.fullmatch(r"[+-]?\d{1,3},\d{3}", pred):
+        p = g if to_number(pred.replace(",", ".")) == g else p
     return g, p
 
 
