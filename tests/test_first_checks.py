@@ -13,7 +13,7 @@ from tests.runs import begun, small_config
 from tramontane.workplace import owned_file, owned_folder
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-HEAVY = ("torch", "transformers", "datasets", "matplotlib", "scipy", "sympy", "ray")
+HEAVY = ("torch", "transformers", "datasets", "matplotlib", "pandas", "scipy", "sympy", "ray")
 LIMIT_S = 300
 REWARD = "{name: mine, function: nowhere.score, weight: 1}"
 

@@ -27,9 +27,11 @@ TOKEN_FIELDS = [
 ]
 ROWS_READ = 64  # rows held in memory while a file is read
 
-# The first conversion imports pandas, if that is installed. Here, since in the middle of a run it
-# would hold up every thread for 0.3 s.
-pa.array([0])
+
+def warm_up() -> None:
+    """Do the first conversion, which imports pandas, if that is installed. In the middle of a run
+    it would hold up every thread for 0.3 s."""
+    pa.array([0])
 
 
 def token_columns(sampled: Sequence[SampledTokens]) -> list[pa.Array]:

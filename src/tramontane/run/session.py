@@ -23,6 +23,7 @@ from tramontane.run.changes import (
     check_changes,
     record_changes,
 )
+from tramontane.run.columns import warm_up
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput, read_input
 from tramontane.run.pending import PipelineCheckpoint, read_pipeline
@@ -137,6 +138,7 @@ class Session:
         if given:  # after a loss, a reward that fails for a moment must not end the run
             try_functions(prepared.config.verifier, prepared.sample)
         check_devices(prepared)
+        warm_up()
         session = cls(prepared, folder, screen, began, on_update)
         if resumes:
             session._restore(changes)
