@@ -71,9 +71,10 @@ PLANTED = [
     (rollout(program("import os\nos._exit(0)"), "right", answer=None, group=11), {"program"}),
     (rollout(program("import os\nos._exit(0)"), "wrong", answer=None, group=12), set()),
     # math-verify would compute this for minutes: its worker must be killed.
-    (rollout(text("(10^8)!", "(10^8)!"), "right", "x+1", group=10), set()),
+    (rollout(text("(10^8)!", "(10^8)!"), "right", "x+1", group=10), {"unevaluated"}),
     # No hedge, but math-verify cannot intersect intervals.
     (rollout(text(r"[0,2] \cap (1,3)", "so (1,2]"), "right", "(1,2]", group=13), {"disputed"}),
+    (rollout(text("2+3", "2+3 = 5"), "right", group=14), {"unevaluated"}),
 ]
 
 
@@ -114,7 +115,7 @@ def test_each_planted_row_is_found_under_its_kinds(run):
     assert result.undecided == 1  # the pair whose worker was killed
     assert result.completions == len(GOOD) + len(PLANTED)
     assert result.unscorable_rates == {"p6": (1, 2)}
-    assert result.share("majority") == "6.7 % of 15 groups"
+    assert result.share("majority") == "6.2 % of 16 groups"
     assert result.share("program") == "33.3 % of 3 right programs"
 
 

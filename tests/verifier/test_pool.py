@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,9 @@ def patience(problem, text, n_tokens):
         with HANGING.open("a") as file:
             file.write(f"{os.getpid()} {text}\\n")
         time.sleep(3600)
+    started = time.process_time()
+    while "burn" in text and time.process_time() < started + 1.2:
+        pass
     return 1.0
 """
 
@@ -125,6 +129,28 @@ def test_a_completion_that_hangs_is_named_and_its_process_killed(folder):
         stats = pool.stats()
         assert (stats.timeouts, stats.restarts, stats.unscorable) == (1, 1, 1)
         assert is_gone(pid := hangs.next_pid()) and worker_pid(pool) != pid
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs schedstat")
+def test_waiting_for_a_processor_does_not_count(folder):
+    """A worker on one processor with four busy processes has its limit of processor time."""
+    processor = min(os.sched_getaffinity(0))
+    burn = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    with VerifierPool(config(timeout_s=3), 256, 32) as pool:
+        (first,) = pool.score(SUM, [response(5)]).result(WAIT_SECONDS)
+        assert first.verdict == "right", first.reason
+        os.sched_setaffinity(pool._workers[0].process.pid, {processor})
+        rivals = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(4)]
+        try:
+            started = time.monotonic()
+            (verdict,) = pool.score(SUM, [response(5, "burn")]).result(WAIT_SECONDS)
+        finally:
+            for rival in rivals:
+                rival.kill()
+                rival.wait()
+    assert time.monotonic() - started > 3
+    assert verdict.verdict == "right", verdict.reason
 
 
 def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):

@@ -10,6 +10,7 @@ from tramontane.audit.recorded import Rollout
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.config import VerifierConfig
 from tramontane.verifier.format import boxes, check_format, fences, last_box, thinking_text
+from tramontane.verifier.math.grade import is_unevaluated
 from tramontane.verifier.math.normalize import vote
 
 LONGEST = 1000  # characters of an answer that the judge reads
@@ -100,6 +101,8 @@ class Collector:
         self._right["math"] += 1
         if detail := describe_hedge(box, reference):
             self.findings.append(graded.finding("hedge", detail))
+        if len(box) <= LONGEST and is_unevaluated(box, reference):
+            self.findings.append(graded.finding("unevaluated", ""))
         if len(found := boxes(answer_part)) > 1:
             contents = [clip(answer_part[start : end - 1]) for _, start, end in found[:5]]
             detail = f"{len(found)}: " + " · ".join(contents)
@@ -113,7 +116,8 @@ class Collector:
         n = self.verdicts.total()
         right = (self._right["math"], "right maths completions")
         result = Audit(self.findings, {}, n)
-        result.totals = dict.fromkeys(("hedge", "boxes", "not in thoughts"), right)
+        kinds = ("hedge", "unevaluated", "boxes", "not in thoughts")
+        result.totals = dict.fromkeys(kinds, right)
         result.totals["program"] = (self._right["code"], "right programs")
         result.totals["unscorable"] = (n, "completions")
         result.totals["majority"] = (len(self._groups), "groups")

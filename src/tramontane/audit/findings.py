@@ -7,6 +7,7 @@ from pathlib import Path
 
 KINDS = {
     "hedge": "right, but the box hedges: “or”, or more values than the reference has",
+    "unevaluated": "right, but arithmetic is left undone: perhaps the problem, restated",
     "boxes": "right, with several boxes in the answer part",
     "not in thoughts": "right, but the answer does not occur in the thoughts",
     "program": "right, but the program looks as if it cheats its tests",

@@ -110,7 +110,8 @@ class VerifierConfig(Section):
     workers: MayChange[int] = Field(1, ge=1)
     """Number of grading processes."""
     timeout_s: MayChange[float] = Field(3.0, gt=0)
-    """Time limit of one maths verdict, in seconds. The paper does not print it."""
+    """Time limit of one maths verdict, in seconds. Those that it waits for a busy processor do not
+    count, up to ten times the limit. The paper does not print it."""
     memory_mb: MayChange[int] = Field(512, ge=256)
     """Memory limit of a grading process, in MB of address space. The paper does not print it."""
     code_timeout_s: MayChange[float] = Field(4.0, gt=0)

@@ -17,7 +17,7 @@ from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.errors import InputError
 from tramontane.types import Outcome, Problem
 from tramontane.verifier import calls, code, custom, functions, instructions, math
-from tramontane.verifier.format import Parsed
+from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
 
@@ -35,7 +35,12 @@ class Judgement(NamedTuple):
 
 
 def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
-    outcome, reason, answer = math.judge_answer(str(parsed.extracted), problem.answer)
+    policy = config.math
+    outcome, reason, answer = math.judge_answer(str(parsed.extracted), problem.answer, policy)
+    if outcome == "right" and policy.boxes == "equal":
+        contents = [parsed.answer[start : end - 1] for _, start, end in boxes(parsed.answer)]
+        if any(math.judge_answer(c, problem.answer, policy).outcome != "right" for c in contents):
+            outcome, reason = "wrong", "boxes that differ"
     return Judgement(outcome, reason, answer, float(outcome == "right"))
 
 
@@ -138,7 +143,8 @@ def is_slow(problem: Problem, config: VerifierConfig) -> bool:
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
-    """Time limit of one verdict on this problem, in seconds."""
+    """Time limit of one verdict on this problem, in seconds in which its worker did not wait for a
+    processor."""
     limit = domain_of(problem, config).timeout_s
     if limit is not None:
         return limit

@@ -44,6 +44,7 @@ from tramontane.verifier.format import sample
 from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
 
 START_SECONDS = 120.0  # limit for a worker to import its libraries
+CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
 TRANSFER_SECONDS = 30  # limit for one message, once it has begun
 KILL_SECONDS = 60.0  # limit for a killed worker to be gone
 CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
@@ -379,7 +380,7 @@ class _Worker:
             try:
                 connection.send((task.group.problem, task.pending_items, *task.group.lengths))
                 while task.pending:
-                    if not connection.poll(task.limit_s):
+                    if not self._answers_within(connection, task.limit_s):
                         self._stop()
                         self.pool._count(timeouts=1, restarts=1)
                         reason = self._blamed(f"timed out after {task.limit_s:g} s")
@@ -388,6 +389,28 @@ class _Worker:
                     self.pool._finish_item(task, connection.recv())
             except (EOFError, OSError):  # the worker is gone
                 self._blame_or_retry(task, self._stop())
+
+    def _answers_within(self, connection: Connection, limit_s: float) -> bool:
+        """True once an answer has arrived; False if the process has run and slept for `limit_s`.
+
+        Time in which it waited for a processor on a busy machine does not count, up to `CLOCK`
+        times the limit.
+        """
+        started, waited = time.monotonic(), self._waited()
+        remaining = limit_s
+        while not connection.poll(remaining):
+            clock = time.monotonic() - started
+            remaining = min(limit_s - clock + self._waited() - waited, CLOCK * limit_s - clock)
+            if remaining <= 0:
+                return False
+        return True
+
+    def _waited(self) -> float:
+        """Seconds that the process has been ready to run, and waited for a processor; 0 where the
+        kernel does not count them."""
+        assert self.process is not None
+        statistics = Path(f"/proc/{self.process.pid}/schedstat")
+        return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
 
     def _blame_or_retry(self, task: _Task, ending: str) -> None:
         """After a worker's death: the item that it was grading is tried once more."""

@@ -2,19 +2,23 @@
 
 import gzip
 import json
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
 from tests.paths import DATA
 from tests.verifier import processor
 from tests.verifier.math.math_cases import RIGHT, WRONG
-from tramontane.config import MathConfig
+from tramontane.config import MathConfig, VerifierConfig
 from tramontane.evaluation.metrics import maj_at_k
+from tramontane.types import Problem
 from tramontane.verifier.math.grade import is_unevaluated, judge_answer
 from tramontane.verifier.math.normalize import normalize, vote
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.units import split_unit
+from tramontane.verifier.reward import grade
 
 HOSTILE = [
     "9^{9^{9^9}}",
@@ -160,6 +164,34 @@ def test_policies_with_a_key():
             assert (outcome == "right") == expected, (places, decimal)
         assert all(judge_answer(decimal, "1/3", policy).outcome == "right" for decimal in right)
         assert judge_answer("0.34", "1/3", policy).outcome == "wrong"
+
+
+def policies():
+    """The rows of the table in docs/rewards.md: question, reference, right, wrong, key."""
+    page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    rows = page.partition("### Policies")[2].partition("The rest of")[0].split("\n| ")[2:]
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip().removesuffix("|").split(" | ")]
+        yield cells[0], *(re.findall("`([^`]+)`", cell) for cell in (*cells[1:], "", "")[:4])
+
+
+@pytest.mark.parametrize(("question", "reference", "right", "wrong", "key"), [*policies()])
+def test_each_row_of_the_table_of_policies(question, reference, right, wrong, key):
+    problem = Problem("p", "math", "?", reference[0])
+
+    def verdicts(policy):
+        config = VerifierConfig(math=policy)
+        for answer in (*right, *wrong):
+            boxed = answer if "boxed" in answer else f"\\boxed{{{answer}}}"
+            text = f"<think>We look at the problem.</think>{boxed}"
+            yield grade(problem, text, 9, config, 100, 50).verdict
+
+    judged = [*verdicts(MathConfig())]
+    assert judged == ["right"] * len(right) + ["wrong"] * len(wrong)
+    for pair in key:
+        name, value = pair.split(": ")
+        value = int(value) if value.isdigit() else value
+        assert [*verdicts(MathConfig(**{name: value}))] != judged
 
 
 def failures(domain):

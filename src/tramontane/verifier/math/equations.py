@@ -188,10 +188,13 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
     """Refuse `2x = 5` and `x = 5 - x` as the answer 5; `x = 5`, `a + b = 5` and identities such as
     `(x+1)^2 = x^2 + 2x + 1` are accepted.
 
-    A reference that is an equation itself accepts any equation.
+    A reference that is an equation itself accepts any equation, unless it names a value (`x = 5`).
     """
-    members = _members(pred)
-    if len(members) != 2 or "=" in gold:
+    members, of_gold = _members(pred), _members(gold)
+    is_value = len(of_gold) == 1 or (
+        bool(of_gold) and is_name(of_gold[0]) and _is_closed(of_gold[-1])
+    )
+    if len(members) != 2 or not is_value:
         return
     if _LONG_NAME.fullmatch(members[0]):
         return

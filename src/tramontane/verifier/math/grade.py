@@ -11,7 +11,7 @@ the same. The policies are in docs/rewards.md.
 from __future__ import annotations
 
 import re
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from tramontane.config import MathConfig
@@ -182,6 +182,7 @@ def _equal_by_value(
     return symbolic.equal(gold, pred, scales, places)
 
 
+@lru_cache(maxsize=4096)
 def is_unevaluated(answer: str, reference: str) -> bool:
     """True for an answer with arithmetic that is left undone, unless the reference has some too."""
     from tramontane.verifier.math import symbolic
