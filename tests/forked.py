@@ -4,6 +4,7 @@ A fork server imports the package once, so that a process starts in milliseconds
 seconds that its imports take.
 """
 
+import atexit
 import multiprocessing
 import os
 import resource
@@ -114,4 +115,7 @@ def _run_command(
     if file_size is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     sys.argv = ["tramontane", *args]
-    main()
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which a forked process skips, and a command of a shell does not

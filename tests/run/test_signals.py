@@ -29,9 +29,11 @@ NEVER = 1_000_000  # updates between two checkpoints: none but a signal's is tak
 
 
 def started(config: Config, tmp_path: Path) -> Command:
-    """A run with a temporary folder of its own."""
+    """A run, in one process with a temporary folder of its own."""
     file, temporary = tmp_path / "config.yaml", tmp_path / "tmp"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    if config.placement.kind == "ray":  # whose sockets would have too long a path
+        return Command("train", str(file))
     temporary.mkdir()
     return Command("train", str(file), temporary=temporary)
 
@@ -79,9 +81,6 @@ def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path) -> None:
     checkpoint = {"every": NEVER, "grace": 0.5}
     config = small_config(tmp_path / "run", pipeline=sizes, checkpoint=checkpoint)
     process = started(config, tmp_path)
-    wait_until(
-        lambda: "Traceback" in process.printed or "evaluation" in process.printed, process
-    ) if (False) else None
     wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
     began = time.monotonic()
     os.kill(process.pid, signal.SIGTERM)

@@ -480,6 +480,10 @@ def _start(address: str | None, cpus: float) -> None:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **options)
     except OSError as error:
+        if address is None:  # e.g. a TMPDIR whose path is too long for Ray's sockets
+            raise InputError(
+                f"placement.kind: ray: Ray cannot start on this machine: {error}"
+            ) from None
         raise InputError(
             f"placement.address {address!r}: no Ray cluster answers there ({error}); start one "
             f"with `ray start --head`, or leave the address out"
