@@ -126,6 +126,31 @@ def check_same(text: str) -> None:
     assert outcome != "wrong" or reason not in ("", "not the reference"), reason
 
 
+def check_variation(text: str) -> None:
+    """What makes another answer of one is refused: a factor that might be read as a unit, an
+    alternative, a word. A wrong answer is unscorable only where every wrong answer is."""
+    if not (text.strip() and len(text) < 200) or judge_answer(text, text).outcome != "right":
+        return
+    known = judge_answer("\\zeta + 2.71", text).outcome != "unscorable"
+    draw = random.Random(text)
+    spelt = normalize(text)
+    if to_number(spelt) is not None:
+        letters = draw.choice(
+            ["xy", "mn", " a b", r"\mathbf{i}", r"\hat{k}", " L W", " sin x", "k"]
+        )
+        word = draw.choice(["thirds", "doubled", "gross", "negative", "hundredths", "or so"])
+        other = draw.choice(
+            [" or 77", r" \text{ mod } 77", r" \approx 777777", r", 77", r" \lor 77"]
+        )
+        for changed in (letters, rf" \text{{ {word}}}", f" {word}", other):
+            assert _judge(f"{spelt}{changed}", text) != "right", changed
+            assert not known or _judge(f"{spelt}{changed}", text) == "wrong", changed
+        assert _judge(spelt, f"{spelt}{letters}") != "right", letters
+        assert _judge("x", rf"x \approx {spelt}") == "wrong"
+    elif known:
+        assert _judge("77777", text) != "unscorable"
+
+
 def check_numbers(left: str, right: str) -> None:
     a, b = (to_number(normalize(side)) for side in (left, right))
     if a is None or b is None:
@@ -321,6 +346,7 @@ TARGETS = {
     "reference": Target(check_reference, ANSWERS, seconds=3 * JUDGE_SECONDS, share=3),
     "pair": Target(check_pair, _PAIRS, 2, seconds=2 * JUDGE_SECONDS, share=3),
     "same": Target(check_same, ANSWERS, seconds=JUDGE_SECONDS, share=2),
+    "variation": Target(check_variation, ANSWERS, seconds=9 * JUDGE_SECONDS, share=2),
     "numbers": Target(check_numbers, _PAIRS, 2, seconds=3 * JUDGE_SECONDS, share=2),
     "grade": Target(check_grade, _THREE, 3, seconds=2 * JUDGE_SECONDS, share=2),
     "language": Target(check_language, _THREE, 3, seconds=3, share=2),

@@ -11,6 +11,8 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.paths import DATA
 from tests.verifier import processor
@@ -275,6 +277,84 @@ ENGLISH_IN_DISGUISE = [
 def test_english_in_capitals_is_not_chinese_or_russian(text, language, ending):
     for thoughts in (text, f"{text} {ending}", f"{ending} {text}"):
         assert not consistent("", thoughts, r"\boxed{5}", language), thoughts
+
+
+def test_traces_in_and_out_of_their_language():
+    lines = Path(__file__).with_name("language_traces.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert len(rows) > 90
+    mistaken = [
+        row["thoughts"]
+        for row in rows
+        if consistent("?", row["thoughts"], row["answer"], row["language"]) != row["consistent"]
+    ]
+    assert mistaken == []
+
+
+ENGLISH_WORDS = st.sampled_from(
+    [
+        "triangle",
+        "area",
+        "formula",
+        "gives",
+        "twelve",
+        "apples",
+        "shared",
+        "among",
+        "friends",
+        "equally",
+        "compute",
+        "derivative",
+        "positive",
+        "root",
+        "fraction",
+        "bottom",
+        "circle",
+        "radius",
+        "speed",
+        "minutes",
+        "train",
+        "city",
+        "garden",
+        "children",
+        "books",
+        "probability",
+        "urn",
+        "marbles",
+        "sequence",
+        "term",
+        "ratio",
+        "polynomial",
+        "integer",
+        "modulo",
+        "remainder",
+        "digits",
+        "square",
+        "first",
+        "add",
+        "then",
+        "divide",
+        "the",
+        "number",
+        "and",
+        "check",
+        "result",
+    ]
+)
+CASES = st.sampled_from([str.upper, str.title, str.lower, str.capitalize])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(ENGLISH_WORDS, min_size=5, max_size=14, unique=True),
+    CASES,
+    st.sampled_from([" ", ". ", ", "]),
+)
+def test_no_spelling_of_english_is_chinese_or_russian(words, spell, between):
+    text = spell(between.join(words))
+    for language, ending in (("zh", "答案是五。"), ("ru", "Ответ пять.")):
+        assert not consistent("", text, r"\boxed{5}", language)
+        assert not consistent("", f"{text}. {ending}", r"\boxed{5}", language)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ from fuzz.parsers import TARGETS, run
 from fuzz.vocabulary import PART, TOKENS
 
 # Slow checks get fewer examples, so that all of them together take a few seconds.
-EXAMPLES = {"prediction": 20, "reference": 20, "pair": 30, "file": 40, "odd-row": 60, "growth": 2}
+EXAMPLES = {
+    "prediction": 20,
+    "reference": 20,
+    "pair": 30,
+    "variation": 40,
+    "file": 40,
+    "odd-row": 60,
+    "growth": 2,
+}
 pieces = st.lists(st.sampled_from(TOKENS) | st.text(max_size=3), max_size=12).map("".join)
 
 

@@ -26,7 +26,8 @@ SHORT = 20  # below this number of letters only a confident guess counts
 LONG = 40  # from this number of letters on, languages outside the candidates are accepted
 HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
-GIBBERISH = 0.45  # long prose that is less likely than this is in no language
+GIBBERISH = {24: 0.2, LONG: 0.45}  # prose of so many letters is in no language if less likely
+UNCERTAIN = 0.25  # together the candidates must be more likely for prose to be off target
 # Frequent words, each in only one of the five languages ("es", "la", "il", "que", "des" are not).
 _FUNCTION_WORDS = {
     word: language
@@ -79,7 +80,8 @@ _NAME, _VALUE = r"[A-Za-z_]\w{0,40}(?:\.\w{1,40}){0,4}", r"[\w.'\"\[\]]{0,40}"
 _CODE = re.compile(
     rf"\b{_NAME}\[[\w+*: -]{{0,30}}\]|\blambda \w{{1,20}}:"
     rf"|\b{_NAME}\((?:(?:lambda \w{{1,20}})?{_VALUE}\s?[,+\-*/%<>=:]\s?){{0,8}}{_VALUE}\)"
-    rf"|\b{_NAME}\s?(?:[+\-*/%]|//|\*\*)=\s?{_VALUE}|\bfor \w{{1,40}}(?:, ?\w{{1,40}}){{0,3}} in\b",
+    rf"|\b{_NAME}\s?(?:[+\-*/%]|//|\*\*)=\s?{_VALUE}|\bfor \w{{1,40}}(?:, ?\w{{1,40}}){{0,3}} in\b"
+    r"|\bimport \w{1,40} as \w{1,20}|\bfrom \w{1,40} import \w{1,40}",
     re.ASCII,
 )
 # A quotation of one sentence, such as the problem's.
@@ -293,6 +295,11 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         words = [word for word in sentence.split() if len(word) > 1]
         known = sum(word.lower() in _KNOWN for word in words)
         is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
+        is_prose |= sum(len(word) > 4 and word.isupper() for word in words) >= 3  # no labels
+        # In title case only the language tells prose from names.
+        if not is_prose and len(words) >= 4 and letters >= SHORT:
+            scores = _predict(sentence.lower())
+            is_prose = max(scores.get(name, 0.0) for name in LANGUAGES) >= 0.5
         return False if is_prose else None
     scores = _predict(sentence)
     candidates = {*LANGUAGES, target} - _BY_SCRIPT.keys()
@@ -304,12 +311,14 @@ def _latin_is(sentence: str, target: str) -> bool | None:
     share = scores.get(target, 0.0) / total
     if share >= 0.5:
         return None if _is_gibberish(sentence, target) else True
-    return False if share <= (0.2 if letters >= SHORT else 0.05) else None
+    is_off = total >= UNCERTAIN and share <= (0.2 if letters >= SHORT else 0.05)
+    return False if is_off else None
 
 
 def _is_gibberish(prose: str, target: str) -> bool:
-    """True for long prose of which the target language is the likeliest and still improbable."""
-    return _letters(prose) >= LONG and _predict(prose).get(target, 0.0) < GIBBERISH
+    """True for prose of which the target language is the likeliest and still improbable."""
+    least = max((p for n, p in GIBBERISH.items() if _letters(prose) >= n), default=0.0)
+    return bool(least) and _predict(prose).get(target, 0.0) < least
 
 
 def _predict(prose: str) -> dict[str, float]:
