@@ -23,6 +23,7 @@ _WRAPPER = re.compile(r"\\(?:text|mathrm|textrm|mathbf|mbox|rm)(?![A-Za-z])")
 _LABEL = re.compile(r"(?:[A-Za-z]|[A-Z]{2})=")
 _BASE = rf"(?:base)?(\d{{1,2}}|{'|'.join(_NAMES)})"
 _SUBSCRIPT = re.compile(rf"(-?)([\dA-Za-z.]+)(?:_{_BASE}|_?base{_BASE})", re.IGNORECASE)
+_INDEXED = re.compile(r"[-+]?[\d.]+\s*_.*")
 _PREFIXED = re.compile(r"(-?)(0[xob])([\dA-F]+)", re.IGNORECASE)
 
 
@@ -79,6 +80,8 @@ def same_numeral(gold: str, pred: str) -> bool | None:
     prediction is none or the reference no number. A numeral with base 10 is the number itself."""
     g, p = read_numeral(gold), read_numeral(pred)
     if g is None:
+        if p is None and _INDEXED.fullmatch(pred) and to_number(gold) is not None:
+            return False  # digits that their base does not have
         if p is None or (number := to_number(gold)) is None:
             return None
         return p.base == 10 and numeral_value(pred) == number

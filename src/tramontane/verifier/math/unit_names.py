@@ -79,7 +79,7 @@ _THINGS = """
     plank plant plate player point polygon polynomial pond position possibility possibilities post
     poster pot potato potatoes present prize problem processor program project pumpkin pupil puppy
     puppies purse puzzle queen question rabbit rectangle region revolution ribbon ring river rock
-    roll room root rope rose rotation round route row rug salad sandwich sandwiches scarf scarves
+    roll room roots rope rose rotation round route row rug salad sandwich sandwiches scarf scarves
     school scoop seashell seat section seed segment semester sentence sequence serving session set
     shape sheep shelf shelves shell ship shirt shoe shop shot shovel show side sister skirt slice
     snack snake soccer sock soda sofa soldier solution son song spider spoon spot square squirrel

@@ -58,6 +58,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "conjugate": mpmath.conj,
 }
 _SATURATING = (mpmath.tanh, mpmath.coth)
+_CHEAP = (mpmath.fabs, mpmath.re, mpmath.im, mpmath.floor, mpmath.ceil)
 _GAMMAS = (mpmath.binomial, mpmath.factorial, mpmath.gamma)
 _INTEGER_FUNCTIONS = (sympy.factorial, sympy.binomial, sympy.Mod, sympy.Sum, sympy.Product)
 _IMAGINARY_UNIT = {"i", "I"}
@@ -156,7 +157,7 @@ class _Evaluation:
         return self._call(function, [self(a) for a in e.args])
 
     def _call(self, function: Callable[..., Any], values: list[Any]) -> Any:
-        cheap = function in (mpmath.fabs, mpmath.re, mpmath.im)
+        cheap = function in _CHEAP
         if not cheap and any(mpmath.isinf(v) or abs(v) > MAX_ARGUMENT for v in values):
             raise TooLarge
         if function in _SATURATING:  # tanh(200) is not 1
