@@ -189,6 +189,7 @@ def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path) -> None:
     folder, _ = open_run(tmp_path / "recipe/1_rl/run")
     assert folder.newest_version == len(folder.metrics()) >= 2
 
+    settings["pipeline"] |= {"n_batch": 64, "n_async": 64}  # whole groups in every arm
     base = tmp_path / "base.yaml"
     base.write_text(yaml.safe_dump(settings | {"name": "base", "model": "tiny"}))
     process = Command(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 import tramontane
 from tramontane.errors import InputError
 from tramontane.run.interrupt import EXIT_SECONDS, leave_within, terminate
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning with verifiable rewards.",
@@ -67,6 +69,15 @@ def options(
 
 
 def progress_bar() -> Progress:
+    # Not for `--help`: 0.03 s.
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
