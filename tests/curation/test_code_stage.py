@@ -13,10 +13,20 @@ from tests.curation.killing import kill_once_written, start
 from tests.forked import end
 from tests.paths import DATA
 from tramontane.config import VerifierConfig
-from tramontane.curation.agreement import decisive, fate, poll, steady, voters, with_checker
+from tramontane.curation.agreement import (
+    decisive,
+    fate,
+    poll,
+    several_outputs,
+    steady,
+    voters,
+    with_checker,
+)
 from tramontane.curation.config import CodeConfig, CurateConfig
 from tramontane.curation.inputs import mutations
 from tramontane.curation.pipeline import curate
+from tramontane.curation.telling import most_telling, mutants
+from tramontane.data.code import Solution
 from tramontane.types import Problem
 
 TOKENS = {"type": "stdio", "checker": "tokens"}
@@ -71,6 +81,38 @@ def test_solutions_that_are_wrong_or_do_not_run_have_no_vote():
 def test_output_of_only_one_of_two_runs_is_no_vote():
     once, again = [["8", "8", "1"], ["6", None, "2"]], [["8", "7", "1"], ["6", "6", None]]
     assert steady(once, again) == [["8", None, "1"], ["6", None, None]]
+
+
+@pytest.mark.parametrize(
+    ("runs", "several"),
+    [
+        (["abcd", "abcx", "abyd", "zbcd", "awcd"], True),  # each differs from the others somewhere
+        (["abcd", "xyzw", "1234"], True),
+        (["abcd", "abcd", "abcd", "xxxx", "yyyy"], False),  # right ones agree
+        (["abcd", "abcx", "abcy"], False),  # one test is open, not the problem
+        (["abcd", "xyzw"], False),  # one of two may be wrong
+        (["abcd", None, None, "xyzw"], False),
+    ],
+)
+def test_solutions_that_differ_everywhere_show_several_right_outputs(runs, several):
+    ballots = list(zip(*([None] * 4 if run is None else run for run in runs), strict=True))
+    assert several_outputs(ballots, TOKENS) is several
+
+
+def test_mutants_are_programs_with_one_change():
+    root = Solution("python", "n = int(input())\nprint(max(a for a in range(n + 1) if a * a <= n))")
+    found = mutants([root], 20, "seed")
+    codes = {solution.code for solution in found}
+    assert found == mutants([root], 20, "seed") and len(codes) == len(found)
+    assert root.code.replace("<=", "<") in codes and root.code.replace("max", "min") in codes
+    assert root not in found and len(mutants([root], 2, "seed")) == 2
+
+
+def test_tests_that_few_wrong_programs_pass_are_chosen():
+    failed, sizes = [{1}, {1, 2}, {3}, set(), {1, 2}, set()], [1, 1, 1, 9, 1, 2]
+    assert most_telling(failed, sizes, 3) == [1, 2, 3]  # the largest input, and two that find all
+    assert most_telling(failed, sizes, 1, before=[{1, 2}]) == [2]
+    assert most_telling(failed, sizes, 9) == [0, 1, 2, 3, 4, 5]
 
 
 @settings(deadline=None)
@@ -293,6 +335,46 @@ def test_problems_with_few_tests_get_more(tmp_path):
     assert len({case["input"] for case in cases}) == 6
     assert cases == doubles(*(int(case["input"]) for case in cases))
     assert kept["problem"] == "many_solutions?"
+
+
+ROOT = ["n=int(input())\nprint(max(a for a in range(n+1) if a*a<=n))",
+        "import math\nprint(math.isqrt(int(input())))",
+        "n=int(input())\na=0\nwhile (a+1)*(a+1)<=n: a+=1\nprint(a)"]  # fmt: skip
+ANY_SUM = "n=int(input())\nprint({}, n-({}))"  # two numbers with the sum n
+SUMS = [ANY_SUM.format(text, text) for text in ("1", "n-2", "n//2", "n")]
+CHECK = """
+import sys
+n, a, b = (int(open(sys.argv[1]).read()), *map(int, open(sys.argv[2]).read().split()))
+sys.exit(a + b != n)
+"""
+
+
+def test_problems_with_many_tests_keep_those_that_tell_programs_apart(tmp_path):
+    # Only a square tells `<=` from `<`.
+    numbers = [*(n for n in range(2, 30) if n not in (4, 9, 16, 25)), 49]
+    cases = [{"input": f"{n}\n", "output": f"{int(n**0.5)}\n"} for n in numbers]
+    settings = SETTINGS.model_copy(update={"max_tests": 3, "languages": ()})
+    wrong = ["n=int(input())\nprint(max(a for a in range(n+1) if a*a<n))"]
+    rows = [row("root", cases, ROOT, incorrect_solutions=wrong)]
+    _, out = run(tmp_path, rows, settings)
+    [decision] = lines(out / "decisions.jsonl")
+    assert decision["reason"] == "tests_chosen" and "left out 22" in decision["detail"]
+    [kept] = lines(out / "kept.jsonl")
+    assert len(kept["tests"]["cases"]) == 3
+    assert {"input": "49\n", "output": "7\n"} in kept["tests"]["cases"]
+
+
+def test_several_right_outputs_are_flagged_and_a_checker_program_decides(tmp_path):
+    cases = [{"input": f"{n}\n", "output": f"1 {n - 1}\n"} for n in (5, 7, 9)]
+    checked = {"type": "stdio", "cases": cases, "checker": "program", "checker_code": CHECK}
+    rows = [row("open", cases, SUMS, tests={"type": "stdio", "cases": cases}),
+            row("checked", cases, SUMS, tests=checked, language="python"),
+            row("wrong", cases, ["print(1, 1)"] * 1, tests=checked)]  # fmt: skip
+    _, out = run(tmp_path, rows)
+    found = {d["id"]: (d["decision"], d["reason"]) for d in lines(out / "decisions.jsonl")}
+    assert found["open"] == ("dropped", "several_outputs")
+    assert found["checked"] == ("kept", "")
+    assert found["wrong"] == ("dropped", "no_agreement")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tramontane.curation.config import CodeConfig
 from tramontane.verifier.code.grade import same_output
 
 Ballot = Sequence[str | None]  # each solution's output for one input; None where it failed
-Fate = Literal["kept", "relabelled", "dropped", "added"]
+Fate = Literal["kept", "relabelled", "dropped", "added", "spared"]
 RELIABLE = 0.5  # share of the tests on which a solution must agree to have a vote
 
 
@@ -78,6 +78,28 @@ def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, An
                 _same(output, label, tests) or (mode is not None and _same(output, mode, tests))
             )
     return [i for i, count in enumerate(agreed) if count >= RELIABLE * len(ballots)]
+
+
+def several_outputs(ballots: Sequence[Ballot], tests: dict[str, Any]) -> bool:
+    """True if the problem seems to have several right outputs for an input: on more than a third of
+    the tests solutions differ, and of at least three that run, fewer than half agree on all tests.
+
+    Wrong solutions among right ones do not look like this: the right ones agree.
+    """
+    runs = [run for run in zip(*ballots, strict=True) if None not in run]
+    split = sum(poll(ballot, None, tests).second > 0 for ballot in ballots)
+    if len(runs) < 3 or 3 * split <= len(ballots):
+        return False
+    groups: list[list[Ballot]] = []
+    for run in runs:
+        for group in groups:
+            pairs = zip(run, group[0], strict=True)
+            if all(a == b or _same(str(a), str(b), tests) for a, b in pairs):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return 2 * max(map(len, groups)) < len(runs)
 
 
 def fate(count: Poll, voting: int, config: CodeConfig) -> Fate:

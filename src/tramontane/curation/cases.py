@@ -8,6 +8,7 @@ from typing import Any
 
 from tramontane.curation.agreement import Ballot, Fate, decisive, fate, poll
 from tramontane.curation.config import CodeConfig
+from tramontane.verifier.code.grade import same_output
 
 
 @dataclass
@@ -36,6 +37,10 @@ class Case:
         """The test with the label that the votes gave it."""
         return self.source | {"output": self.label}
 
+    def accepts(self, output: str | None, tests: dict[str, Any]) -> bool:
+        """True if an output is the expected one; None is a failure."""
+        return output is not None and same_output(output.encode(), str(self.label), tests)
+
     def vote(self, ballot: Ballot, tests: dict[str, Any], config: CodeConfig) -> None:
         """Decide about a given test by what the trusted solutions print."""
         self.fate = fate(poll(ballot, self.label, tests), len(ballot), config)
@@ -55,8 +60,8 @@ class Case:
 
 def remarks(cases: Sequence[Case]) -> list[str]:
     """The changes, for a row's detail: `relabelled test 2 ('6' → '10')`, `added 3`."""
-    relabelled, dropped, added = (
-        with_fate(cases, name) for name in ("relabelled", "dropped", "added")
+    relabelled, dropped, added, spared = (
+        with_fate(cases, name) for name in ("relabelled", "dropped", "added", "spared")
     )
     found = []
     if relabelled:
@@ -66,6 +71,8 @@ def remarks(cases: Sequence[Case]) -> list[str]:
         found.append(f"dropped {_numbers(dropped)}")
     if added:
         found.append(f"added {len(added)}")
+    if spared:
+        found.append(f"left out {len(spared)} that tell no more programs apart")
     return found
 
 

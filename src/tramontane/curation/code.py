@@ -19,23 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.config import RewardConfig
-from tramontane.curation.agreement import steady, voters, with_checker
+from tramontane.curation.agreement import several_outputs, steady, voters, with_checker
 from tramontane.curation.backend import Answer, Prompt
 from tramontane.curation.backend.stage import ModelStage
 from tramontane.curation.cases import Case, remarks, with_fate
 from tramontane.curation.config import CodeConfig
 from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
 from tramontane.curation.rows import Row
+from tramontane.curation.telling import most_telling, mutants
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
-from tramontane.verifier.code.grade import NO_SANDBOX
+from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX
 from tramontane.verifier.code.trial import Trial, TrialOutput
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import write_whole
 
 BATCH = 50  # inputs that one sandbox runs
+WRONG_PROGRAMS = 20  # that a problem's tests are chosen by
 SPARE = 2  # candidates for each test that is needed: many are rejected
 NO_PROPOSAL = Proposal([], "")  # for problems about which no model was asked
 NAMES = {"python": "Python", "cpp": "C++"}
@@ -153,9 +155,9 @@ class Code(ModelStage):
             return [row.drop(self.name, "no_tests", "")]
         if not solutions:
             return [row.drop(self.name, "no_solutions", "none in Python or C++")]
-        if tests["type"] == "stdio":
+        if tests["type"] == "stdio" and tests.get("checker") != "program":
             return self._curate_cases(row, tests, solutions, proposal)
-        return self._curate_functions(row, solutions)
+        return self._curate_whole(row, tests, solutions)
 
     def _solutions(self, problem: Problem) -> list[Solution]:
         solutions, limit = parse_solutions(problem), self.config.max_solutions
@@ -171,6 +173,11 @@ class Code(ModelStage):
         ran = self._run(solutions, cases)
         ballots = _ballots(ran)
         tests = with_checker(tests, ballots, self.config.float_tolerance)
+        if several_outputs(ballots, tests):
+            again = steady(ballots, _ballots(self._run(solutions, cases)))
+            if several_outputs(again, tests):  # else their output changes from run to run
+                detail = f"{_count(solutions, 'solution')} differ; give the row a checker program"
+                return [row.drop(self.name, "several_outputs", detail)]
         trusted = voters(ballots, [case.source["output"] for case in cases], tests)
         remark = f"{_count(cases, 'test')}, {_count(solutions, 'solution')}{_without(ran, trusted)}"
         if proposal.fault:
@@ -187,7 +194,13 @@ class Code(ModelStage):
         self._confirm(
             [*with_fate(cases, "relabelled"), *added], [solutions[i] for i in trusted], tests
         )
-        added = with_fate(added, "added")[: max(wanted, 0)]
+        kept = [case for case in cases if case.fate != "dropped"]
+        wrong = self._wrong_programs(row.task, solutions, trusted)
+        added = self._telling(with_fate(added, "added"), max(wanted, 0), wrong, tests, kept)
+        if self.config.max_tests is not None:
+            chosen = self._telling(kept, self.config.max_tests, wrong, tests)
+            for case in kept:
+                case.fate = case.fate if any(case is other for other in chosen) else "spared"
         decided = self._with_tests(row, tests, [*cases, *added], remark)
         return [r.note(self.name, "no_inputs", remark) if proposal.fault else r for r in decided]
 
@@ -206,6 +219,39 @@ class Code(ModelStage):
         for case, ballot in zip(cases, steady(first, second), strict=True):
             case.confirm(ballot, tests, self.config)
 
+    def _wrong_programs(
+        self, problem: Problem, solutions: list[Solution], trusted: list[int]
+    ) -> list[Solution]:
+        """Programs that tests should fail: the source's, solutions without a vote, and mutants."""
+        wrong = parse_solutions(problem, ("incorrect_solutions",))
+        wrong += [s for i, s in enumerate(solutions) if i not in trusted]
+        wrong = wrong[:WRONG_PROGRAMS]
+        right = [solutions[i] for i in trusted]
+        # Python's need no compiler.
+        right = [s for s in right if s.language == "python"] or right
+        return wrong + mutants(right, WRONG_PROGRAMS - len(wrong), f"mutants of {problem.id}")
+
+    def _telling(
+        self,
+        cases: list[Case],
+        count: int,
+        wrong: list[Solution],
+        tests: dict[str, Any],
+        before: Sequence[Case] = (),
+    ) -> list[Case]:
+        """The `count` cases that tell wrong programs from right ones, next to those `before`."""
+        if len(cases) <= count or not count:
+            return cases[:count]
+        asked = [*before, *cases]
+        ballots = _ballots(self._run(wrong, asked, max_timeouts=1)) if wrong else [()] * len(asked)
+        failed = [
+            {i for i, output in enumerate(ballot) if not case.accepts(output, tests)}
+            for case, ballot in zip(asked, ballots, strict=True)
+        ]
+        known, new = failed[: len(before)], failed[len(before) :]
+        chosen = most_telling(new, [len(case.input) for case in cases], count, known)
+        return [cases[i] for i in chosen]
+
     def _with_tests(
         self, row: Row, tests: dict[str, Any], cases: list[Case], remark: str
     ) -> list[Row]:
@@ -214,7 +260,7 @@ class Code(ModelStage):
         if tests.get("checker") != (problem.tests or {}).get("checker"):
             notes.append("decimals are compared as numbers")
         detail = "; ".join([remark, *notes])
-        remaining = [case.test for case in cases if case.fate != "dropped"]
+        remaining = [case.test for case in cases if case.fate not in ("dropped", "spared")]
         if not remaining:
             return [row.drop(self.name, "no_agreement", detail)]
         if len(remaining) < self.config.min_tests:
@@ -224,6 +270,7 @@ class Code(ModelStage):
             "tests_relabelled" if relabelled
             else "tests_dropped" if with_fate(cases, "dropped")
             else "tests_added" if with_fate(cases, "added")
+            else "tests_chosen" if with_fate(cases, "spared")
             else "float_checker" if notes
             else ""
         )  # fmt: skip
@@ -235,17 +282,21 @@ class Code(ModelStage):
         changed = replace(problem, tests=tests | {"cases": remaining}, metadata=metadata)
         return self._in_each_language(row, changed, reason, detail)
 
-    def _curate_functions(self, row: Row, solutions: list[Solution]) -> list[Row]:
-        """Keep or drop function tests together: they have no output that could be voted on."""
-        programs = [s.code for s in solutions if s.language == "python"]
+    def _curate_whole(
+        self, row: Row, tests: dict[str, Any], solutions: list[Solution]
+    ) -> list[Row]:
+        """Keep or drop tests together that have no output to be voted on: of functions, and with a
+        checker program."""
+        is_stdio = tests["type"] == "stdio"
+        programs = [s for s in solutions if is_stdio or s.language == "python"]
         if not programs:
             return [row.drop(self.name, "no_solutions", "none in Python")]
         assert self.pool is not None
-        responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(code)}", 0) for code in programs]
+        responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(*s)}", 0) for s in programs]
         verdicts = self.pool.score(row.task, responses).result()
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):
-            return [row]
+            return self._in_each_language(row, row.task, "", "") if is_stdio else [row]
         failures = Counter(v.reason for v in verdicts if v.verdict != "right")
         detail = f"{passed} of {_count(programs, 'solution')} pass; {failures.most_common(1)[0][0]}"
         return [row.drop(self.name, "no_agreement", detail)]
@@ -265,14 +316,16 @@ class Code(ModelStage):
             rows.append(row.copy(self.name, f"asked_in_{language}", f"of {problem.id}", copy))
         return rows
 
-    def _run(self, solutions: list[Solution], cases: list[Case]) -> list[list[TrialOutput]]:
+    def _run(
+        self, solutions: list[Solution], cases: list[Case], max_timeouts: int = MAX_TIMEOUTS
+    ) -> list[list[TrialOutput]]:
         """Each solution's run on each case's input, by solution."""
         assert self.pool is not None
         _precompile(solutions)
         inputs = [case.input for case in cases]
         futures = [
             [
-                self.pool.run(Trial(s.language, s.code, inputs[i : i + BATCH]))
+                self.pool.run(Trial(s.language, s.code, inputs[i : i + BATCH], max_timeouts))
                 for i in range(0, len(inputs), BATCH)
             ]
             for s in solutions
@@ -303,9 +356,9 @@ def _ask_for(problem: Problem, language: str) -> Problem:
     return replace(problem, problem=f"{problem.problem.rstrip()}\n\n{line}", metadata=metadata)
 
 
-def _fenced(code: str) -> str:
+def _fenced(language: str, code: str) -> str:
     marks = "`" * max(3, 1 + max(map(len, re.findall("`+", code)), default=0))
-    return f"{marks}python\n{code}\n{marks}"
+    return f"{marks}{language}\n{code}\n{marks}"
 
 
 def _count(things: Sequence[Any], name: str) -> str:

@@ -255,6 +255,10 @@ class CodeConfig(Section):
     want_tests: int = Field(20, ge=0)
     """Problems with fewer tests get more, labelled by the solutions. The paper draws 20 tests in
     training."""
+    max_tests: int | None = Field(20, ge=1)
+    """Problems with more tests keep those that tell wrong programs from right ones: programs that
+    the source calls wrong, and mutants of the solutions. The default is the number of tests that
+    training draws. null: all tests."""
     inputs: tuple[Literal["mutation", "model"], ...] = ("mutation",)
     """Sources of inputs for further tests, in order: `mutation` of known inputs, or inputs that
     `model` proposes."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from tramontane.errors import InputError
@@ -38,11 +39,15 @@ try:
     _function = Solution().{name}
 except NameError:
     _function = {name}
+def _key(k):
+    if k is None or k is True or k is False:
+        return {{None: "null", True: "true", False: "false"}}[k]
+    return repr(k) if type(k) in (int, float) else k
 def _plain(x):
     if isinstance(x, (list, tuple)):
         return [_plain(v) for v in x]
     if isinstance(x, dict):
-        return dict((str(k) if type(k) is int else k, _plain(v)) for k, v in x.items())
+        return dict((_key(k), _plain(v)) for k, v in x.items())
     return x
 """
 
@@ -169,16 +174,16 @@ _FENCED = re.compile(r"\s*```[ \t]*([\w+#]*)[^\n]*\n(.*?)\n?```\s*", re.DOTALL)
 _CPP = re.compile(r"^\s*#\s*include\b|^\s*using namespace \w+;", re.MULTILINE)
 
 
-def parse_solutions(problem: Problem) -> list[Solution]:
+def parse_solutions(
+    problem: Problem, names: Sequence[str] = ("solutions", "solution", "solution_cpp")
+) -> list[Solution]:
     """The distinct solutions in a problem's metadata, in order.
 
-    They come from `solutions`, or else from `solution` and `solution_cpp`. Languages other than
-    Python and C++ are skipped. Without a named language, the program's text decides.
+    They come from the first of these names, or else from the others. Languages other than Python
+    and C++ are skipped. Without a named language, the program's text decides.
     """
-    several, python, cpp = (
-        _solutions(problem.metadata.get(name)) for name in ("solutions", "solution", "solution_cpp")
-    )
-    return list(dict.fromkeys(several or [*python, *cpp]))
+    first, *others = (_solutions(problem.metadata.get(name)) for name in names)
+    return list(dict.fromkeys(first or [s for found in others for s in found]))
 
 
 def _solutions(value: Any, language: Any = None) -> list[Solution]:

@@ -21,11 +21,12 @@ from tramontane.verifier.code.grade import (
 
 
 class Trial(NamedTuple):
-    """A program, and the inputs to run it on."""
+    """A program, the inputs to run it on, and the timeouts after which the others are not run."""
 
     language: Language
     program: str
     inputs: list[str]
+    max_timeouts: int = MAX_TIMEOUTS
 
     def time_limit(self, config: VerifierConfig) -> float:
         """Longest time of the whole trial in seconds, the compiler included."""
@@ -42,7 +43,7 @@ class TrialOutput(NamedTuple):
 def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
     """Run a program on each input, in the sandbox.
 
-    After three timeouts, or if the program kills the sandbox, the remaining inputs are not run:
+    After `max_timeouts`, or if the program kills the sandbox, the remaining inputs are not run:
     each gets the last failure.
     """
     if trial.language != "python" and shutil.which("g++") is None:
@@ -59,7 +60,7 @@ def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
             for result in running.results:
                 outputs.append(_as_output(result))
                 timeouts += result.failure.startswith("timed out")
-                if timeouts == MAX_TIMEOUTS:
+                if timeouts == trial.max_timeouts:
                     break
     return outputs + [outputs[-1]] * (len(trial.inputs) - len(outputs))
 
