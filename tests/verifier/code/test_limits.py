@@ -160,6 +160,10 @@ def test_files_without_content_count(rung):
 UNNAMED = {
     "unlinked": "f = open('f', 'wb')\n    os.unlink('f')\n    f.write(x)\n    f.flush()",
     "O_TMPFILE": "f = os.open('.', os.O_TMPFILE | os.O_RDWR)\n    os.write(f, x)",
+    "in a socket": "a = getattr(socket, 'kept', None) or socket.socketpair()\n    socket.kept = a\n"
+    "    f = os.open('.', os.O_TMPFILE | os.O_RDWR)\n    os.write(f, x)\n    try:\n"
+    "        socket.send_fds(a[0], [b'x'], [f])\n        os.close(f)\n"
+    "    except PermissionError: pass",
     "mapped": "f = open('f', 'wb+')\n    f.write(x)\n    f.flush()\n    os.unlink('f')\n"
     "    m = mmap.mmap(f.fileno(), len(x))\n    f.close()\n    f = m",
 }
@@ -168,7 +172,7 @@ UNNAMED = {
 @pytest.mark.parametrize("how", UNNAMED)
 def test_files_without_a_name_count(rung, how):
     program = (
-        "import mmap, os, time\nkept, x = [], bytes(15 << 20)\nfor _ in range(9):\n"
+        "import mmap, os, socket, time\nkept, x = [], bytes(15 << 20)\nfor _ in range(9):\n"
         f"    {UNNAMED[how]}\n    kept.append(f)\ntime.sleep(60)"
     )
     outcome, reason = run(program)

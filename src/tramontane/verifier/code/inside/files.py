@@ -12,15 +12,17 @@ from .records import MAX_FILES
 def size_of(folder: str) -> int:
     """Bytes of the files under a folder, at least 4096 for each.
 
-    Counting stops after `MAX_FILES` entries. A folder that cannot be read counts as
-    `sys.maxsize`, since its content could be of any size.
+    More than `MAX_FILES` entries count as `sys.maxsize`, before they are looked at: a program makes
+    more meanwhile. So does a folder that cannot be read, since its content could be of any size.
     """
     total, seen, folders = 0, 0, [folder]
-    while folders and seen < MAX_FILES:
+    while folders:
         try:
             entries = list(os.scandir(folders.pop()))
+            seen += len(entries)
+            if seen > MAX_FILES:
+                return sys.maxsize
             for entry in entries:
-                seen += 1
                 total += max(entry.stat(follow_symlinks=False).st_blocks * 512, 4096)
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
@@ -94,7 +96,8 @@ def empty(box: str, keep: list[str] | None) -> None:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry)
                 continue
-            os.chmod(entry, 0o700)
+            if not os.access(entry, os.R_OK | os.W_OK | os.X_OK):  # each change goes to the disk
+                os.chmod(entry, 0o700)
             for inner in list(os.scandir(entry)):
                 if inner.is_dir(follow_symlinks=False):
                     os.chmod(inner, 0o700)  # a closed folder cannot be moved

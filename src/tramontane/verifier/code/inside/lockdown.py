@@ -38,7 +38,9 @@ _WITHOUT_NAMESPACES = {
     "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
     "utimensat": (280, 88), "removexattr": (197, 14), "lremovexattr": (198, 15),
     "fremovexattr": (199, 16), "removexattrat": (466, 466), "setpriority": (141, 140),
-    "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
+    # Descriptors on their way through a socket are in no process's list.
+    "sendmsg": (46, 211), "sendmmsg": (307, 269), "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118), "sched_setattr": (314, 274),
 }  # fmt: skip
 _SIGNALS = {
