@@ -180,6 +180,17 @@ PYTHON = {
         for f in held: os.write(f, bytes(15 << 20))
         time.sleep($many)
     """,
+    "files in a socket's queue": """
+        import socket
+        a, b = socket.socketpair()
+        for i in range(50):
+            f = os.open(".", os.O_TMPFILE | os.O_RDWR)
+            os.write(f, bytes(15 << 20))
+            socket.send_fds(a, [b"x"], [f])
+            os.close(f)
+        time.sleep($many)
+    """,
+    "many folders": "for i in range(100_000): os.mkdir(f'$mark-{i}')",
     "hides what it holds": """
         with open("/bin/sleep", "rb") as f: code = f.read()
         f = os.open("$mark", os.O_CREAT | os.O_WRONLY, 0o111)

@@ -274,6 +274,34 @@ def test_missing_weights(broken):
         load_model(str(broken))
 
 
+class Payload:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, ran: Path) -> None:
+        self.ran = ran
+
+    def __reduce__(self):
+        return open, (str(self.ran), "w")
+
+
+@pytest.mark.parametrize("kind", ["pickle", "model", "tokenizer"])
+def test_a_checkpoint_s_own_code_never_runs(broken, kind):
+    ran = broken / "ran"
+    if kind == "pickle":
+        (broken / "model.safetensors").unlink()
+        torch.save({"lm_head.weight": Payload(ran)}, broken / "pytorch_model.bin")
+    else:
+        (broken / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+        file = broken / ("config.json" if kind == "model" else "tokenizer_config.json")
+        auto = {"AutoConfig": "evil.A", "AutoModelForCausalLM": "evil.A", "AutoTokenizer": "evil.A"}
+        other = {"model_type": "evil"} if kind == "model" else {"tokenizer_class": "Evil"}
+        settings = json.loads(file.read_text()) | other
+        file.write_text(json.dumps(settings | {"auto_map": auto}))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        (load_tokenizer if kind == "tokenizer" else load_model)(str(broken))
+    assert not ran.exists()
+
+
 def test_a_tokenizer_without_eos(broken):
     whole = load_tokenizer(str(broken))
     for file in broken.glob("tokenizer*"):
