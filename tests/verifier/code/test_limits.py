@@ -145,6 +145,52 @@ def test_shared_maps_count(rung):
     assert run(SHARED) == MEMORY
 
 
+THREAD = """
+import ctypes, mmap, os, threading, time
+def work():
+    {}
+threading.Thread(target=work).start()
+{}
+"""
+TOUCH = "x = mmap.mmap(-1, 200 << 20)\n            for i in range(0, len(x), 4096): x[i] = 1"
+FORKED = f"""
+    for _ in range(10):
+        if os.fork() == 0:
+            {TOUCH}
+            time.sleep(60)
+    time.sleep(60)
+"""
+FIRST_ENDS = "ctypes.CDLL(None).syscall(60 if os.uname().machine == 'x86_64' else 93, 0)"
+
+
+def test_children_of_a_thread_count(rung):
+    assert run(THREAD.format(FORKED.strip(), "time.sleep(60)")) == MEMORY
+
+
+def test_a_process_whose_first_thread_has_ended_counts(rung):
+    hidden = f"""
+import ctypes, mmap, os, threading, time
+for _ in range(6):
+    if os.fork() == 0:
+        def work():
+            {TOUCH}
+            time.sleep(60)
+        threading.Thread(target=work).start()
+        {FIRST_ENDS}
+time.sleep(60)
+"""
+    assert run(hidden) == MEMORY
+
+
+@needs_gpp
+def test_a_child_that_nobody_waits_for_hides_nothing(rung):
+    program = "import os, time\nif os.fork() == 0: os._exit(0)\ntime.sleep(0.5)\nprint(input())"
+    assert run(program) == ("right", "")
+    # It takes a while to give its memory back.
+    program = "int main() { std::vector<char> x(280 << 20, 1); " + CPP_ECHO + " }"
+    assert run(program, "cpp") == ("right", "")
+
+
 def test_attributes_of_files_are_closed(rung):
     program = "import os\nopen('f', 'w').close()\ntry: os.setxattr('f', 'user.x', bytes(1 << 16))\n"
     assert run(f"{program}except PermissionError: print(input())") == ("right", "")

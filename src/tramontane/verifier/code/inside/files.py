@@ -6,7 +6,10 @@ import os
 import stat
 import sys
 
+from .processes import tasks_of
 from .records import MAX_FILES
+
+_EXITING = 4  # in a process's flags
 
 
 def size_of(folder: str) -> int:
@@ -47,40 +50,58 @@ class Held:
     """
 
     def __init__(self, pids: list[str], with_maps: bool) -> None:
-        self._with_maps = with_maps
-        self.sockets = 0
         self.hidden: set[str] = set()
+        self._sockets: set[int] = set()  # inodes
         self._sizes: dict[int, int] = {}  # by inode
         for pid in pids:
-            try:
-                self._look(pid)
-            except PermissionError:
-                self.hidden.add(pid)
-            except OSError:  # ended meanwhile
-                continue
+            unread = with_maps
+            for task in tasks_of(pid):  # a thread may have a table of descriptors of its own
+                try:
+                    self._look(task, unread)
+                    unread = False  # threads have one map
+                except PermissionError:
+                    if not _is_ending(task):
+                        self.hidden.add(pid)
+                except OSError:  # ended meanwhile
+                    continue
+
+    @property
+    def sockets(self) -> int:
+        return len(self._sockets)
 
     @property
     def unnamed_bytes(self) -> int:
         return sum(self._sizes.values())
 
-    def _look(self, pid: str) -> None:
-        for name in os.listdir(f"/proc/{pid}/fd"):
+    def _look(self, task: str, with_maps: bool) -> None:
+        for name in os.listdir(f"{task}/fd"):
             try:
-                status = os.stat(f"/proc/{pid}/fd/{name}")
+                status = os.stat(f"{task}/fd/{name}")
             except FileNotFoundError:  # closed meanwhile
                 continue
-            self.sockets += stat.S_ISSOCK(status.st_mode)
+            if stat.S_ISSOCK(status.st_mode):
+                self._sockets.add(status.st_ino)
             if stat.S_ISREG(status.st_mode) and not status.st_nlink:
                 self._sizes[status.st_ino] = status.st_blocks * 512
-        if not self._with_maps:
+        if not with_maps:
             return
-        with open(f"/proc/{pid}/maps", "rb") as file:
+        with open(f"{task}/maps", "rb") as file:
             for line in file:
                 # Shared memory without a file is called /dev/zero.
                 if line.endswith(b" (deleted)\n") and b" /dev/zero " not in line:
                     span, _, _, _, inode, _ = line.split(maxsplit=5)
                     start, end = (int(x, 16) for x in span.split(b"-"))
                     self._sizes.setdefault(int(inode), end - start)
+
+
+def _is_ending(task: str) -> bool:
+    """True for a thread that has ended, or is about to: it shows nothing any more, to anybody."""
+    try:
+        with open(f"{task}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return True
+    return fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
 
 
 def empty(box: str, keep: list[str] | None) -> None:

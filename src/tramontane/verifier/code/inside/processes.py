@@ -156,14 +156,24 @@ def descendants(namespaces: bool) -> list[str]:
     found: list[str] = []
     unread = [str(os.getpid())]
     while unread:
-        try:
-            with open(f"/proc/{unread[0]}/task/{unread.pop(0)}/children") as file:
-                children = file.read().split()
-        except OSError:  # ended meanwhile
-            continue
-        found += children
-        unread += children
+        for task in tasks_of(unread.pop()):  # each thread has children of its own
+            try:
+                with open(f"{task}/children") as file:
+                    children = file.read().split()
+            except OSError:  # ended meanwhile
+                continue
+            found += children
+            unread += children
     return found
+
+
+def tasks_of(pid: str) -> list[str]:
+    """The folders of a process's threads in /proc. The first may have ended before the others: then
+    the process's own folder says nothing of its memory and its files."""
+    try:
+        return [f"/proc/{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
+    except OSError:  # ended meanwhile
+        return []
 
 
 def memory_of(pids: list[str]) -> int:
@@ -174,16 +184,21 @@ def memory_of(pids: list[str]) -> int:
     """
     total = 0
     for pid in pids:
-        try:
-            try:
-                with open(f"/proc/{pid}/smaps_rollup") as file:
-                    total += sum(int(x.split()[1]) for x in file if x.startswith(_PSS)) << 10
-            except PermissionError:
-                with open(f"/proc/{pid}/status") as file:
-                    total += sum(int(x.split()[1]) for x in file if x.startswith(_RSS)) << 10
-        except OSError:  # ended meanwhile
-            continue
+        kilobytes = _kilobytes_in(f"/proc/{pid}/smaps_rollup", _PSS)
+        for task in [] if kilobytes else tasks_of(pid):
+            if kilobytes := _kilobytes_in(f"{task}/status", _RSS):
+                break
+        total += kilobytes << 10
     return total
+
+
+def _kilobytes_in(file: str, names: tuple[str, ...]) -> int:
+    """The sum of these lines of a file in /proc; 0 if it cannot be read."""
+    try:
+        with open(file) as lines:
+            return sum(int(line.split()[1]) for line in lines if line.startswith(names))
+    except OSError:  # hidden, or ended meanwhile
+        return 0
 
 
 def kill_rest(settings: dict[str, Any]) -> None:
