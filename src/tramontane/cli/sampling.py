@@ -35,7 +35,10 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="tiny, a checkpoint folder, or a model name")],
     data: Annotated[str, typer.Argument(help="playground:, a file, or a dataset name")],
     overrides: Overrides = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")] = None,
+    problems: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most; all of a file or dataset, 256 of a source without end."),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Completions of each problem; 4 by default.")
     ] = None,
@@ -107,7 +110,10 @@ def compare(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any config key as key.sub=value.")
     ] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")] = None,
+    problems: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most; all of a file or dataset, 256 of a source without end."),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Completions of each problem; the suite's by default.")
     ] = None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
+LINE_SECONDS = 30.0  # between two lines of progress in a log
 # Groups of commands in `tramontane --help`.
 TRAIN, MEASURE, DATA, LOOK, RESEARCH = "Train", "Measure", "Data", "Look", "Research"
 Overrides = Annotated[
@@ -74,11 +77,24 @@ def progress_bar() -> Progress:
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
     )
 
-    return Progress(
+    class Lines(Progress):
+        """Without a terminal, a line now and then on standard error."""
+
+        printed = -math.inf
+
+        def update(self, task_id: TaskID, **fields: Any) -> None:
+            super().update(task_id, **fields)
+            task, now = self._tasks[task_id], time.monotonic()
+            if self.disable and task.total and now > self.printed + LINE_SECONDS:
+                self.printed = now
+                complain(f"{task.description}: {task.completed:,.0f} of {task.total:,.0f}")
+
+    return Lines(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

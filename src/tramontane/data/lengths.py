@@ -57,7 +57,8 @@ class PromptLimit:
         if context <= max_tokens:
             raise InputError(
                 f"completions of {max_tokens:,} tokens leave no room for a prompt in the model's "
-                f"context of {context:,}: allow fewer tokens a completion"
+                f"context of {context:,}: allow fewer tokens a completion (pipeline.l_max in a "
+                f"run, else max_tokens), e.g. {context // 2:,}"
             )
         reason = (
             f"the model's context of {context:,} leaves {context - max_tokens:,} next to "

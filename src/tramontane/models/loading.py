@@ -235,8 +235,8 @@ def check_device(device: str, key: str = "device") -> None:
     count = counts.get(asked.type)
     if count == 0:
         raise InputError(
-            f"{key} is {device!r}, but torch sees no GPU of that kind; take cpu, or install the "
-            f"build of torch that fits this machine"
+            f"{key} is {device!r}, but torch sees no GPU of that kind; set {key} to cpu, or "
+            f"install the build of torch that fits this machine"
         )
     if count is not None and (asked.index or 0) >= count:
         raise InputError(

@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib import resources
 from pathlib import Path
@@ -30,9 +31,12 @@ def find_weights(model: str) -> str:
     are.
 
     Raises:
-        InputError: a file, or the folder of a run that has no checkpoint.
+        InputError: a file, the folder of a run that has no checkpoint, or nearly `tiny`.
     """
     path = Path(model).expanduser()
+    # The hub has no such name, and is asked for it over and over where it cannot be reached.
+    if model != "tiny" and get_close_matches(model, ["tiny"], cutoff=0.8) and not path.exists():
+        raise InputError(f"model {model!r}: no such model; did you mean 'tiny'?")
     if path.is_file():
         raise InputError(f"model {model!r}: a file; name the folder of the checkpoint")
     if not path.is_dir() or (path / "config.json").is_file():
@@ -59,7 +63,7 @@ def resolve(model: str) -> str:
 def is_local(model: str) -> bool:
     """True if a name can only be that of a folder on this machine, or is one."""
     path = Path(model).expanduser()
-    begins_as_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    begins_as_path = model.startswith((".", "/", "~", "runs/")) or model.count("/") > 1
     return model == "tiny" or begins_as_path or path.exists()
 
 
