@@ -312,9 +312,9 @@ def init(**settings):
 TRACKIO = """
 class Run:
     def log(self, values, step):
-        print("trackio has", step, flush=True)
+        print(f"trackio has {step}\\n", end="")  # one write: threads print side by side
     def finish(self):
-        print("trackio is closed", flush=True)
+        print("trackio is closed\\n", end="")
 
 def init(**settings):
     return Run()
@@ -364,7 +364,7 @@ except InputError as error:
     sys.exit(f"refused: {error}")
 for update in (1, 2):
     for failure in tracked.log_update({"update": update, "loss": 1.0}):
-        print(failure)
+        print(failure + "\\n", end="")
     time.sleep(0.6)
 for failure in tracked.close(finished=True):
     print(failure)

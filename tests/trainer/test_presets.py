@@ -142,7 +142,7 @@ def test_the_name_of_a_known_algorithm_is_answered_with_keys_that_are_valid(name
         load_config(file)
     message = str(caught.value)
     assert f"objective.name: {title}" in message
-    keys = message.partition("these keys: ")[2].partition("}};")[0] + "}}"
+    keys = message.partition("these keys: ")[2].partition("}}")[0] + "}}"
     file.write_text(f"trainer: {{objective: {keys}}}")
     given = load_config(file).trainer.objective
     if (known := ROOT / f"configs/{name.lower()}.yaml").exists():

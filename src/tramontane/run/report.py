@@ -213,6 +213,7 @@ def _tables(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
             "rows": [(key, [_cell(r, kind, key) for r in results.values()]) for key in keys],
         }
         for title, (kind, keys) in kinds.items()
+        if keys != ["unknown"]  # one group: all problems
     ]
 
 
