@@ -230,9 +230,10 @@ PLANTED = [
     (row("no_tests", [], DOUBLE, tests=None, domain="code"), "no_tests"),
     (row("no_solutions", doubles(3), [{"language": "java", "code": "x"}]), "no_solutions"),
     (row("function", [], ["def f(): return 1", "def f(): return 2"],
-         tests={"type": "python_assert", "code": "assert f() == 1"}), ""),
+         tests={"type": "python_assert", "code": "assert f() == 1", "entry_point": "f"}), ""),
     (row("no_function", [], ["def g(): return 1"],
-         tests={"type": "python_assert", "code": "assert f() == 1"}), "no_agreement"),
+         tests={"type": "python_assert", "code": "assert f() == 1", "entry_point": "f"}),
+     "no_agreement"),
     ({"id": "maths", "problem": "What is $1+1$?", "answer": "2"}, ""),
 ]  # fmt: skip
 SETTINGS = CodeConfig(want_tests=0, verifier=VerifierConfig(workers=2, code_timeout_s=4))

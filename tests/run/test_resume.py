@@ -201,7 +201,9 @@ def test_a_cut_metrics_line_and_a_partial_checkpoint_are_forgotten(tmp_path: Pat
     for update in (1, 2):
         folder.log({"update": update})
         folder.write_rollouts(update, [], ["format"])
-        folder.commit_checkpoint(folder.checkpoint_dir(update), keep=2)
+        partial = folder.checkpoint_dir(update)
+        (partial / "pipeline.json").write_text("{}")
+        folder.commit_checkpoint(partial, keep=2)
     with folder.metrics_file.open("a") as file:
         file.write('{"update": 3, "rew')
     folder.checkpoint_dir(3)  # never committed
