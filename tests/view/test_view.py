@@ -237,6 +237,22 @@ def test_two_runs_are_compared_on_the_problems_of_both(page: Page) -> None:
     assert answers["problem"].startswith("What is")
 
 
+def test_answers_before_and_after_training_are_counted_apart(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", updates=2)
+    for name, verdicts in (("before", ["wrong", "wrong"]), ("after", ["right", "wrong"])):
+        rows = [{"problem_id": "problem-0", "verdict": verdict} for verdict in verdicts]
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder.path / f"evaluation_{name}.jsonl").write_text(lines)
+    with served(folder.path) as page:
+        found = page.get("problems", among="0:before,0:after")
+        assert found["rows"] == [
+            {"problem_id": "problem-0", "counts": [{"n": 2, "right": 0}, {"n": 2, "right": 1}]}
+        ]
+        assert found["choices"][0] == ["training", "before", "after"]
+        assert page.get("problems", among="0,0:nothing")["sources"] == ["after", "after"]
+        assert page.get("problems", among="0:training")["each"] == [6]
+
+
 def test_the_timeline_has_waits_weights_and_deaths(page: Page) -> None:
     found = page.get("timeline", run=0)
     lanes = {lane["worker"]: lane for lane in found["lanes"]}

@@ -15,15 +15,20 @@ Row = dict[str, Any]
 TRAINING = "training"
 
 
-def problems(runs: list[Run], part: str, limit: int) -> Row:
-    """Problems that all the runs answered, each with the number of completions and right ones.
+def problems(runs: list[Run], sources: list[str], part: str, limit: int) -> Row:
+    """Problems that all sides of a comparison answered, each with the number of completions and of
+    right ones.
 
     Args:
-        runs: the runs to compare, at least one.
+        runs: the runs to compare, at least one; a run may be compared with itself.
+        sources: for each run the evaluation, or `training`, whose answers count. One that the run
+            does not have, such as an empty text, is replaced by its last evaluation.
         part: a part of the problem's id; empty for any.
         limit: the most problems to return.
     """
-    counts = [_counts(run) for run in runs]
+    counted = [_counts(run) for run in runs]
+    sources = [_source(found, chosen) for found, chosen in zip(counted, sources, strict=True)]
+    counts = [found[source] for found, source in zip(counted, sources, strict=True)]
     shared = [name for name in counts[0] if all(name in found for found in counts[1:])]
     matching = [name for name in shared if part.lower() in name.lower()]
     matching.sort(key=lambda name: _agreement([found[name] for found in counts]))
@@ -32,7 +37,17 @@ def problems(runs: list[Run], part: str, limit: int) -> Row:
                                          (found[name] for found in counts)]}
         for name in matching[:limit]
     ]  # fmt: skip
-    return {"rows": rows, "count": len(matching), "each": [len(found) for found in counts]}
+    return {
+        "rows": rows,
+        "count": len(matching),
+        "each": [len(found) for found in counts],
+        "sources": sources,
+        "choices": [list(found) for found in counted],
+    }
+
+
+def _source(found: dict[str, Any], chosen: str) -> str:
+    return next((name for name in (chosen, "after") if name in found), list(found)[-1])
 
 
 def _agreement(found: list[tuple[int, int]]) -> float:
@@ -41,20 +56,18 @@ def _agreement(found: list[tuple[int, int]]) -> float:
     return min(rates) - max(rates)
 
 
-def _counts(run: Run) -> dict[str, tuple[int, int]]:
-    """Completions and right ones by problem."""
+def _counts(run: Run) -> dict[str, dict[str, tuple[int, int]]]:
+    """By source, from training to the last evaluation: completions and right ones by problem."""
     table = run.rollouts.table()
     right = pc.equal(table["verdict"], "right").cast(pa.int32())
     grouped = pa.table({"id": table["problem_id"], "right": right}).group_by("id")
-    totals: Counter[str] = Counter()
-    rights: Counter[str] = Counter()
-    for row in grouped.aggregate([("right", "sum"), ("right", "count")]).to_pylist():
-        totals[row["id"]], rights[row["id"]] = row["right_count"], row["right_sum"] or 0
-    for rows in run.evaluations.by_name().values():
-        for row in rows:
-            totals[row["problem_id"]] += 1
-            rights[row["problem_id"]] += row.get("verdict") == "right"
-    return {name: (total, rights[name]) for name, total in totals.items()}
+    sums = grouped.aggregate([("right", "count"), ("right", "sum")]).to_pylist()
+    counts = {TRAINING: {row["id"]: (row["right_count"], row["right_sum"] or 0) for row in sums}}
+    for name, rows in run.evaluations.by_name().items():
+        totals = Counter(row["problem_id"] for row in rows)
+        rights = Counter(row["problem_id"] for row in rows if row.get("verdict") == "right")
+        counts[name] = {problem: (total, rights[problem]) for problem, total in totals.items()}
+    return counts
 
 
 def answers(run: Run, problem_id: str) -> Row:

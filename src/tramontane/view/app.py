@@ -152,12 +152,14 @@ def list_groups(run: Chosen, update: int) -> Json:
 @api.get("/problems")
 def list_problems(
     request: Request,
-    among: Annotated[str, Query(pattern="^[0-9]{1,6}(,[0-9]{1,6})*$")],
+    among: Annotated[str, Query(pattern="^[0-9]{1,6}(:[\\w-]*)?(,[0-9]{1,6}(:[\\w-]*)?)*$")],
     part: str = "",
     limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 100,
 ) -> Json:
-    compared = [chosen(request, int(number)) for number in among.split(",")]
-    return Json(answers.problems(compared, part, limit))
+    """`among` has the number of each run and, after a colon, the source of its answers."""
+    sides = [side.partition(":") for side in among.split(",")]
+    runs = [chosen(request, int(number)) for number, _, _ in sides]
+    return Json(answers.problems(runs, [source for _, _, source in sides], part, limit))
 
 
 @api.get("/answers")

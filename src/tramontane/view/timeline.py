@@ -47,7 +47,8 @@ def timeline(run: Path) -> Row:
                 found["losses"].append({"time": row["time"], "reason": row["lost"]})
     with reading(file := run / "events.log"):
         events = _events(file)
-    shown = sorted(lanes.values(), key=lambda found: (_place(found["worker"]), found["worker"]))
+    drawn = [x for x in lanes.values() if x["activities"] or x["versions"] or x["losses"]]
+    shown = sorted(drawn, key=lambda found: (_place(found["worker"]), found["worker"]))
     return {
         "lanes": shown,
         "events": events,

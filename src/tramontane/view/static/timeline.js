@@ -5,7 +5,8 @@ import { get } from "./api.js";
 
 export const SHORTCUTS = [["+ −", "zoom in, zoom out"], ["← →", "earlier, later"], ["0", "the whole run"]];
 const POLL = 3000; // milliseconds
-const KINDS = [["step", "trains"], ["wait for a batch", "waits for a batch"], ["wait for the generators", "waits for the generators"],
+const GENERATES = "generates"; // what a living generator does while it does not wait
+const KINDS = [["step", "trains"], [GENERATES, "generates"], ["wait for a batch", "waits for a batch"], ["wait for the generators", "waits for the generators"],
   ["wait for the record", "waits for the record"], ["wait for requests", "waits for requests"], ["evaluation", "evaluates"], ["checkpoint", "writes a checkpoint"]];
 const WAITED_FOR = { "wait for a batch": "generators and verifiers", "wait for the generators": "generators, to take weights",
   "wait for the record": "a checkpoint or an evaluation", "wait for requests": "the trainer (staleness bound)" };
@@ -41,7 +42,7 @@ export async function show(main, theValues, thePage) {
   if (!page.runs[+values.run].finished) poll();
 }
 
-const used = (kind) => data.lanes.some((lane) => lane.activities.some((a) => a.activity === kind));
+const used = (kind) => data.lanes.some((lane) => (kind === GENERATES && lives(lane).length) || lane.activities.some((a) => a.activity === kind));
 
 function extent() {
   const times = data.lanes.flatMap((lane) => [...lane.activities.flatMap((a) => [a.began, a.began + a.seconds]),
@@ -49,6 +50,17 @@ function extent() {
   if (!times.length) return null;
   const low = times.reduce((a, b) => Math.min(a, b)), high = times.reduce((a, b) => Math.max(a, b));
   return [low, Math.max(high, low + 1)];
+}
+
+// From each start of a generator to its loss, or to the end. A generator without a process of its
+// own, a thread, lives as long as the run.
+function lives(lane) {
+  if (!whole || !lane.worker.startsWith("generator")) return [];
+  const starts = lane.starts.length ? lane.starts : [whole[0]];
+  return starts.map((began, i) => {
+    const ends = [...lane.losses.map((l) => l.time), ...starts.slice(i + 1), whole[1]].filter((t) => t > began);
+    return { activity: GENERATES, began, seconds: Math.min(...ends) - began };
+  });
 }
 
 function set([low, high]) { range = [low, high]; draw(); }
@@ -88,7 +100,7 @@ function draw() {
     const y = TOP + lane * n + (narrow ? 14 : 0);
     picture.append(svg("text", { class: "name", x: narrow ? 4 : 0, y: narrow ? y - 3 : y + LANE / 2 + 4 }, row.worker),
       svg("rect", { class: "track", x: left, y: y + 5, width: width - left - 8, height: 22, rx: 3 }));
-    for (const a of row.activities) {
+    for (const a of [...lives(row), ...row.activities]) {
       const end = a.began + a.seconds;
       if (end < range[0] || a.began > range[1]) continue;
       const x = X(Math.max(a.began, range[0])), w = Math.max(0.7, X(Math.min(end, range[1])) - x);
