@@ -133,7 +133,10 @@ def test_dry_run_prints_the_arithmetic(config: Path) -> None:
     assert "about 2.0 (n_async / n_batch)" in result.stdout
     # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB per token. 64 slots of 256 + 96 tokens, in lanes
     # of 352, 224, 144, 96, 64 and 32 of their own, and as much for prefixes: 2 · 64 · 912 tokens.
-    assert "KV cache: 570 MiB at most (5.0 KiB a token)" in result.stdout
+    assert (
+        "KV cache: 570 MiB at most (5.0 KiB a token, all sequences at their longest)"
+        in result.stdout
+    )
 
 
 def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_path: Path) -> None:

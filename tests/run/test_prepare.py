@@ -46,7 +46,9 @@ def test_slots_follow_from_the_memory_limit(
 ) -> None:
     lines = resolved(prepare(small_config(tmp_path, generator=generator)))
     assert lines["generators"] == f"1 × {slots} slots"
-    assert lines["KV cache"] == f"{mib} MiB at most (5.0 KiB a token)"
+    assert (
+        lines["KV cache"] == f"{mib} MiB at most (5.0 KiB a token, all sequences at their longest)"
+    )
 
 
 def test_learning_rates_by_the_models_size_are_shown_and_recorded(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ PARTS = {
     "logits": "logits",
     "cache": "KV cache",
     "records": "tokens, texts",
-    "reused": "used in turn",
+    "reused": "not at once",
 }
 
 

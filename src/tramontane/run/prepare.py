@@ -32,6 +32,7 @@ from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
 from tramontane.trainer import compiling, lora
+from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import chosen_rate
 from tramontane.types import Problem
 from tramontane.verifier import try_functions
@@ -197,6 +198,7 @@ def _check_machine(config: Config) -> None:
         if config.trainer.ranks > 1:
             last = rank_device(config.trainer.device, config.trainer.ranks - 1)
             loading.check_device(last, "trainer.ranks")
+    load_objective(config.trainer.objective)
     if config.trainer.compile:
         compiling.check(config.trainer.device)
     if config.trainer.lora:
@@ -334,7 +336,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
             **_prompt_lines(prepared),
             "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
             "KV cache": f"{_cache_line(prepared, config)} "
-            f"({_bytes_per_token(config) / 1024:.1f} KiB a token)",
+            f"({_bytes_per_token(config) / 1024:.1f} KiB a token, all sequences at their longest)",
         }
     lines = {
         f"stage {stage.name}": f"{_until(stage.until, config)}; "
