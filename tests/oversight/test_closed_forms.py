@@ -10,7 +10,7 @@ import pytest
 
 from tests.oversight.staged import played, questions, simulated
 from tramontane.oversight.agents.simulated import strength_of
-from tramontane.oversight.elo import fit_ratings, win_probability
+from tramontane.oversight.elo import Rating, fit_ratings, win_probability
 from tramontane.oversight.episode import Rules
 from tramontane.oversight.figures import (
     calibration_of,
@@ -111,9 +111,9 @@ def test_a_debate_follows_the_elo_formula(protocol: str) -> None:
     [elo] = elo_of([("x", "x", t) for t in transcripts])["sides"]
     share = found.accuracy.value
     gap = 500 * math.log10(share / (1 - share))
-    assert elo["x, right"] - elo["x, wrong"] == pytest.approx(gap)
+    assert elo["x, right"].value - elo["x, wrong"].value == pytest.approx(gap)
     assert gap == pytest.approx(500 * math.log10(odds), abs=60)
-    assert elo["x, right"] == pytest.approx(-elo["x, wrong"])
+    assert elo["x, right"].value == pytest.approx(-elo["x, wrong"].value)
 
 
 def test_the_number_of_rounds_changes_nothing_without_spread() -> None:
@@ -208,6 +208,10 @@ def test_certain_verdicts_have_the_calibration_of_their_accuracy() -> None:
     assert found.error == pytest.approx(1 - accuracy, abs=0.02)
 
 
+def values(ratings: dict[str, Rating]) -> dict[str, float]:
+    return {player: rating.value for player, rating in ratings.items()}
+
+
 def test_ratings_of_three_players_are_those_of_the_expected_wins() -> None:
     ratings = {"a": 300.0, "b": 0.0, "c": -300.0}
     wins = {
@@ -216,15 +220,15 @@ def test_ratings_of_three_players_are_those_of_the_expected_wins() -> None:
         if i != j
     }
     [found] = fit_ratings(wins)
-    assert found == pytest.approx(ratings, abs=1e-6)
+    assert values(found) == pytest.approx(ratings, abs=1e-6)
 
 
 def test_players_that_never_met_have_scales_of_their_own() -> None:
     wins = {("a", "b"): 90, ("b", "a"): 10, ("x", "y"): 60, ("y", "x"): 40}
     one, two = fit_ratings(wins)
     half = 250 * math.log10(9), 250 * math.log10(1.5)
-    assert one == pytest.approx({"a": half[0], "b": -half[0]})
-    assert two == pytest.approx({"x": half[1], "y": -half[1]})
+    assert values(one) == pytest.approx({"a": half[0], "b": -half[0]})
+    assert values(two) == pytest.approx({"x": half[1], "y": -half[1]})
     [joined] = fit_ratings(wins | {("b", "y"): 1})
     assert set(joined) == {"a", "b", "x", "y"}
     assert fit_ratings({}) == []
@@ -244,14 +248,37 @@ def test_two_different_debaters_are_rated_by_model_and_by_side() -> None:
         opponent = "weak, wrong" if name == "strong, right" else "weak, right"
         gap = 500 * (math.log10(rate / (1 - rate)) - math.log10(other / (1 - other)))
         [ratings] = [group for group in found["sides"] if name in group]
-        assert ratings[name] - ratings[opponent] == pytest.approx(gap, abs=90)
+        assert ratings[name].value - ratings[opponent].value == pytest.approx(gap, abs=90)
     [models] = found["models"]
-    assert models["strong"] > 0 > models["weak"]
+    assert models["strong"].value > 0 > models["weak"].value
 
 
 def test_a_player_that_never_won_has_a_finite_rating() -> None:
     [found] = fit_ratings({("a", "b"): 20.0})
-    assert found["a"] - found["b"] == pytest.approx(500 * math.log10(20.5 / 0.5))
+    gap = found["a"].value - found["b"].value
+    assert gap == pytest.approx(500 * math.log10(20.5 / 0.5))
+
+
+def test_a_pair_without_a_win_back_is_left_as_it_is_where_others_close_the_circle() -> None:
+    """a beats b, b beats c and c beats a: the likelihood has a maximum as it stands."""
+    [found] = fit_ratings({("a", "b"): 10, ("b", "c"): 10, ("c", "a"): 10})
+    assert values(found) == pytest.approx({"a": 0, "b": 0, "c": 0}, abs=1e-6)
+    [found] = fit_ratings({("a", "b"): 8, ("b", "c"): 8, ("c", "a"): 1})
+    # Expected wins of each are those it has: 8, 8 and 1.
+    p = {
+        (i, j): win_probability(found[i].value, found[j].value) for i, j in product(found, repeat=2)
+    }
+    assert 8 * p["a", "b"] + 1 * p["a", "c"] == pytest.approx(8, abs=1e-6)
+    assert 8 * p["b", "a"] + 8 * p["b", "c"] == pytest.approx(8, abs=1e-6)
+
+
+def test_the_interval_of_two_players_is_that_of_a_share() -> None:
+    """Of 100 games 60: the log-odds have the standard error 1/√(n p (1 − p))."""
+    [found] = fit_ratings({("a", "b"): 60, ("b", "a"): 40})
+    error = 500 / math.log(10) / math.sqrt(100 * 0.6 * 0.4)
+    for rating in found.values():  # each has half of the difference
+        assert rating.high - rating.value == pytest.approx(1.959964 * error / 2, rel=1e-4)
+        assert rating.value - rating.low == pytest.approx(1.959964 * error / 2, rel=1e-4)
 
 
 def test_random_permutations_agree_with_the_enumeration_of_all() -> None:

@@ -157,7 +157,7 @@ def test_ratings_are_of_debates_before_the_same_judge(tmp_path: Path) -> None:
     }
     found = compare_protocols(config(tmp_path, 300, models=models, arms=arms)).elo
     assert [ratings.arms for ratings in found] == [("one", "open"), ("expert",), ("longer",)]
-    gaps = [r.sides[0]["agent, right"] - r.sides[0]["agent, wrong"] for r in found]
+    gaps = [r.sides[0]["agent, right"].value - r.sides[0]["agent, wrong"].value for r in found]
     assert gaps[1] > gaps[0] + 300 and gaps[1] > gaps[2] + 300
 
 

@@ -97,23 +97,25 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
     """Exact two-sided p-value of the sum of differences, under all 2^m changes of their signs.
 
     If the models were equally good on every problem, each difference could as well have the other
-    sign. The distribution of the sum is built one problem at a time, so its cost is m times the sum
-    of the differences' sizes, not 2^m.
+    sign. The distribution of the sum is that of the product of m polynomials, multiplied in pairs,
+    by Fourier transforms where they are long: m log² m steps for each unit of the largest
+    difference, not 2^m. Their rounding errors add up to about 1e-15.
 
     Args:
         differences: int, [m].
     """
+    from scipy.signal import convolve  # takes a second to import
+
     sizes = [int(size) for size in np.abs(differences) if size]
     total = sum(sizes)
     if not total:
         return 1.0
     # chances[i]: probability of the sum 2·i − total, with i the sum of the positive ones.
-    chances = np.zeros(total + 1)
-    chances[0], reached = 1.0, 0
-    for size in sizes:
-        before = chances[: reached + 1].copy()
-        chances[: reached + 1] = before / 2
-        chances[size : size + reached + 1] += before / 2
-        reached += size
+    factors = [np.bincount([0, size]) / 2 for size in sizes]
+    while len(factors) > 1:
+        pairs = zip(factors[::2], factors[1::2], strict=False)
+        odd = factors[len(factors) // 2 * 2 :]
+        factors = [convolve(one, other) for one, other in pairs] + odd
+    chances = factors[0].clip(min=0.0)
     sums = 2 * np.arange(total + 1) - total
     return min(1.0, float(chances[np.abs(sums) >= abs(int(differences.sum()))].sum()))

@@ -5,12 +5,24 @@ Source: arXiv 2407.04622.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 SCALE = 500.0  # Elo points of a tenfold increase of the odds
-PRIOR_WINS = 0.5  # added to both sides of a pair in which one never won
+PRIOR_WINS = 0.5  # added to both sides of a pair whose difference would be infinite
+NORMAL_95 = 1.959964  # standard errors on each side of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Rating:
+    """A rating in Elo points, and its 95 % interval relative to the mean of its group."""
+
+    value: float
+    low: float
+    high: float
 
 
 def win_probability(rating: float, other: float) -> float:
@@ -18,12 +30,12 @@ def win_probability(rating: float, other: float) -> float:
     return 1 / (1 + 10 ** ((other - rating) / SCALE))
 
 
-def fit_ratings(wins: Mapping[tuple[str, str], float]) -> list[dict[str, float]]:
+def fit_ratings(wins: Mapping[tuple[str, str], float]) -> list[dict[str, Rating]]:
     """Ratings of maximum likelihood, with mean 0, by the iteration of Hunter (2004) for
-    Bradley-Terry models.
+    Bradley-Terry models; intervals by the likelihood's curvature (Fisher's information).
 
-    Where one side of a pair never won, the likelihood has no maximum: half a win is then added to
-    both sides.
+    The likelihood has a maximum if a chain of wins leads from each player to each other one. Where
+    none leads back from one of two players that met, half a win is added to both.
 
     Args:
         wins: number of wins of the first player over the second, by pair.
@@ -46,15 +58,17 @@ def _connected(pairs: Iterable[tuple[str, str]]) -> list[set[str]]:
     return groups
 
 
-def _connected_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, float]:
+def _connected_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, Rating]:
     players = sorted({player for pair in wins for player in pair})
     place = {player: i for i, player in enumerate(players)}
     table = np.zeros((len(players), len(players)))
     for (winner, loser), count in wins.items():
         table[place[winner], place[loser]] += count
+    reached = table > 0  # by a chain of wins
+    for middle in range(len(players)):
+        reached |= reached[:, [middle]] & reached[[middle]]
     met = (table + table.T) > 0
-    lost_all = met & ((table == 0) | (table.T == 0))
-    table = table + PRIOR_WINS * lost_all
+    table = table + PRIOR_WINS * (met & ~(reached & reached.T))
     games, total = table + table.T, table.sum(axis=1)
     strengths = np.ones(len(players))
     for _ in range(10_000):
@@ -66,4 +80,10 @@ def _connected_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, float
         if change < 1e-12:
             break
     ratings = SCALE * np.log10(strengths)
-    return {player: float(ratings[i]) for player, i in place.items()}
+    certain = games * np.outer(strengths, strengths) / (strengths[:, None] + strengths) ** 2
+    information = (np.diag(certain.sum(axis=1)) - certain) * (math.log(10) / SCALE) ** 2
+    half = NORMAL_95 * np.sqrt(np.diag(np.linalg.pinv(information, hermitian=True)))
+    return {
+        player: Rating(*map(float, (ratings[i], ratings[i] - half[i], ratings[i] + half[i])))
+        for player, i in place.items()
+    }

@@ -11,7 +11,7 @@ import numpy as np
 
 from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.evaluation.paired import Difference, paired_difference
-from tramontane.oversight.elo import fit_ratings
+from tramontane.oversight.elo import Rating, fit_ratings
 from tramontane.oversight.quotes import count_quotes
 from tramontane.oversight.transcript import Transcript
 
@@ -249,13 +249,13 @@ class Ratings:
     """
 
     arms: tuple[str, ...]
-    models: list[dict[str, float]]
-    sides: list[dict[str, float]]
+    models: list[dict[str, Rating]]
+    sides: list[dict[str, Rating]]
 
 
 def elo_of(
     debates: Iterable[tuple[str, str, Transcript]],
-) -> dict[str, list[dict[str, float]]]:
+) -> dict[str, list[dict[str, Rating]]]:
     """The `models` and `sides` of `Ratings`, from (agent's model, opponent's model, transcript)."""
     models: defaultdict[tuple[str, str], float] = defaultdict(float)
     sides: defaultdict[tuple[str, str], float] = defaultdict(float)

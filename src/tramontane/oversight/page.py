@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 
 from tramontane.oversight.config import OversightConfig, cast_of
+from tramontane.oversight.elo import Rating
 from tramontane.oversight.questions import LETTERS
 from tramontane.oversight.transcript import Transcript
 from tramontane.workplace import write_whole
@@ -62,8 +63,8 @@ def _row(config: OversightConfig, comparison: Comparison, name: str) -> dict[str
     }
 
 
-def _sorted(ratings: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(ratings.items(), key=lambda item: -item[1])
+def _sorted(ratings: dict[str, Rating]) -> list[tuple[str, Rating]]:
+    return sorted(ratings.items(), key=lambda item: -item[1].value)
 
 
 def _languages(comparison: Comparison) -> list[str]:
