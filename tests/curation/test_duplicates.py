@@ -297,6 +297,54 @@ def test_planted_contamination_is_found_with_the_problem_it_comes_from(tmp_path)
     assert [row.detail.split(",")[0] for row in decided[:4]] == ["e0", "e0", "e1", "e2"]
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "contained", "other"),
+    [
+        (
+            "What is the sum of 17, 25 and 9?",
+            "Solve this one for a friend who asks. What is the sum of 17, 25 and 9? Give a number.",
+            "Solve this one for a friend who asks. What is the sum of 17, 25 and 8? Give a number.",
+        ),
+        (
+            "Compute 3x + 5 when x = 2.",
+            "Alice has a function. Compute 3x+5 when x=2. Then add one to it, as Bob would.",
+            "Alice has a function. Compute 3x-5 when x=2. Then add one to it, as Bob would.",
+        ),
+        (
+            "求函数 f(x) 在区间 [0, 3] 上的最小值",
+            "小明想知道答案,请帮助他:求函数 f(x) 在区间 [0, 3] 上的最小值,并说明理由",
+            "小明想知道答案,请帮助他:求函数 f(x) 在区间 [0, 3] 上的最大值,并说明理由",
+        ),
+        (
+            "Find the value of x.",
+            "The angles of a triangle are 40, 60 and x degrees, none of them right. Find x.",
+            "The angles of a triangle are 40, 60 and x degrees. Find the value of x.",
+        ),
+    ],
+)
+def test_a_short_statement_inside_of_another_is_contamination(
+    tmp_path, evaluated, contained, other
+):
+    """But one that says nothing by itself is in many."""
+    file = tmp_path / "eval.jsonl"
+    file.write_text(json.dumps({"id": "e", "question": evaluated}) + "\n")
+    stage = Decontaminate(DecontaminateConfig(against=(str(file),)), tmp_path)
+    expected = "" if "value of x" in evaluated else "contaminated"
+    assert reasons(stage.decide(rows(contained, other))) == [expected, ""]
+
+
+def test_an_exact_copy_behind_many_near_ones_is_found(tmp_path):
+    near = [f"{TRAIN} Tell {name} the hours." for name in "abcdefghijklmnopqrstuvwxyz"]
+    near += [f"{TRAIN} Tell {name}{name} the hours." for name in "abcdefghijklmnopqrstuvwxyz"]
+    near += [f"{TRAIN} Tell {name}q the hours." for name in "abcdefghijklmnopqrstuvwxyz"]
+    index = SimilarityIndex(0.8, same_numbers=True)
+    index.add(
+        np.array([index.keys(spelling(text)) for text in [*near, TRAIN]]), range(len(near) + 1)
+    )
+    [found] = index.find(np.array([index.keys(spelling(TRAIN))]))
+    assert found[0] == len(near)
+
+
 def test_an_unreadable_evaluation_set_is_refused(tmp_path):
     (tmp_path / "eval.jsonl").write_text("nonsense\n")
     config = DecontaminateConfig(against=(str(tmp_path / "eval.jsonl"),))

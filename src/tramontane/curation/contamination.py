@@ -3,7 +3,8 @@
 A row is `contaminated` if it is an exact or near duplicate of an evaluation problem (as in
 `duplicates`, but regardless of the answers), or if it contains a large share of the evaluation
 problem's 13-grams of words. One shared 13-gram is not enough, since competition problems end alike
-("where m and n are relatively prime positive integers").
+("where m and n are relatively prime positive integers"). A statement of fewer words counts as a
+whole, with its signs. A Chinese or Japanese character is a word.
 """
 
 from __future__ import annotations
@@ -18,8 +19,15 @@ from tramontane.curation.config import DecontaminateConfig
 from tramontane.curation.load import check_inputs, read_problems
 from tramontane.curation.rows import Row, Stage
 from tramontane.data.load import RowRules
-from tramontane.data.similarity import Copy, Originals, spelling
+from tramontane.data.similarity import Copy, Originals, numbers, spelling
 from tramontane.errors import InputError
+
+# Words of the shortest statement that is looked for inside of others, with a number or a sign, and
+# without: "find the value of x" is in many.
+FEWEST, FEWEST_PLAIN = 5, 8
+_CHARACTER = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORDS = re.compile(rf"[{_CHARACTER}]|[^\W{_CHARACTER}]+")
+_SIGNED = re.compile(rf"[{_CHARACTER}]|[^\W{_CHARACTER}]+|[+*/=<>^\\-]")
 
 
 class Decontaminate(Stage):
@@ -40,6 +48,7 @@ class Decontaminate(Stage):
         self.ids: list[str] = []
         self.grams: dict[str, list[int]] = defaultdict(list)  # n-gram → problems
         self.sizes: list[int] = []
+        self.whole: dict[int, dict[str, int]] = defaultdict(dict)  # length → statement → problem
         # Only statements are compared: the domain plays no part.
         statements: list[str] = []
         rules = RowRules(config.fields, domain="math", gradable=False)
@@ -48,10 +57,15 @@ class Decontaminate(Stage):
                 raise InputError(f"{row.where}: {row.detail}; fix this evaluation set first")
             self.ids.append(row.problem.id)
             statements.append(row.problem.problem)
-            grams = self._grams(row.problem.problem)
+            item, spelt = len(self.ids) - 1, spelling(row.problem.problem)
+            grams = _grams(_WORDS.findall(spelt), config.ngram)
             self.sizes.append(len(grams))
             for gram in grams:
-                self.grams[gram].append(len(self.ids) - 1)
+                self.grams[gram].append(item)
+            plain = numbers(spelt) == numbers("")
+            if not grams and len(_WORDS.findall(spelt)) >= (FEWEST_PLAIN if plain else FEWEST):
+                words = _SIGNED.findall(spelt)
+                self.whole[len(words)].setdefault(" ".join(words), item)
         self.originals = Originals(statements, config.threshold, config.same_numbers)
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
@@ -62,18 +76,22 @@ class Decontaminate(Stage):
         if copy:
             detail = f"{self.ids[copy.original]}, similarity {copy.similarity:.2f}"
             return row.drop(self.name, "contaminated", detail)
-        shared = Counter(
-            i for gram in self._grams(row.task.problem) for i in self.grams.get(gram, ())
-        )
+        spelt = spelling(row.task.problem)
+        grams = _grams(_WORDS.findall(spelt), self.config.ngram)
+        shared = Counter(i for gram in grams for i in self.grams.get(gram, ()))
         for item in sorted(shared):
             share = shared[item] / self.sizes[item]
             if share >= self.config.overlap:
                 detail = f"{self.ids[item]}, {share:.0%} of its {self.config.ngram}-grams"
                 return row.drop(self.name, "contaminated", detail)
+        words = _SIGNED.findall(spelt)
+        for length, statements in self.whole.items():
+            if found := statements.keys() & _grams(words, length):
+                item = min(statements[text] for text in found)
+                return row.drop(self.name, "contaminated", f"{self.ids[item]}, the whole of it")
         return row
 
-    def _grams(self, text: str) -> set[str]:
-        """The text's n-grams of words and numbers; empty if it has fewer than n."""
-        words = re.findall(r"\w+", spelling(text))
-        n = self.config.ngram
-        return {" ".join(words[i : i + n]) for i in range(len(words) - n + 1)}
+
+def _grams(words: Sequence[str], n: int) -> set[str]:
+    """The n-grams of words; empty if there are fewer than n."""
+    return {" ".join(words[i : i + n]) for i in range(len(words) - n + 1)}

@@ -204,11 +204,15 @@ class SimilarityIndex:
         return np.array([exact, *(_hash(band.tobytes(), kind) for band in least)], dtype=np.uint64)
 
     def find(self, keys: Keys) -> list[list[int]]:
-        """For each row of `keys`, the items that share a key with it, in the order of adding."""
-        found: list[set[int]] = [set() for _ in keys]
+        """For each row of `keys`, the items that share a key with it, in the order of adding, those
+        of the same spelling first."""
+        exact, near = ([set[int]() for _ in keys] for _ in range(2))
         for column, table in enumerate(self._tables):
-            table.find(keys[:, column], found)
-        return [sorted(items)[:MAX_CANDIDATES] for items in found]
+            table.find(keys[:, column], near if column else exact)
+        return [
+            [*sorted(same), *sorted(items - same)][:MAX_CANDIDATES]
+            for same, items in zip(exact, near, strict=True)
+        ]
 
     def add(self, keys: Keys, items: Iterable[int]) -> None:
         """Add an item under the keys of each row; item numbers ascend."""
