@@ -284,7 +284,7 @@ class SimulatedTrainer:
     name = "trainer"
 
     def __init__(self, loop: VirtualLoop, seconds: float) -> None:
-        self._loop, self._seconds, self._busy = loop, seconds, 0.0
+        self._loop, self._seconds, self._busy, self._version = loop, seconds, 0.0, 0
         self.started: Future[None] = Future()
         self.started.set_result(None)
 
@@ -311,6 +311,7 @@ class SimulatedTrainer:
         from tramontane.types import Learned
 
         self._busy += self._seconds
+        self._version += 1
         tokens = Clock.leave_out(lambda: sum(len(s.token_ids) for s in batch.sequences))
         zeros = array("d", bytes(8 * len(batch.sequences))), array("f", bytes(4 * tokens))
         self._figures = Learned(*zeros)
@@ -321,7 +322,7 @@ class SimulatedTrainer:
         }
 
     def _stats(self) -> tuple[float, dict[str, float]]:
-        return 0.0, {"busy_seconds": self._busy}
+        return 0.0, {"busy_seconds": self._busy, "version": self._version}
 
     def _learned(self) -> tuple[float, Any]:
         return 0.0, self._figures

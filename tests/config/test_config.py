@@ -127,6 +127,11 @@ def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
             "trainer: {objective: {name: aipo}}\nstages: [{name: a, eps_high: 0.3}]",
             r"stages\.0\.eps_high: objective 'aipo' does not read it; leave it out",
         ),
+        (
+            "trainer: {threads: 2, ranks: 2}",
+            r"trainer\.threads: 2 threads need device cpu and ranks 1",
+        ),
+        ("trainer: {threads: 2, device: cuda}", r"trainer\.threads: .* \(found cuda and 1\)"),
         ("generator: {device: gpu}", r"generator\.device: 'gpu' is not a device; write cpu, cuda"),
         ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is not a device"),
     ],

@@ -329,6 +329,7 @@ async def finish_after_a_kill(
     assert [type(error) for error in lost] == [WorkerDied]
     while generator.requests:
         done |= {c.index: c for c in await generator.poll()}
+    assert len(lost) == 1  # the polls of the lost worker are forgotten
     generator.handle.close()
     return done, left, tokens
 
@@ -492,5 +493,24 @@ def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, t
         generator.handle.close()
         assert sorted(done) == [0, 1, 2]
         assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
+
+    asyncio.run(use())
+
+
+def test_a_restarted_thought_is_interrupted_again(ray_cluster, tmp_path):
+    """Its request was to sample an answer behind the sentence that ends its thoughts."""
+    config = small_config(
+        tmp_path,
+        placement={"kind": "ray", "lost_sequences": "restart"},
+        generator={"interruption": {"after": [4, 4]}},
+    )
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(30))
+        done, left, _ = await finish_after_a_kill(generator, NoWeights(), lost)
+        assert left == {0, 1, 2}
+        assert all(len(c.token_ids) == 4 for c in done.values())
 
     asyncio.run(use())

@@ -250,6 +250,10 @@ def test_a_stage_without_problems_ends_and_its_groups_are_left_over(forty: Path)
             r"stages\.1: stage 'b' would never begin: .* 12 updates",
         ),
         ([{"name": "a", "until": {"updates": 1}}, {"name": "a"}], r"stages\.0\.name: two"),
+        (
+            [{"name": "a", "until": {"solved": 0.5}}, {"name": "b"}],
+            r"stages\.0\.until: all completions are trajectories .* a number of `updates`",
+        ),
         ([{"name": "a", "l_maxx": 3}], r"stages\.0\.l_maxx: unknown key; did you mean 'l_max'"),
         ([{"name": "a", "temperature": 0}], r"stages\.0\.temperature: .*greater than 0"),
         (
@@ -260,6 +264,8 @@ def test_a_stage_without_problems_ends_and_its_groups_are_left_over(forty: Path)
 )
 def test_errors_of_stages_name_their_key(forty: Path, stages: list[Any], message: str) -> None:
     raw = config(forty).model_dump() | {"stages": stages}
+    if "trajectories" in message:
+        raw["data"]["trajectories"] = {"sources": [str(forty)], "share": 1.0}
     with pytest.raises(InputError, match=message):
         parse(Config, raw, "run.yaml")
 

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tests.paths import ROOT
 from tests.trainer.tabular import bandit, completion, descent, every_group, logits, trainer
 from tramontane.config.objectives import AIPOOptions
-from tramontane.trainer.kl import returns
+from tramontane.trainer.kl import estimate, returns
+from tramontane.trainer.segments import sums_to_end
+from tramontane.types import INSERTED
 
 DOCS = ROOT / "docs" / "kl.md"
 UNIFORM = torch.zeros(3, 2, dtype=torch.float64)
@@ -154,3 +156,40 @@ def test_the_penalty_of_a_token_is_that_of_the_tokens_from_it_on():
     assert returns(ratios, sequence, options).tolist() == [7, 6, 4, 24, 16]
     whole = AIPOOptions(kl_coef=1.0, kl_level="sequence")
     assert returns(ratios, sequence, whole).tolist() == [7, 7, 7, 24, 24]
+
+
+def test_tokens_that_were_put_in_count_in_no_penalty_and_in_no_baseline():
+    """Equal completions have no gradient, as above: the policy did not choose the token that was
+    put in, however unlikely the reference finds it."""
+    policy = torch.stack([logits([0.5, 0.5]), logits([0.2, 0.8]), logits([0.5, 0.5])])
+    reference = torch.stack([logits([0.5, 0.5]), logits([0.999, 0.001]), logits([0.5, 0.5])])
+    for level in ("token", "sequence"):
+        group = [completion(policy, [1, 1]) for _ in range(3)]
+        for member in group:
+            member.versions[1] = INSERTED
+        got = kl_gradient(policy, reference, [group], "k1", "reward", level)
+        torch.testing.assert_close(got, torch.zeros_like(got))
+        one = [completion(policy, [1, 1]), completion(policy, [1, 0])]
+        one[0].versions[1] = one[1].versions[1] = INSERTED
+        got = kl_gradient(policy, reference, [one], "k1", "reward", level)
+        torch.testing.assert_close(got, torch.zeros_like(got))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_estimates_of_distant_policies_are_finite(estimator):
+    log_ratio = torch.tensor([-94.0, 0.5, 94.0], requires_grad=True)
+    estimates = estimate(log_ratio, estimator)
+    estimates.sum().backward()
+    assert estimates.isfinite().all() and log_ratio.grad.isfinite().all()
+
+
+def test_sums_to_the_end_of_a_long_row_are_exact():
+    """In float32, a small last sequence would be the difference of two large sums."""
+    values = torch.cat([torch.full((200_000,), 100.1), torch.tensor([1e-3, 2e-3])])
+    sequence = torch.cat(
+        [torch.zeros(200_000, dtype=torch.int64), torch.ones(2, dtype=torch.int64)]
+    )
+    assert sums_to_end(values, sequence)[0] == pytest.approx(200_000 * float(values[0]), rel=1e-6)
+    torch.testing.assert_close(
+        sums_to_end(values.flip(0), 1 - sequence.flip(0))[:2], torch.tensor([3e-3, 1e-3])
+    )

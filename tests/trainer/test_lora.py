@@ -8,7 +8,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from tests.trainer.rollouts import batch, equal, model, trainer, with_own_logprobs
-from tramontane.config import LoraConfig
+from tramontane.config import LoraConfig, TrainerConfig
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model
 from tramontane.models.shape import linear_layers
@@ -264,3 +264,13 @@ def test_missing_peft_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'tramontane\[lora\]'"):
         lora.check(LoraConfig(), linear_layers(model()))
+
+
+def test_adapters_begin_by_the_run_s_seed():
+    def first(seed):
+        config = TrainerConfig(lora=LoraConfig(rank=3, alpha=6.0))
+        t = Trainer(model(), config, 10, seed=seed)
+        layer = next(iter(lora.adapted_layers(t.model).values()))
+        return layer.lora_A["default"].weight.detach()
+
+    assert torch.equal(first(1), first(1)) and not torch.equal(first(1), first(2))

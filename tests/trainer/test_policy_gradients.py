@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainer.tabular import bandit, completion, descent, trainer
+from tramontane.config import ObjectiveConfig
 from tramontane.config.objectives import AIPOOptions, CISPOOptions, GSPOOptions
-from tramontane.trainer.objectives import Tokens, aipo, cispo, gspo
+from tramontane.trainer.objectives import Tokens, aipo, cispo, gspo, load_objective
 from tramontane.types import INSERTED
 
 POLICY, BEHAVIOR = (0.7, 0.2, 0.1), (0.1, 0.2, 0.7)
@@ -189,3 +190,25 @@ def test_inserted_tokens_teach_nothing_and_count_in_no_normaliser(normalization)
     chosen = logprobs[2, 0] + logprobs[1, 0] - logprobs[2, 1] - logprobs[1, 1]
     (expected,) = torch.autograd.grad(chosen / 2 / divisor, parameter)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("distance", [94.0, -94.0])
+@pytest.mark.parametrize("name", ["magistral", "gspo", "aipo", "cispo", "agro"])
+def test_a_token_far_from_the_policy_that_sampled_it_leaves_the_gradient_finite(name, distance):
+    """e⁹⁴ overflows in float32, and a clipped infinity has a gradient of NaN."""
+    options = ObjectiveConfig.model_validate({"name": name}).options
+    logprobs = torch.tensor([-100.0, -1.0]) if distance < 0 else torch.tensor([-1.0, -1.0])
+    logprobs.requires_grad_()
+    tokens = Tokens(
+        logprobs=logprobs,
+        behavior=logprobs.detach() - torch.tensor([distance, 0.0]),
+        advantages=torch.tensor([1.0, -1.0]),
+        weights=torch.tensor([0.5, 0.5]),
+        sequence=torch.tensor([0, 1]),
+        rewards=torch.tensor([1.0, 0.0]),
+        entropy=torch.zeros(2),
+    )
+    loss, metrics = load_objective(ObjectiveConfig(name=name)).loss(tokens, options)
+    loss.backward()
+    assert loss.isfinite() and logprobs.grad.isfinite().all()
+    assert all(total.isfinite() for total, _ in metrics.values())

@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import shutil
+import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    LlamaForCausalLM,
+    OPTConfig,
+    Starcoder2Config,
+)
 
 from tests.trainer.rollouts import (
     TEMPERATURE,
@@ -24,6 +32,7 @@ from tests.trainer.rollouts import (
     trainer,
     with_own_logprobs,
 )
+from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
 from tramontane.trainer import compiling, state
 from tramontane.trainer.collate import collate_shared
@@ -152,11 +161,6 @@ def test_the_gradient_of_several_threads_is_that_of_one(repeatable):
         t.step(replace(b, settings=replace(b.settings, repeatable=repeatable)))
     for name, weight in one.weights().items():
         torch.testing.assert_close(weight, two.weights()[name], atol=1e-6, rtol=1e-5)
-
-
-def test_threads_are_for_one_rank_on_a_cpu():
-    with pytest.raises(InputError, match="threads"):
-        trainer(threads=2, device="cuda")
 
 
 def test_minibatches_take_whole_groups_in_order():
@@ -376,6 +380,25 @@ def test_a_resumed_trainer_goes_on_bit_for_bit(tmp_path, done):
     assert equal(t.weights(), resumed.weights())
 
 
+def test_a_step_waits_for_a_state_that_is_being_written(tmp_path, monkeypatch):
+    save = dcp.save
+
+    def slow_save(*args, **options):
+        time.sleep(0.5)
+        save(*args, **options)
+
+    monkeypatch.setattr(state.dcp, "save", slow_save)
+    t = trainer()
+    t.step(batch())
+    before = t.weights()
+    t.save_state(tmp_path, wait=False)
+    t.step(batch(1))
+    t._state_files.finish()
+    again = trainer()
+    again.load_state(tmp_path)
+    assert equal(again.weights(), before) and not equal(t.weights(), before)
+
+
 def test_a_damaged_state_is_a_clear_error(tmp_path):
     t = trainer()
     with pytest.raises(InputError, match="no trainer state"):
@@ -482,6 +505,41 @@ def test_dropout_is_off_since_the_generator_has_none():
     t = Trainer(with_dropout, t.config, 10)
     b = with_own_logprobs(t, batch())
     assert t.step(b)["mismatch_age_0_max"] == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "rates"),
+    [
+        (Starcoder2Config, {"residual_dropout": 0.3, "embedding_dropout": 0.3}),
+        (OPTConfig, {"dropout": 0.3, "layerdrop": 0.5, "attention_dropout": 0.3}),
+        (FalconConfig, {"hidden_dropout": 0.3, "attention_dropout": 0.3}),
+        (GPT2Config, {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}),
+    ],
+)
+def test_dropout_under_any_name_is_off(config, rates):
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    eager = AutoModelForCausalLM.from_config(config(**sizes, **rates), attn_implementation="eager")
+    t = Trainer(eager, TrainerConfig(microbatch_tokens=64), 10)
+    assert t.model.training
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(t.model(ids).logits, t.model(ids).logits)
+
+
+class Noisy(LlamaForCausalLM):
+    """Random under a name that nobody knows."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = torch.nn.functional.dropout(output.logits, 0.1, self.training)
+        return output
+
+
+def test_a_model_that_stays_random_is_refused():
+    noisy = Noisy(model().config)
+    with pytest.raises(InputError, match=r"Noisy computes other logits .* config\.json"):
+        Trainer(noisy, TrainerConfig(), 10)
 
 
 def test_a_lone_group_trains():

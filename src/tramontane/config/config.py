@@ -257,9 +257,16 @@ class Config(Section):
                 )
             first_update += (stage.until.updates or 0) if stage.until else 0
             try:
-                self._in_stage(stage)
+                at = self._in_stage(stage)
             except ValidationError as error:
                 raise stage.located(error, path) from None
+            if stage.until and stage.until.updates is None and not at.sampled_groups:
+                raise key_error(
+                    "all completions are trajectories from elsewhere (data.trajectories.share), so "
+                    "that it would never be reached; end the stage after a number of `updates`",
+                    f"{path}.until",
+                    "data.trajectories.share",
+                )
         return self
 
     def resolved_arithmetic(self) -> dict[str, str]:

@@ -102,6 +102,18 @@ class TrainerConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _threads_are_of_one_cpu(self) -> TrainerConfig:
+        if self.threads > 1 and (self.ranks > 1 or self.device != "cpu"):
+            raise key_error(
+                f"{self.threads} threads need device cpu and ranks 1 (found {self.device} and "
+                f"{self.ranks}); set threads to 1",
+                "threads",
+                "device",
+                "ranks",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _value_network(self) -> TrainerConfig:
         if "values" in self.objective.options.needs:
             for key, used in (("lora", self.lora is not None), ("threads", self.threads > 1)):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import Config
+from tramontane.controller.interruption import thought_limit
 from tramontane.controller.loads import Loads
 from tramontane.models.weights import Weights
 from tramontane.placement.handle import (
@@ -295,10 +296,18 @@ class PooledGenerator:
                     lost = again
             if self.config.placement.lost_sequences == "restart":
                 for request in self.requests.values():
-                    request.token_ids, request.logprobs, request.versions = ints(), floats(), ints()
+                    self._restart(request)
             self._unsent = begun_first(self.requests.values())
             begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
             self.log_worker(self.handle.name, continues=begun)
+
+    def _restart(self, request: Request) -> None:
+        """Forget a request's tokens, and that its thoughts were interrupted."""
+        request.token_ids, request.logprobs, request.versions = ints(), floats(), ints()
+        interruption = self.config.generator.interruption
+        if interruption and not _is_evaluation(request):
+            limit = thought_limit(interruption, request.seed)
+            request.sampling = replace(request.sampling, max_tokens=limit)
 
 
 class GeneratorPool:

@@ -16,6 +16,11 @@ from tramontane.config import InterruptionConfig
 from tramontane.types import INSERTED, Completion, Request, floats, ints
 
 
+def thought_limit(config: InterruptionConfig, seed: int) -> int:
+    """Tokens after which the thoughts of the request with this seed are interrupted."""
+    return Random(seed).randint(*config.after)
+
+
 class Interruption:
     """Decides when thoughts are interrupted, and how a completion goes on.
 
@@ -29,8 +34,8 @@ class Interruption:
         self._config, self._inserted, self._closing = config, inserted, closing
 
     def limit(self, seed: int) -> int:
-        """Tokens after which the thoughts of the request with this seed are interrupted."""
-        return Random(seed).randint(*self._config.after)
+        """`thought_limit` of the request with this seed."""
+        return thought_limit(self._config, seed)
 
     def following(self, completion: Completion, request: Request, l_max: int) -> Request | None:
         """The request that continues a completion which was stopped at its limit; None for a

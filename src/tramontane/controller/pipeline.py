@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -187,15 +187,16 @@ class Pipeline:
             with self._span(TRAINER, "step"):
                 await ledger.replay.refresh(batch, self.trainer, limit)
                 metrics = await call(self.trainer, "step", self.train_batch(batch), limit=limit)
-            busy = (await call(self.trainer, "stats", limit=limit))["busy_seconds"]
+            stats = await call(self.trainer, "stats", limit=limit)
             batch.learned = await call(self.trainer, "learned", limit=limit)
             if finishing is not None:  # so that at most one copy of the weights is on its way
                 with self._span(TRAINER, "wait for the generators"):
                     await finishing
             ledger.trained_version += 1
+            self.check_trainer(stats)
             sending = await self._start_sending()
             finishing = self._start(
-                self._finish_update(batch, metrics, busy, sending),
+                self._finish_update(batch, metrics, stats["busy_seconds"], sending),
                 f"finish update {ledger.trained_version}",
             )
             if self.observer.holds(ledger.trained_version):
@@ -223,6 +224,18 @@ class Pipeline:
             # flight while the observer takes a checkpoint.
             ledger.generator_version = number
             self._notify()
+
+    def check_trainer(self, stats: Mapping[str, Any]) -> None:
+        """Check that the trainer, whose `stats` these are, counts the same updates.
+
+        Raises:
+            RuntimeError: it does not; its weights are not those of the ledger's version.
+        """
+        if stats["version"] != self.ledger.trained_version:
+            raise RuntimeError(
+                f"the trainer has made {stats['version']} updates, the controller "
+                f"{self.ledger.trained_version}: its state and the pipeline's are of two runs"
+            )
 
     async def send_weights(self) -> float:
         """Send the trainer's weights to the generators; returns their longest pause in seconds."""

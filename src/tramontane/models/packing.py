@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 
 # On a CPU, attention of up to this number of tokens is computed by plain matrix products.
@@ -74,8 +75,11 @@ def pack(
     continues = (None,) * len(sequences) if continues is None else tuple(continues)
     lengths = tuple(len(s) for s in sequences)
     starts = [0 if c is None else lengths[c] for c in continues]
-    positions = (range(start, start + n) for start, n in zip(starts, lengths, strict=True))
-    row = torch.tensor([list(chain(*sequences)), list(chain(*positions))], device=device)
+    ends = np.cumsum(lengths)
+    # Places in the row, less the place at which each sequence would have its position 0.
+    positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
+    ids = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
+    row = torch.from_numpy(np.stack([ids, positions])).to(device)
     return Packed(row[:1], row[1:], lengths, continues)
 
 

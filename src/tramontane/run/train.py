@@ -103,6 +103,7 @@ def train(
             return result
         finally:
             if interrupt.requested and not finished:
+                screen.close()  # else its last page would stand below the line
                 session.announce(f"stopped; continue with: {folder.resume_command}")
 
 
@@ -221,17 +222,17 @@ async def _run(
     generators = _generators(session, placement, session.model, ledger.stages.config)
     updates = config.pipeline.updates
     model: Any = session.model_for_workers(session.model)
-    make = partial(Trainer.load, model, config.trainer, updates)
+    make = partial(Trainer.load, model, config.trainer, updates, config.seed)
     trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
     try:
         await generators.started()
+        await started(trainer, limit)  # what it refuses is known before anything is measured
         measured = {"before": await _measure_end(session, generators, verifiers, "before", 0)}
         if HELD_OUT in measured["before"] and not session.version:
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
                 session.announce(warning)
         await generators.resize(ledger.stages.config)
-        await started(trainer, limit)
         to_trainer = train_batches(config, prepared.encoder)
         workers = Workers(generators, verifiers, trainer, placement.weights, to_trainer)
         recorder = Recorder(session, generators, verifiers, trainer)
@@ -240,6 +241,7 @@ async def _run(
             state = Folder.of(restored.path / "trainer", "read")
             await call(trainer, "load_state", state, limit=limit)
             await release(trainer, state, limit)
+            pipeline.check_trainer(await call(trainer, "stats", limit=limit))
             await pipeline.send_weights()
         await check_parity(prepared, generators, trainer)
         await check_long_parity(prepared, generators, trainer)

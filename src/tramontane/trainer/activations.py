@@ -1,4 +1,5 @@
-"""Activation checkpointing, block by block, and offload of what it keeps to host memory."""
+"""What a forward in training mode computes and keeps: no dropout, and with activation checkpointing
+only each block's input, which may wait in host memory."""
 
 from __future__ import annotations
 
@@ -9,6 +10,45 @@ from typing import Any
 import torch
 from torch.autograd.graph import save_on_cpu
 from transformers import PreTrainedModel
+
+from tramontane.errors import InputError
+from tramontane.models.packing import pack
+
+SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Set every dropout and layer drop to 0, in the modules and in the configs that they read: the
+    generator samples without, and log-probs must agree."""
+    for module in model.modules():
+        is_dropout = "drop" in type(module).__name__.lower()
+        _set_to_zero(module, {"p"} if is_dropout else set())
+        if config := getattr(module, "config", None):
+            _set_to_zero(config, set())
+
+
+def _set_to_zero(owner: object, more: set[str]) -> None:
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, float) and ("drop" in name or name in more):
+            setattr(owner, name, 0.0)
+
+
+@torch.no_grad()
+def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
+    """Check that a model in training mode computes the same logits twice; every rank must call it.
+
+    Raises:
+        InputError: it does not.
+    """
+    vocabulary = getattr(model.config, "vocab_size", 1)
+    packed = pack([[token % vocabulary for token in range(16)]], device)
+    first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
+    if (largest := float((first - second).abs().max())) > SAME:
+        raise InputError(
+            f"{type(model).__name__} computes other logits of the same tokens each time (they "
+            f"differ by up to {largest:.2g}): something in it is random while it is trained, such "
+            f"as a dropout under an unusual name. Set it to 0 in the checkpoint's config.json"
+        )
 
 
 def checkpoint_blocks(model: PreTrainedModel, offload: bool) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from tramontane.trainer.kl import estimate
+from tramontane.trainer.kl import estimate, ratio
 from tramontane.trainer.objectives import Metrics, Tokens
 
 
 def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ, and metrics; `cap` is the largest weight."""
     tokens = tokens.learnt()
-    ratio = (tokens.logprobs.detach() - tokens.behavior).exp()
-    weights = tokens.weights * ratio.clamp(max=cap)
-    metrics = ratio_metrics(tokens, {"ratio_capped": ratio > cap})
+    rho = ratio(tokens.logprobs.detach() - tokens.behavior)
+    weights = tokens.weights * rho.clamp(max=cap)
+    metrics = ratio_metrics(tokens, {"ratio_capped": rho > cap})
     return -(weights * tokens.advantages * tokens.logprobs).sum(), metrics
 
 
@@ -24,7 +24,7 @@ def ratio_metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
     log_ratio = tokens.logprobs - tokens.behavior
     sampled = torch.ones_like(log_ratio) if tokens.target is None else ~tokens.target
     values = {
-        "ratio": log_ratio.exp(),
+        "ratio": ratio(log_ratio),
         "entropy": tokens.entropy,
         "kl_behavior": estimate(-log_ratio, "k3"),
     }

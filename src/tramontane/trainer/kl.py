@@ -18,6 +18,9 @@ if TYPE_CHECKING:  # objectives imports this module
     from tramontane.trainer.objectives import Metrics, Objective, Sequences, Tokens
 
 
+MOST = 20.0  # |log-ratio|, beyond which a ratio no longer grows
+
+
 class WithKL:
     """A policy gradient plus β · KL(π_θ ‖ π_ref)."""
 
@@ -43,13 +46,27 @@ class WithKL:
         return loss, metrics | {"kl_reference": (estimate(log_ratio.detach(), "k3").sum(), count)}
 
 
+def ratio(log_ratio: torch.Tensor) -> torch.Tensor:
+    """π/μ of log π/μ, from e⁻²⁰ to e²⁰, and constant outside: of the same shape.
+
+    A float32 overflows at e⁸⁹, and the gradient of an overflow is NaN even where it is clipped
+    away. An infinite or undefined log-ratio is a fault, and stays one.
+    """
+    return _bounded(log_ratio).exp()
+
+
+def _bounded(log_ratio: torch.Tensor) -> torch.Tensor:
+    return torch.where(log_ratio.isfinite(), log_ratio.clamp(-MOST, MOST), log_ratio)
+
+
 def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
-    """KL(π ‖ π_ref) estimated from samples of π, with ℓ = log π/π_ref."""
+    """KL(π ‖ π_ref) estimated from samples of π, with ℓ = log π/π_ref; k3 within the bounds of
+    `ratio`."""
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
-    return log_ratio + torch.expm1(-log_ratio)
+    return log_ratio + torch.expm1(_bounded(-log_ratio))
 
 
 def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions) -> torch.Tensor:

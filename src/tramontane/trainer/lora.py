@@ -113,13 +113,13 @@ class Adapters:
             layer.lora_dropout[ADAPTER] = _Dropout(config.dropout)
 
     @torch.no_grad()
-    def initialize(self) -> None:
-        """Set B to 0 and draw A from U(−1/√in, 1/√in), as peft does, by a seed for each layer: so
-        the values do not depend on the number of ranks."""
+    def initialize(self, seed: int) -> None:
+        """Set B to 0 and draw A from U(−1/√in, 1/√in), as peft does, by a seed of the run's `seed`
+        and the layer's name: so the values do not depend on the number of ranks."""
         for name, layer in adapted_layers(self._model).items():
             a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             bound = a.shape[1] ** -0.5
-            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             values = torch.empty(a.shape).uniform_(-bound, bound, generator=generator)
             if held := sharding.rows(a):
                 start, rows = held

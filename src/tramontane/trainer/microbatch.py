@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -102,9 +103,14 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     return PackedRow(
         packed=pack(parts, device, continues),
         keep=torch.tensor(keep, device=device),
-        targets=torch.tensor([t for s in sequences for t in s.token_ids], device=device),
+        targets=joined([s.token_ids for s in sequences]).long().to(device),
         lengths=[len(s.token_ids) for s in sequences],
     )
+
+
+def joined(arrays: Sequence[array[Any]]) -> torch.Tensor:
+    """Arrays one after the other as a tensor on the CPU, in their number type: [Σ lengths]."""
+    return torch.from_numpy(np.concatenate([np.asarray(values) for values in arrays]))
 
 
 @dataclass(frozen=True)
@@ -262,6 +268,8 @@ class Minibatch:
         for index, micro in enumerate(self.microbatches):
             spread = lengths[micro.indices]
             log_ratio = self._behavior(index) - self.frozen["reference"][index].cpu()
+            # The policy did not choose the tokens that were put into a completion.
+            log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
             values = kl.returns(log_ratio, sequence, self.options)
             places = (
@@ -282,8 +290,7 @@ class Minibatch:
     def _behavior(self, index: int) -> torch.Tensor:
         """[N] float64 on the CPU: log μ of microbatch `index`, as the generator recorded it."""
         indices = self.microbatches[index].indices
-        logprobs = [logprob for i in indices for logprob in self.completions[i].logprobs]
-        return torch.tensor(logprobs, dtype=torch.float64)
+        return joined([self.completions[i].logprobs for i in indices]).double()
 
     def _targets(self, index: int) -> torch.Tensor:
         """[N] bool: True for the tokens of given answers in microbatch `index`."""
@@ -295,8 +302,7 @@ class Minibatch:
     def versions(self, index: int) -> torch.Tensor:
         """[N] int64: the weights version that sampled each token of microbatch `index`."""
         indices = self.microbatches[index].indices
-        versions = [v for i in indices for v in self.completions[i].versions]
-        return torch.tensor(versions, device=self.device)
+        return joined([self.completions[i].versions for i in indices]).long().to(self.device)
 
     def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
         """Build the loss's input for microbatch `index`."""

@@ -58,8 +58,9 @@ class StateFiles:
     def begin(
         self, folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
     ) -> None:
-        """Begin to write weights, optimizer moments, version and random state, once the state
-        before is written; every rank must call it."""
+        """Begin to write weights, optimizer moments and version, once the state before is written;
+        every rank must call it. Nothing that is trained is random, but for the dropout of adapters,
+        which draws anew after a resume."""
         self.release_tensors()
         folder.mkdir(parents=True, exist_ok=True)
         state = _state(model, optimizer, version)
@@ -152,7 +153,6 @@ def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
             f"({_reasons(error)}); resume with the model and the lora settings that the run "
             f"started with"
         ) from error
-    torch.set_rng_state(state["random"])
     return int(state["version"])
 
 
@@ -207,7 +207,6 @@ def _state(
         "model": weights,
         "optimizer": {names[p]: values for p, values in optimizer.state.items()},
         "version": torch.tensor(version),
-        "random": torch.get_rng_state(),
     }
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Set
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,16 @@ from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights
 from tramontane.trainer import activations, export, lora, precision, sharding
 from tramontane.trainer.averages import Averages
-from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.compiling import compile_blocks
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
-from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, pack_row
+from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
 from tramontane.trainer.objectives import Tokens, load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
 from tramontane.trainer.replicas import Replicas
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import Learned, TrainBatch, TrainSequence
+from tramontane.types import BatchSettings, Learned, TrainBatch, TrainSequence
 
 
 class Trainer:
@@ -51,11 +51,12 @@ class Trainer:
         config: optimizer, memory and objective.
         updates: number of updates of the run, for the learning-rate schedule.
         files: the files that the weights of a model on the meta device are read from.
+        seed: the run's, for the initial weights of adapters.
 
     Raises:
         InputError: an objective that needs what the trainer does not provide, a `ranks` that is not
-            the process group's size, several threads on a GPU or several ranks, or adapters for
-            layers that the model does not have.
+            the process group's size, adapters for layers that the model does not have, or a model
+            that computes different log-probs of the same tokens.
     """
 
     def __init__(
@@ -64,15 +65,11 @@ class Trainer:
         config: TrainerConfig,
         updates: int,
         files: WeightFiles | None = None,
+        seed: int = 0,
     ) -> None:
         if config.ranks != sharding.ranks():
             raise InputError(
                 f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
-            )
-        if config.threads > 1 and (config.ranks > 1 or config.device != "cpu"):
-            raise InputError(
-                f"trainer.threads is {config.threads}: several threads need device cpu and ranks 1 "
-                f"(found {config.device} and {config.ranks}); set threads to 1"
             )
         self.objective = load_objective(config.objective)
         self._needs = config.objective.options.needs
@@ -81,7 +78,7 @@ class Trainer:
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
-        _disable_dropout(model)
+        activations.disable_dropout(model)
         self._layout = export.Layout(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
@@ -96,7 +93,7 @@ class Trainer:
             sharding.materialize(model, self.device)
             sharding.read(lora.base_tensors(model), files)
         if self._adapters:
-            self._adapters.initialize()
+            self._adapters.initialize(seed)
         if self._reference is not model:
             sharding.shard(self._reference, self.device, config.dtype)
             sharding.materialize(self._reference, self.device)
@@ -109,6 +106,8 @@ class Trainer:
         # For gradient checkpointing, which needs training mode; dropout is off.
         model.train()
         self._working = precision.working_model(model, config.dtype)
+        activations.check_repeatable(self._working, self.device)
+        sharding.free_gathered(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads)
@@ -124,7 +123,7 @@ class Trainer:
         self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
-    def load(cls, model_path: str, config: TrainerConfig, updates: int) -> Trainer:
+    def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int = 0) -> Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
         Each of several ranks reads only its own shards of the weights, if the checkpoint allows
@@ -136,12 +135,12 @@ class Trainer:
         # Adapters are float32 in any case.
         dtype = getattr(torch, config.dtype) if config.lora else torch.float32
         if sharding.ranks() == 1:
-            return cls(load_model(model_path, dtype, config.device), config, updates)
+            return cls(load_model(model_path, dtype, config.device), config, updates, seed=seed)
         if empty := empty_model(model_path):
             model, files = empty
-            return cls(model, config, updates, files)
+            return cls(model, config, updates, files, seed)
         # FSDP moves it to this rank's device block by block.
-        return cls(load_model(model_path, dtype, "cpu"), config, updates)
+        return cls(load_model(model_path, dtype, "cpu"), config, updates, seed=seed)
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: an optimizer step per minibatch, over groups in batch order.
@@ -183,8 +182,8 @@ class Trainer:
         self._learned = Learned()
         for minibatch in minibatches:
             self._learned.extend(minibatch.learned())
-        versions = [version for s in batch.sequences for version in s.versions]
-        ages = [batch.version - version for version in versions if version >= 0]
+        versions = joined([s.versions for s in batch.sequences])
+        ages = batch.version - versions[versions >= 0]
         computed = sum(m.computed_tokens for m in minibatches)
         metrics = averages.result() | ({"grad_norm": sum(norms) / len(norms)} if norms else {})
         metrics |= {
@@ -194,10 +193,10 @@ class Trainer:
             "computed_tokens": float(computed),
             "completion_tokens": float(len(versions)),
         }
-        if ages:  # tokens that this run sampled
+        if len(ages):  # tokens that this run sampled
             metrics |= {
-                "staleness_mean": sum(ages) / len(ages),
-                "staleness_max": float(max(ages)),
+                "staleness_mean": float(ages.double().mean()),
+                "staleness_max": float(ages.max()),
             }
         self._computed += computed
         self._busy += time.perf_counter() - began
@@ -281,19 +280,25 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
-        """Log-probs of each sequence's tokens under the current weights, computed as in training.
+        """Log-probs of each sequence's tokens under the current weights, computed as in training,
+        each rank some of the sequences; every rank must call it.
 
-        `temperature` is that of the distribution that the tokens were drawn from.
+        Args:
+            sequences: without given answers; at least one.
+            temperature: that of the distribution that the tokens were drawn from.
+
+        Returns:
+            For each sequence, a log-prob in nats for each of its tokens.
         """
-        result: list[list[float]] = [[] for _ in sequences]
-        microbatches, _ = collate_shared(sequences, self.config.microbatch_tokens)
-        for indices in microbatches:
-            row = pack_row([sequences[i] for i in indices], self.device)
-            logprobs = self._forward(self._working, row, temperature).logprobs
-            for i, values in zip(indices, logprobs.split(row.lengths), strict=True):
-                result[i] = values.tolist()
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        settings = BatchSettings("", temperature, max(lengths), len(sequences))
+        minibatch = Minibatch([sequences], self.config, settings)
+        for index in range(len(minibatch.microbatches)):
+            row = minibatch.row(index)
+            minibatch.trained[index] = self._forward(self._working, row, temperature).logprobs
         sharding.free_gathered(self._working)
-        return result
+        found = iter(minibatch.learned().logprobs)
+        return [list(islice(found, length)) for length in lengths]
 
     @torch.no_grad()
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
@@ -366,8 +371,13 @@ class Trainer:
             self._adapters.save(folder)
 
     def stats(self) -> dict[str, Any]:
-        """`busy_seconds` spent in `step`, and `computed_tokens`; see `docs/training.md`."""
-        return {"busy_seconds": self._busy, "computed_tokens": self._computed}
+        """`busy_seconds` spent in `step`, `computed_tokens`, and `version`, the number of updates;
+        see `docs/training.md`."""
+        return {
+            "busy_seconds": self._busy,
+            "computed_tokens": self._computed,
+            "version": self.version,
+        }
 
     def _set_learning_rate(self) -> float:
         """Set and return the learning rate of this update."""
@@ -487,11 +497,3 @@ class Trainer:
         if "top1" in needs:
             top1 = (logits.detach().argmax(-1) == row.targets).float()
         return Predictions(logprobs, entropy, top1)
-
-
-def _disable_dropout(model: PreTrainedModel) -> None:
-    """Set dropout to 0: the generator samples without it, and log-probs must agree."""
-    for module in model.modules():
-        for name in ("p", "attention_dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)

@@ -14,6 +14,7 @@ import torch
 from tramontane.config.objectives import GSPOOptions
 from tramontane.trainer.advantages import normalised
 from tramontane.trainer.importance import ratio_metrics
+from tramontane.trainer.kl import ratio
 from tramontane.trainer.objectives import Metrics, Tokens
 from tramontane.trainer.segments import totals
 
@@ -24,7 +25,7 @@ def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w min(s Â, clip(s, 1 − ε_low, 1 + ε_high) Â), s = sg(s_i) π_θ/sg(π_θ)."""
     tokens = tokens.learnt()
     current = tokens.logprobs.detach()
-    sequence_ratio = _mean(current - tokens.behavior, tokens.sequence).exp()
+    sequence_ratio = ratio(_mean(current - tokens.behavior, tokens.sequence))
     s = sequence_ratio * (tokens.logprobs - current).exp()
     clipped = s.clamp(1 - options.eps_low, 1 + options.eps_high)
     surrogate = torch.minimum(s * tokens.advantages, clipped * tokens.advantages)

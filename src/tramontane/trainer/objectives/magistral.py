@@ -12,7 +12,7 @@ import torch
 
 from tramontane.config.objectives import MagistralOptions
 from tramontane.trainer.advantages import normalised
-from tramontane.trainer.kl import estimate
+from tramontane.trainer.kl import estimate, ratio
 from tramontane.trainer.objectives import Metrics, Tokens
 
 advantages = normalised
@@ -27,13 +27,13 @@ def loss(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor, Metri
     """
     tokens = tokens.learnt()
     old, correction = _old_policy(tokens, options)
-    ratio = (tokens.logprobs - old).exp()
-    clipped = ratio.clamp(1 - options.eps_low, 1 + options.eps_high)
-    surrogate = torch.minimum(ratio * tokens.advantages, clipped * tokens.advantages)
+    rho = ratio(tokens.logprobs - old)
+    clipped = rho.clamp(1 - options.eps_low, 1 + options.eps_high)
+    surrogate = torch.minimum(rho * tokens.advantages, clipped * tokens.advantages)
     token_loss = -correction * surrogate
     if options.entropy_coef:
         token_loss = token_loss - options.entropy_coef * tokens.entropy
-    metrics = _metrics(tokens, ratio.detach(), correction, options)
+    metrics = _metrics(tokens, rho.detach(), correction, options)
     return (tokens.weights * token_loss).sum(), metrics
 
 
@@ -42,19 +42,19 @@ def _old_policy(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor
     if tokens.proximal is None:
         return tokens.behavior, torch.ones_like(tokens.behavior)
     low = 1 / options.importance_cap if options.importance_correction == "clipped" else 0.0
-    weight = (tokens.proximal - tokens.behavior).exp()
+    weight = ratio(tokens.proximal - tokens.behavior)
     return tokens.proximal, weight.clamp(low, options.importance_cap)
 
 
 @torch.no_grad()
 def _metrics(
-    tokens: Tokens, ratio: torch.Tensor, correction: torch.Tensor, options: MagistralOptions
+    tokens: Tokens, rho: torch.Tensor, correction: torch.Tensor, options: MagistralOptions
 ) -> Metrics:
     """Means over the tokens that are learnt from."""
     values = {
-        "clip_fraction_low": (ratio < 1 - options.eps_low) & (tokens.advantages < 0),
-        "clip_fraction_high": (ratio > 1 + options.eps_high) & (tokens.advantages > 0),
-        "ratio": ratio,
+        "clip_fraction_low": (rho < 1 - options.eps_low) & (tokens.advantages < 0),
+        "clip_fraction_high": (rho > 1 + options.eps_high) & (tokens.advantages > 0),
+        "ratio": rho,
         "entropy": tokens.entropy,
         "kl_behavior": estimate(tokens.behavior - tokens.logprobs, "k3"),
     }
@@ -63,5 +63,5 @@ def _metrics(
         both_sides = options.importance_correction == "clipped"
         values["importance_weight"] = correction
         values["importance_capped"] = (drift.abs() if both_sides else drift) > limit
-    count = torch.tensor(float(len(ratio)), device=ratio.device)
+    count = torch.tensor(float(len(rho)), device=rho.device)
     return {name: (value.float().sum(), count) for name, value in values.items()}
