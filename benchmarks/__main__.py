@@ -19,7 +19,6 @@ NAMES = (
     "weight_update",
     "collation",
     "overlap",
-    "vocabulary",
     "scaling",
     "vs_trl",
     "generation",
