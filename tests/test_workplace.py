@@ -180,6 +180,7 @@ def elsewhere(folder: Path, beats: bool) -> None:
 
 
 @pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.slow
 def test_where_locks_do_not_reach_another_machine_a_sign_of_life_decides(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -220,6 +221,7 @@ int flock(int file, int operation) { errno = ENOLCK; return -1; }
 """
 
 
+@pytest.mark.slow
 def test_on_a_file_system_without_locks_the_lease_alone_refuses(tmp_path: Path) -> None:
     source, library = tmp_path / "locks.c", tmp_path / "locks.so"
     source.write_text(WITHOUT_LOCKS)
@@ -370,7 +372,9 @@ def test_a_full_disk_refuses_before_the_work_begins(tmp_path: Path) -> None:
     assert "No space left on device; make room, then" in printed
 
 
-def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workplace, "LEASE_SECONDS", 0.5)  # the lease moves with the folder
+    monkeypatch.setattr(workplace, "EXIT_SECONDS", 0.2)
     run = tmp_path / "run"
     gone = rf"^{run}: no longer there \(moved or deleted\?\); put it back, then continue$"
     with (

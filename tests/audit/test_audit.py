@@ -103,6 +103,7 @@ def run(tmp_path_factory):
     return run, tramontane.audit(run, config=VerifierConfig(timeout_s=3.0))
 
 
+@pytest.mark.slow
 def test_each_planted_row_is_found_under_its_kinds(run):
     folder, result = run
     found = [(f["file"], f["line"], f["kind"]) for f in findings(folder)]

@@ -101,6 +101,7 @@ def test_a_section_in_two_places_is_described_once_and_linked_from_both() -> Non
     assert "see [pipeline](pipeline.md)" in page
 
 
+@pytest.mark.slow
 def test_every_section_is_found_by_its_title() -> None:
     for root in ROOTS:
         for entry in walk(Entry(root, "", ROOTS[root])):

@@ -323,6 +323,7 @@ def test_problems_in_any_language_are_asked_in_python_and_in_cpp(planted):
     assert {d["source"] for d in copies} < {d["source"] for d in decisions if d not in copies}
 
 
+@pytest.mark.slow
 def test_problems_with_few_tests_get_more(tmp_path):
     rows = [row("many_solutions", doubles(3, 40), DOUBLE), row("one", doubles(3, 40), DOUBLE[:1])]
     settings = PATIENT.model_copy(update={"want_tests": 6, "min_tests": 4, "languages": ()})
@@ -350,6 +351,7 @@ sys.exit(a + b != n)
 """
 
 
+@pytest.mark.slow
 def test_problems_with_many_tests_keep_those_that_tell_programs_apart(tmp_path):
     # Only a square tells `<=` from `<`.
     numbers = [*(n for n in range(2, 30) if n not in (4, 9, 16, 25)), 49]
@@ -365,6 +367,7 @@ def test_problems_with_many_tests_keep_those_that_tell_programs_apart(tmp_path):
     assert {"input": "49\n", "output": "7\n"} in kept["tests"]["cases"]
 
 
+@pytest.mark.slow
 def test_several_right_outputs_are_flagged_and_a_checker_program_decides(tmp_path):
     cases = [{"input": f"{n}\n", "output": f"1 {n - 1}\n"} for n in (5, 7, 9)]
     checked = {"type": "stdio", "cases": cases, "checker": "program", "checker_code": CHECK}
@@ -402,6 +405,7 @@ def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.slow
 def test_solutions_in_cpp_vote_too(tmp_path):
     cpp = "#include <iostream>\nint main() { long n; std::cin >> n; std::cout << 2 * n; }"
     rows = [row("mixed", doubles(3, 5, wrong=[3]), [*DOUBLE[:2], cpp])]

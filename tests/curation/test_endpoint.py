@@ -139,6 +139,7 @@ def test_a_stall_ends_at_the_timeout(silence, tmp_path):
 @pytest.mark.parametrize(
     "failure", [status(500, "out of memory"), DIE, HANG_UP, body(b"no"), STALL]
 )
+@pytest.mark.slow
 def test_a_prompt_that_always_fails_is_recorded_and_stops_no_other(failure, tmp_path):
     def mind(asked, before):
         return failure if asked["messages"][0]["content"] == "b" else echo(asked, 0)
@@ -175,6 +176,7 @@ def test_pauses_grow(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.slow
 def test_all_requests_keep_a_pause_that_the_server_asks_for(form, tmp_path):
     def mind(asked, before):
         if len(server.requests) > 2:

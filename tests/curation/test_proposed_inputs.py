@@ -129,6 +129,7 @@ def test_proposed_inputs_are_labelled_by_the_solutions(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mutations_supply_the_inputs_that_the_model_lacks(tmp_path):
     with Server(lambda asked, before: proposing("30")) as server:
         _, kept = run(

@@ -127,6 +127,7 @@ def test_an_empty_file_is_refused(tmp_path):
         score_file(source)
 
 
+@pytest.mark.slow
 def test_config_and_overrides(tmp_path):
     (source := tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
     (config := tmp_path / "run.yaml").write_text(

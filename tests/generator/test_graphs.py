@@ -126,6 +126,7 @@ def test_requests_submitted_at_any_time(events):
 
 
 @pytest.mark.parametrize("kv_cache", ["keep", "recompute"])
+@pytest.mark.slow
 def test_new_weights_reach_recorded_steps(kv_cache):
     """A recorded step reads the weights and their version at their addresses."""
     requests = make_requests(4, 4, seed=8, lengths=(3, 20), tokens=(25, 40))

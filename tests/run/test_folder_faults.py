@@ -75,6 +75,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: RunFolder) -> None:
     whole = run.checkpoints / "step_3"
     assert damage(whole) is None
@@ -107,6 +108,7 @@ def test_every_truncated_changed_or_missing_file_of_a_checkpoint_is_found(run: R
     "file",
     ["pipeline.json", "completions.parquet", "weights/model.safetensors", "trainer/__0_0.distcp"],
 )
+@pytest.mark.slow
 def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
     run: RunFolder, file: str
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_crash_while_a_checkpoint_is_replaced_leaves_the_old_one(run: RunFolde
 
 
 @pytest.mark.parametrize("cut", [1, 40])
+@pytest.mark.slow
 def test_a_last_line_of_metrics_that_was_cut_short_does_not_count(run: RunFolder, cut: int) -> None:
     whole = run.metrics()
     os.truncate(run.metrics_file, run.metrics_file.stat().st_size - cut)
@@ -219,6 +222,7 @@ def test_a_broken_line_in_the_middle_of_metrics_is_named(run: RunFolder, line: b
     assert run.metrics_file.read_bytes() == b"".join(lines)
 
 
+@pytest.mark.slow
 def test_a_cut_rollouts_file_is_named_and_the_others_are_audited(run: RunFolder) -> None:
     file = run.rollouts / "update_000003.parquet"
     rows, lost = len(list(read_run(run.path))), len(list(read_rollouts(file)))

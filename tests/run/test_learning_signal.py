@@ -195,6 +195,7 @@ def test_a_model_that_never_writes_the_format_ends_its_run_with_a_diagnosis(tmp_
     assert not list((tmp_path / "run/checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_that_solves_nothing_is_warned_of_before_training(tmp_path: Path) -> None:
     rows = [{"id": f"p{n}", "problem": f"What is {n} + 1?", "answer": "no"} for n in range(4)]
     file = tmp_path / "data.jsonl"

@@ -113,6 +113,7 @@ def counts(tmp_path: Path, policy: str) -> tuple[int, int]:
     return sum(r is None for _, r in found), sum(r is not None for _, r in found)
 
 
+@pytest.mark.slow
 def test_a_run_without_rollouts_has_a_report_and_no_audit(tmp_path: Path) -> None:
     config = small_config(tmp_path, rollouts="none", pipeline={"updates": 1, "n_batch": 16})
     train(config, QuietScreen())

@@ -40,6 +40,7 @@ def made(data=None, rewards=(), settings=None, config=None, model=None):
     return config_of(config, settings, model=model, data=data, rewards=rewards)
 
 
+@pytest.mark.slow
 def test_rows_and_a_function_train_a_model(tmp_path):
     settings = SIZES | {"run_dir": str(tmp_path / "run")}
     result = tramontane.train(

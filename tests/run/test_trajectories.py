@@ -185,6 +185,7 @@ def test_a_problem_that_cannot_be_graded_is_refused(tmp_path: Path) -> None:
         load(offline(tmp_path, write(tmp_path, *ROWS), regrade=True))
 
 
+@pytest.mark.slow
 def test_an_offline_run_has_no_generator_and_repeats_bit_for_bit(tmp_path: Path) -> None:
     source = write(tmp_path, *ROWS)
     losses = []

@@ -275,6 +275,7 @@ def test_gradient_checkpointing_trains_the_same(base, data, tmp_path):
 
 
 @pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.slow
 def test_two_ranks_train_what_one_trains_and_resume_each_other(base, data, tmp_path):
     class Stopped(Exception):
         pass

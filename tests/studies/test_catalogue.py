@@ -81,6 +81,7 @@ def page(tmp_path):
     return copied
 
 
+@pytest.mark.slow
 def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
     results = write_report(default_plans(tmp_path / "studies"), page)
     shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
@@ -90,6 +91,7 @@ def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
         assert (page.with_suffix("") / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_path):
     default = inspect.signature(tramontane.study).parameters["seeds"].default
     results = write_report(default_plans(tmp_path / "studies"), page)
@@ -99,12 +101,14 @@ def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_pat
         assert f"\ntramontane study {name}{seeds}\n" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_counts_updates_and_no_lines_of_a_function(page, tmp_path):
     write_report(default_plans(tmp_path / "studies"), page)
     sizes = re.findall(r"^\d+ seeds?(.*) for each arm", page.read_text(), re.M)
     assert "" in sizes and all(re.fullmatch(r"( of [\d to]+ updates)?", size) for size in sizes)
 
 
+@pytest.mark.slow
 def test_results_of_other_arms_leave_the_page(page, tmp_path):
     file = page.with_suffix("") / "byol-linear.json"
     found = json.loads(file.read_text())
@@ -115,6 +119,7 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
 
 
+@pytest.mark.slow
 def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
     file = page.with_suffix("") / "advantage_normalisation.json"
     found = json.loads(file.read_text())
@@ -125,6 +130,7 @@ def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.slow
 def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
     recorded = json.loads((page.with_suffix("") / "byol-linear.json").read_text())
     assert recorded["seeds"] == 3

@@ -328,6 +328,7 @@ WALKS = {
 }
 
 
+@pytest.mark.slow
 def test_arms_may_be_runs_of_a_function(tmp_path):
     file, folder = tmp_path / "walks.yaml", tmp_path / "out/walks"
     file.write_text(yaml.safe_dump(WALKS))

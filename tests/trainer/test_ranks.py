@@ -14,6 +14,8 @@ from tests.trainer.rollouts import SUMS, batch, equal, trainer
 from tramontane.models.staging import collect
 from tramontane.models.weights import CopiedWeights
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "plain": {},
     "sums": {"objective": {"name": SUMS}},

@@ -136,6 +136,7 @@ def response(answer):
 
 
 @pytest.mark.parametrize("reference", ["5", "x+1", "(0,1)"])
+@pytest.mark.slow
 def test_hostile_answers_through_the_pool(pool, reference):
     """None is right, and the one worker survives them all in little memory."""
     problem = Problem("p", "math", "How many are there?", reference, language="en")
@@ -168,6 +169,7 @@ def test_out_of_memory_and_out_of_stack_are_never_wrong(monkeypatch):
     parse_latex.cache_clear()
 
 
+@pytest.mark.slow
 def test_nothing_in_an_answer_is_run(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", WATCH],

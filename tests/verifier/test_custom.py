@@ -196,6 +196,7 @@ def test_a_config_that_cannot_be_meant(custom, message):
         parse_settings(VerifierConfig, {}, [f"reward.custom={custom}"], "test")
 
 
+@pytest.mark.slow
 def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
     brevity = {"name": "brevity", "function": "test_custom_rewards.brevity", "weight": 0.2}
     run = tmp_path / "run"
@@ -216,6 +217,7 @@ def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["drop", "wrong"])
+@pytest.mark.slow
 def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy):
     sometimes = {"name": "sometimes", "function": "test_custom_rewards.sometimes", "weight": 0.1}
     config = small_config(

@@ -115,6 +115,7 @@ def parts(verdicts, name):
     return [verdict.parts[name] for verdict in verdicts]
 
 
+@pytest.mark.slow
 def test_a_reward_ranks_the_whole_group():
     group = [response("", n_tokens=n) for n in (30, 10, 20)] + [Response("no format", 1)]
     verdicts = scored(rewards({"function": "rank", "weight": 0.5}), SUM, group)
@@ -184,6 +185,7 @@ def test_a_failing_group_reward_makes_its_group_unscorable(word, reason):
         assert re.match(f"reward 'odd': {reason}", verdict.reason)
 
 
+@pytest.mark.slow
 def test_a_group_reward_that_hangs_or_dies_is_killed_and_named():
     with VerifierPool(rewards("odd"), 256, 32) as pool:
         hung = pool.score(SUM, [response("hang"), response("ok"), Response("malformed", 1)])
@@ -250,6 +252,7 @@ def test_a_sample_has_the_format(form, answer):
 # -------------------------------------------------------------------------- runs, files, signature
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_with_functions_of_trl_alone(tmp_path):
     """From Python, rows with an answer column: as in TRL, the functions alone decide."""
 

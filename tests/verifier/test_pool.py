@@ -155,6 +155,7 @@ def test_waiting_for_a_processor_does_not_count(folder):
     assert verdict.verdict == "right", verdict.reason
 
 
+@pytest.mark.slow
 def test_a_hanging_program_is_wrong_and_its_siblings_are_not(pool):
     tests = {"type": "stdio", "cases": [{"input": "", "output": "7"}]}
     problem = Problem("seven", "code", "Print seven.", tests=tests)

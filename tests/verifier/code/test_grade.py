@@ -217,6 +217,7 @@ int main(int n, char** names) {
     ("language", "code"),
     [(None, PYTHON_CHECKER), pytest.param("cpp", CPP_CHECKER, marks=needs_gpp)],
 )
+@pytest.mark.slow
 def test_a_row_s_own_checker_decides_where_several_outputs_are_right(language, code):
     rest = {"checker": "program", "checker_code": code, "checker_language": language}
     tests = parse_tests(stdio(("4\n", "1 3\n"), ("4\n", "1 3\n"), **rest).tests, "here")

@@ -46,6 +46,7 @@ def busy_cpu() -> Iterator[int]:
     spin.wait()
 
 
+@pytest.mark.slow
 def test_a_program_that_is_kept_from_the_processor_is_no_late_program(busy_cpu: int) -> None:
     """In the scheduler's idle class, next to a busy process on the same processor, a program gets
     next to nothing of it."""

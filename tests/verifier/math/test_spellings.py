@@ -408,6 +408,7 @@ def test_variables_are_no_units(number, letters, space, power):
 
 @DRAWN
 @given(st.integers(30, 400), st.integers(2, 4), st.integers(1, 9))
+@pytest.mark.slow
 def test_cancellation_of_large_terms_is_seen(digits, root, added):
     small = rf"\sqrt[{root}]{{10^{{{root * digits}}}+{added}}}-10^{{{digits}}}"
     wrong(small, "0")
