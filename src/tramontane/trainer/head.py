@@ -157,8 +157,8 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_entropy: torch.Tensor | None,
         grad_top1: None,
     ) -> tuple[torch.Tensor | None, ...]:
-        """From gradients of the log-probs [K] and the entropy [K] to those of h [K, d], W [V, d] and
-        b [V], each None if not needed; targets and t have none."""
+        """Gradients of h [K, d], W [V, d] and b [V], each None if not needed, from those of the
+        log-probs [K] and entropies [K]; targets and t have none."""
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
         g = torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs / ctx.divisor
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
