@@ -129,9 +129,7 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
                     replaceable = is_trainer and placement.replaces_trainer
                     if not replaceable or interrupt.requested or restarts >= limit:
                         raise
-                    lost = error.with_traceback(
-                        None
-                    )  # the traceback holds generators and their models
+                    lost = error.with_traceback(None)  # it holds generators and their models
                 restarts += 1
                 session = session.after_loss(lost)
         finished = done.finished
