@@ -46,7 +46,7 @@ def run_python(
         path: the program.
         prelude: runs before it, in its namespace.
         arguments: of its command line.
-        then: imports the program as a module; called with the loaded module.
+        then: called with the loaded module, which is then imported instead of run as `__main__`.
     """
     with open(path, "rb") as file:
         source = file.read()
