@@ -350,7 +350,7 @@ def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
         )
         if role not in ROLES or not isinstance(content, str):
             raise InputError(
-                f"{where}: message {place} of the prompt is no chat message: it needs a `role`, "
+                f"{where}: message {place} of the prompt is not a chat message: it needs a `role`, "
                 f"one of {', '.join(ROLES)}, and a `content` that is text"
             )
         messages.append({"role": role, "content": content})

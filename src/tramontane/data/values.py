@@ -83,7 +83,7 @@ def encodable(row: Row, where: str) -> Row:
             shown = name.encode(errors="backslashreplace").decode()
             raise InputError(
                 f"{where}: field {shown!r} has half of a surrogate pair (\\ud800 to \\udfff), "
-                f"which is no character: remove it, or write the whole pair"
+                f"which is not a character: remove it, or write the whole pair"
             )
     return row
 

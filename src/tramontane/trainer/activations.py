@@ -45,7 +45,7 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
     first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
     if (largest := float((first - second).abs().max())) > SAME:
         raise InputError(
-            f"{type(model).__name__} computes other logits of the same tokens each time (they "
+            f"{type(model).__name__} computes different logits for the same tokens each time (they "
             f"differ by up to {largest:.2g}): something in it is random while it is trained, such "
             f"as a dropout under an unusual name. Set it to 0 in the checkpoint's config.json"
         )

@@ -473,9 +473,8 @@ class Trainer:
                 f"the gradients of {limit} consecutive optimizer steps are not finite (norm "
                 f"{value} in update {self.version + 1}; the limit is max_nonfinite_steps); none of "
                 f"them changed the weights. Resume with a learning_rate below "
-                f"{self._peak_rate:g}. If the run then ends in the same way, the newest "
-                f"checkpoint has weights that are too far gone: delete its folder, and resume from "
-                f"the checkpoint before"
+                f"{self._peak_rate:g}. If the run then fails again, the newest checkpoint has "
+                f"already diverged: delete its folder, and resume from the previous one"
             )
         return value
 

@@ -152,10 +152,10 @@ def mismatch(call: Call, expected: Expected) -> str:
         if kind == "tuple" and isinstance(value, tuple):
             value = list(value)  # the accepted values come from JSON, which has no tuples
         if not _has_type(value, kind, accepted[name]):
-            return f"{name}={value!r:.80} is no {kind}"
+            return f"{name}={value!r:.80} is not of type {kind}"
         inner = _item_type(parameter)
         if inner and not _has_items(value, inner, accepted[name]):
-            return f"{name}={value!r:.80} is no {kind} of {inner}"
+            return f"{name}={value!r:.80} is not of type {kind} of {inner}"
         if not any(_same(value, choice) for choice in accepted[name]):
             return f"{name}={value!r:.80} is not accepted"
     return ""

@@ -82,7 +82,7 @@ def _check(kind: Any, kwargs: Any) -> None:
     if not isinstance(kind, str) or kind not in CHECKS:
         raise ValueError(f"`instruction_id_list`: unknown kind of instruction {kind!r}")
     if not isinstance(kwargs, Mapping):
-        raise ValueError(f"`kwargs` of {kind}: {kwargs!r} is no object")
+        raise ValueError(f"`kwargs` of {kind}: {kwargs!r} is not an object")
     for name in ARGUMENTS.get(kind, "").split():
         value = kwargs.get(name)
         if value is None:

@@ -175,7 +175,7 @@ def _versions(python: Path) -> dict[str, str]:
     except subprocess.TimeoutExpired:
         raise InputError(f"{python} did not answer within {EXAMINE_SECONDS:g} s") from None
     if answer.returncode:
-        raise InputError(f"{python} is no working Python interpreter: {answer.stderr.strip()}")
+        raise InputError(f"{python} is not a working Python interpreter: {answer.stderr.strip()}")
     versions: dict[str, str] = json.loads(answer.stdout)
     return versions
 

@@ -207,7 +207,9 @@ class Tests(Peer):
         if isinstance(value, Handle):
             return wire.YOURS, value._number
         if not callable(value) and not hasattr(value, "__next__"):
-            raise NoPlainValue(f"the tests pass a {type(value).__name__}, which is no plain value")
+            raise NoPlainValue(
+                f"the tests pass a {type(value).__name__}, which is not a plain value"
+            )
         return wire.MINE, self.number(value)
 
     def resolve(self, tag: int, number: int) -> Any:
