@@ -129,7 +129,7 @@ CASES = [
     (MULTIPLE, "[circle.area(radius=5/2)]", ""),
     (LISTS, "[f(floats=[1.0, 2.0], pair=(1, 2))]", ""),
     (LISTS, "[f(floats=[1, 2], pair=[1, 2])]", "floats=[1, 2] is not of type array of float"),
-    (LISTS, "[f(floats=[1.0, 2.0], pair=(1.0, 2.0))]", "is no tuple of integer"),
+    (LISTS, "[f(floats=[1.0, 2.0], pair=(1.0, 2.0))]", "is not of type tuple of integer"),
     (LISTS, "[f(floats=[10/10, -(-2.0)], pair=(1, 2))]", ""),
     (LISTS, "[f(floats=(1.0, 2.0), pair=(1, 2))]", "floats=(1.0, 2.0) is not of type array"),
     (LISTS, "[f(floats=[1.0, 2.0], pair=(1, 2), names=['A b', 'c.'])]", ""),
