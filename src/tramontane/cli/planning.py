@@ -33,9 +33,7 @@ def plan(
     n_batch: Annotated[int, typer.Option(help="Completions an update.")] = 2048,
     length_mean: Annotated[int, typer.Option(help="Mean tokens per completion.")] = 6000,
     length_max: Annotated[int, typer.Option(help="Tokens of the longest completion.")] = 32000,
-    out: Annotated[
-        Path | None, typer.Option(help="File for the config, instead of printing it.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the config to this file.")] = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print 8B to 405B on 8 to 16,384 GPUs, as Markdown.")
     ] = False,

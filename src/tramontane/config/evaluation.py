@@ -32,7 +32,7 @@ class EvaluationSetConfig(Section):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum length of a completion, in tokens. null: the last stage's `l_max`."""
 
@@ -47,7 +47,7 @@ class EvaluationConfig(Section):
     temperature: Annotated[float, _COMPARABLE] = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: Annotated[float, _COMPARABLE] = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)
     """Seed of a generated source's evaluation problems. null: `seed`. Set it to measure runs with
     different seeds on the same problems."""

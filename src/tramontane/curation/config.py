@@ -53,7 +53,7 @@ class DecontaminateConfig(DeduplicateConfig):
 
 
 class FilterConfig(Section):
-    """Selection of maths problems that have one answer, which the verifier can check."""
+    """Selection of maths problems with a single answer that the verifier can check."""
 
     rewrite: bool = True
     """Rewrite multiple choice as an open question where possible, as the paper does. false: drop
@@ -145,7 +145,7 @@ class ModelConfig(PromptConfig):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7 in evaluation."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from."""
+    """Probability mass to sample from."""
     max_tokens: int = Field(4096, ge=1)
     """Maximum length of an answer, in tokens."""
     seed: int = 0
@@ -308,7 +308,7 @@ class CurateConfig(Section):
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
     """Removal of problems that occur in evaluation sets."""
     filter: FilterConfig = Field(default_factory=FilterConfig)
-    """Selection of maths problems that have one answer, which the verifier can check."""
+    """Selection of maths problems with a single answer that the verifier can check."""
     review: ReviewConfig = Field(default_factory=ReviewConfig)
     """Review of maths problems by a model."""
     difficulty: DifficultyConfig = Field(default_factory=DifficultyConfig)

@@ -125,7 +125,7 @@ def generator_memory(
         share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
         budget = kv_budget(int(device_memory), weights, share)
     rows, positions = cache_size(stage, token, longest, budget)
-    if not rows:  # one sequence is needed at least
+    if not rows:  # at least one sequence is needed
         rows, positions = 1, longest
     elif not on_gpu:
         positions = min(positions, _lane_positions(stage, rows, lengths))
@@ -182,7 +182,7 @@ def _vllm_memory(
         share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
         budget = max(0.0, share * device_memory - weights - activations - logits)
     held, positions = cache_size(stage, token, longest, budget)
-    cache = token * (positions if held else longest)  # one sequence is needed at least
+    cache = token * (positions if held else longest)  # at least one sequence is needed
     return Memory(weights=weights, activations=activations, logits=logits, cache=cache)
 
 

@@ -53,7 +53,7 @@ class MeasuredOn(Section):
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature. null: the suite's protocol."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Probability mass that is sampled from. null: the suite's protocol."""
+    """Probability mass to sample from. null: the suite's protocol."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum length of a completion, in tokens. null: the suite's protocol."""
     slots: int = Field(128, ge=1)
@@ -87,7 +87,7 @@ class AnswersConfig(Section):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature. The paper's for Medium: 0.7."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from."""
+    """Probability mass to sample from."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum length of an answer, in tokens. null: the teacher's last `l_max`."""
     slots: int = Field(128, ge=1)
