@@ -3,7 +3,7 @@
 An open implementation of Magistral's pipeline (arXiv 2506.10910). Every command is one call here:
 `train`, `dry_run`, `sft`, `evaluate`, `compare`, `generate`, `score`, `audit`, `curate`, `plan`,
 `fetch`, `doctor`, `vllm`, `study`.
-Noteworthy events are logged to the standard logger `tramontane`.
+Notable events are logged to the standard logger `tramontane`.
 """
 
 import logging
@@ -52,5 +52,5 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Without logging configured, warnings go to stderr, but not a run's events: its screen shows them.
+# Without logging configured, warnings go to stderr, but not a run's events, which its screen shows.
 logging.getLogger("tramontane.run").addHandler(logging.NullHandler())

@@ -1,4 +1,4 @@
-"""Examination of the machine: which parts tramontane can use, and how to fix the rest."""
+"""Examines the machine: what tramontane can use, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOOL_SECONDS = 60.0  # limit for `TOOL --version`
 
 
 class Finding(NamedTuple):
-    """One line of the report; `optional` is an absent part that nothing else needs."""
+    """One line of the report; `optional` is a missing part that nothing else needs."""
 
     name: str
     state: State
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> list[Finding]:
-    """Examine everything once; nothing is changed, and the sandbox runs one small program."""
+    """Examine everything without changing anything; the sandbox runs one small program."""
     import platform
 
     return [
@@ -99,7 +99,7 @@ def _tool(name: str, mend: str) -> Finding:
 
 
 def _vllm() -> Finding:
-    """vLLM in its environment; one that is expected and broken is `missing`."""
+    """vLLM in its environment; `missing` if it is expected but broken."""
     from tramontane.generator.vllm import environment
 
     try:

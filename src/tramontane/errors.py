@@ -1,4 +1,4 @@
-"""The exception for errors that a user can fix: in a config, a file, a model, an environment."""
+"""The exception for errors that the user can fix: in a config, file, model or environment."""
 
 import sys
 from collections.abc import Iterator
@@ -7,13 +7,12 @@ from pathlib import Path
 
 
 class InputError(Exception):
-    """An input is wrong; the message names the input and the remedy."""
+    """Invalid input; the message names the input and the remedy."""
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Name the file of whatever goes wrong in this block, which reads one that may be damaged, or
-    come from elsewhere.
+    """Name the file in any error of this block, which reads a possibly damaged or foreign file.
 
     Raises:
         InputError: the file is damaged or gone.
@@ -22,7 +21,7 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except InputError:  # which names it
         raise
-    except Exception as error:  # of whichever library, and of whatever a value turned into
+    except Exception as error:  # of any library, or from an unexpected value
         raise InputError(
             f"{file}: damaged or gone ({type(error).__name__}: {error}); restore it from a copy, "
             f"or try again if a run is writing it"
@@ -32,7 +31,7 @@ def reading(file: Path) -> Iterator[None]:
 def install(extra: str) -> str:
     """The command that adds the packages of an extra to this interpreter's environment.
 
-    It names the interpreter: another environment's pip would install a second torch, with CUDA. And
-    it names no version, so that pip leaves the packages that are there alone.
+    It names the interpreter, since another environment's pip would install a second torch, with
+    CUDA. It names no version, so that pip leaves installed packages unchanged.
     """
     return f"{sys.executable} -m pip install 'tramontane[{extra}]'"

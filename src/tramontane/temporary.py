@@ -1,9 +1,8 @@
-"""Temporary folders that do not outlive their process, however that ends.
+"""Temporary folders that do not outlive their process, however it ends.
 
-All of a process lie in one folder of the system's temporary folder (`TMPDIR`), which the process
-keeps locked. The system releases the lock when the process ends, so the next process deletes the
-folders that nobody holds. A lock is also right where a process's number is not: between containers
-that share the folder.
+All folders of a process are in one locked folder in the system's temporary folder (`TMPDIR`). The
+system releases the lock when the process ends, so the next process can delete unlocked folders.
+Unlike process ids, locks also work between containers that share the folder.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = f"tramontane-{os.getuid()}-"
-_UNLOCKED = "tramontane-new-"  # until a folder is locked, nobody may take it for abandoned
+_UNLOCKED = "tramontane-new-"  # so that a folder is not taken for abandoned before it is locked
 _lock = threading.Lock()
 _own: dict[tuple[int, str], Path] = {}  # by process, since forks inherit this, and by TMPDIR
 
@@ -30,8 +29,8 @@ def temporary_folder(name: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def process_folder() -> Path:
-    """The folder of this process, made when it is first asked for. Other users may pass through it,
-    as sandboxed programs do, and not list it."""
+    """The folder of this process, created on first use. Other users, such as sandboxed programs,
+    may traverse but not list it."""
     place = (os.getpid(), tempfile.gettempdir())
     with _lock:
         if place not in _own:
@@ -46,7 +45,7 @@ def process_folder() -> Path:
 
 @atexit.register
 def remove_own() -> None:
-    """Delete the folders of this process; for a process that ends without its exit handlers."""
+    """Delete the folders of this process, if it ends without running exit handlers."""
     for (process, _), folder in list(_own.items()):
         if process == os.getpid():
             _remove(folder)
@@ -56,7 +55,7 @@ def _remove_abandoned(temporary: Path) -> None:
     for folder in temporary.glob(f"{PREFIX}*"):
         try:
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # another process was faster, or another user made this
+        except OSError:  # another process was faster, or another user owns this
             continue
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +72,7 @@ def _remove(folder: Path) -> None:
 
 
 def _allow(function: Callable[..., Any], path: str, _: object) -> None:
-    """Take back what a program has forbidden its owner, and try once more."""
+    """Restore the owner's permissions that a program removed, and try again."""
     for closed in (os.path.dirname(path), path):
         if os.path.exists(closed) and not os.path.islink(closed):
             os.chmod(closed, 0o700)

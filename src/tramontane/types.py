@@ -1,7 +1,7 @@
-"""The data types that travel between the rooms: Problem → Request → Completion → Verdict → Group
-→ Batch → TrainBatch.
+"""The data types passed between packages: Problem → Request → Completion → Verdict → Group → Batch
+→ TrainBatch.
 
-Plain data, no torch and no tokenizer, so that every room (and every process) can hold them.
+Plain data without torch or a tokenizer, so that every package and process can use them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ThinkingTags(NamedTuple):
 
     @classmethod
     def of(cls, pair: Sequence[str] | None) -> ThinkingTags:
-        """The pair of a recorded config; None: the paper's."""
+        """The tags of a recorded config; None: the paper's."""
         return cls(*pair) if pair else cls()
 
     def around(self, thoughts: str) -> str:
@@ -34,17 +34,17 @@ class ThinkingTags(NamedTuple):
 
 PAPER_TAGS = ThinkingTags()  # arXiv 2506.10910, section 2.2
 
-# Versions of tokens that no weights of this run sampled.
-ELSEWHERE = -1  # of a trajectory from elsewhere: an earlier run, another model, a human
-INSERTED = -2  # put into a sampled completion, and not learnt from
+# Versions of tokens that were not sampled by this run's weights.
+ELSEWHERE = -1  # recorded: from an earlier run, another model, or a human
+INSERTED = -2  # inserted into a sampled completion, and not trained on
 
 
 class ResponseText(NamedTuple):
     """The parts of a response's text that are not simply its sampled tokens.
 
     Args:
-        tags: thinking tags, which the text shows even if they are special tokens.
-        prefix: beginning of every response, with which the prompts already end.
+        tags: thinking tags, kept in the text even if they are special tokens.
+        prefix: start of every response, which is already at the end of the prompts.
     """
 
     tags: ThinkingTags = PAPER_TAGS
@@ -63,7 +63,7 @@ Prompt: TypeAlias = "str | list[Message]"  # a statement, or a chat that ends wi
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function of the user's with its weight.
+    """A user-defined reward function with its weight.
 
     Args:
         function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, one of
@@ -93,11 +93,11 @@ class Problem:
         language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
         difficulty: a level, larger is harder, when known.
         source: where the problem comes from.
-        messages: the chat that the model reads in place of the statement, if the row has one; a
+        messages: the chat that the model reads instead of the statement, if the row has one; a
             system message in it replaces `data.system_prompt`.
-        metadata: other fields of the source; for verifiers and rewards of the user's own.
+        metadata: other fields of the source; for user-defined verifiers and rewards.
         where: file and line, or index, that the problem was read from, for messages; empty for a
-            generated problem. Equal problems may come from two places.
+            generated problem. Equal problems may differ in it.
     """
 
     id: str
@@ -120,7 +120,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Parameters of sampling. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off.
+    """Sampling parameters. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off.
 
     `max_tokens` counts generated tokens only (the paper's l_max).
     """
@@ -132,19 +132,18 @@ class SamplingParams:
 
 
 def ints(values: Iterable[int] = ()) -> array[int]:
-    """The values as an array of 32-bit integers; an array is returned as it is."""
+    """The values as an array of 32-bit integers; an array is returned unchanged."""
     return values if isinstance(values, array) else array("i", values)
 
 
 def floats(values: Iterable[float] = ()) -> array[float]:
-    """The values as an array of 32-bit floats; an array is returned as it is."""
+    """The values as an array of 32-bit floats; an array is returned unchanged."""
     return values if isinstance(values, array) else array("f", values)
 
 
 class SampledTokens:
-    """Token ids, log-probs and versions in compact arrays: 12 bytes a token, where lists of Python
-    numbers take 76 and are walked by the garbage collector. Given as other sequences, they are
-    converted."""
+    """Token ids, log-probs and versions in compact arrays: 12 bytes a token, whereas lists of
+    Python numbers take 76 and slow down the garbage collector. Other sequences are converted."""
 
     token_ids: array[int]
     logprobs: array[float]
@@ -159,8 +158,8 @@ class SampledTokens:
 class Request(SampledTokens):
     """One completion to be generated. Requests of one group share `group` and the prompt.
 
-    `seed` alone decides the request's random numbers, whatever else is running.
-    `token_ids`, `logprobs` and `versions` hold what was generated before an interruption.
+    The request's random numbers depend on `seed` alone, whatever else is running. `token_ids`,
+    `logprobs` and `versions` hold what was generated before an interruption.
     """
 
     group: int
@@ -201,7 +200,7 @@ class Completion(SampledTokens):
 
 @dataclass
 class Growth(SampledTokens):
-    """Tokens that unfinished requests gained, request after request in the same arrays: a message
+    """New tokens of unfinished requests, one request after another in the same arrays: a message
     holds six arrays for any number of requests.
 
     Args:
@@ -235,7 +234,7 @@ class Growth(SampledTokens):
         self.versions.extend(versions)
 
     def places(self) -> Iterator[tuple[tuple[int, int], slice]]:
-        """(group, index) of each request, and the place of its tokens in the arrays."""
+        """(group, index) of each request, and the slice of its tokens in the arrays."""
         ends = accumulate(self.counts)
         for group, index, count, end in zip(
             self.groups, self.indices, self.counts, ends, strict=True
@@ -245,7 +244,7 @@ class Growth(SampledTokens):
 
 @dataclass
 class Progress:
-    """A generator's answer to a poll: its work since the poll before.
+    """A generator's answer to a poll: its work since the previous poll.
 
     Args:
         completions: requests that ended, with all their tokens.
@@ -326,8 +325,7 @@ class FilterReason:
     Args:
         kind: `no diversity` (all its rewards are equal), `unscorable` (a completion could not be
             graded) or `left over` (too few groups for a batch when the problems ran out).
-        detail: more about it in words, e.g. the reason of the first unscorable verdict; may be
-            empty.
+        detail: details, e.g. the reason of the first unscorable verdict; may be empty.
     """
 
     kind: FilterKind
@@ -339,16 +337,16 @@ class FilterReason:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings under which a batch's completions were sampled, and by which they are trained on.
+    """Settings that a batch's completions were sampled and are trained with.
 
     Args:
         stage: name of the curriculum's stage; empty in a run without stages.
         temperature: the sampling temperature.
         l_max: longest completion allowed, in tokens.
         n_minibatch: completions per optimizer step.
-        options: the objective's section of the config, which a stage may change; None: that of
-            the trainer's own config.
-        repeatable: the same batches give the same bits; False: threads of a trainer share its work
+        options: the objective's section of the config, which a stage may change; None: that of the
+            trainer's config.
+        repeatable: the same batches give the same bits; False: the trainer's threads share its work
             as they become free.
     """
 
@@ -368,15 +366,15 @@ class TrainSequence:
         prompt_ids: int array, the prompt's tokens.
         token_ids: int array [T], the generated tokens.
         logprobs: float32 array [T], log-probability of each token under the distribution that it
-            was drawn from; 0 for a given response, which was not drawn at all.
+            was drawn from; 0 for a given response, which was not sampled.
         versions: int array [T], the weights version that sampled each token, or `ELSEWHERE` or
             `INSERTED`.
         reward: the verdict's reward.
-        scored: False if there is no verdict: the sequence is not learnt from.
+        scored: False if there is no verdict: the sequence is not trained on.
         answer: equal for equal answers of a group; −1 for none.
-        target: number of tokens at the end that are a given answer: the reference answer in the
-            place of the sampled one.
-        replaced: number of sampled tokens in whose place the given answer stands.
+        target: number of tokens at the end that are a given answer, i.e. the reference answer
+            instead of the sampled one.
+        replaced: number of sampled tokens that the given answer replaces.
     """
 
     prompt_ids: array[int]
@@ -396,11 +394,10 @@ class TrainSequence:
         verdict: Verdict | None = None,
         prompt_ids: array[int] | None = None,
     ) -> TrainSequence:
-        """The sequence of a completion, whose arrays it shares; without a verdict it is not
-        scored.
+        """The sequence of a completion, whose arrays it shares; not scored without a verdict.
 
-        `prompt_ids`: the prompt's array, if the caller shares one among a group's sequences, so
-        that a message holds it once.
+        `prompt_ids`: the prompt's array, which a group's sequences may share, so that a message
+        holds it once.
         """
         return cls(
             prompt_ids=ints(completion.prompt_ids) if prompt_ids is None else prompt_ids,
@@ -414,7 +411,7 @@ class TrainSequence:
 
 @dataclass
 class TrainBatch:
-    """One update's training data: whole groups of sequences, to be trained at weights version
+    """One update's training data: whole groups of sequences, to train on at weights version
     `version`."""
 
     version: int
@@ -428,10 +425,9 @@ class TrainBatch:
 
 @dataclass
 class Batch:
-    """`n_batch` completions of whole graded groups, to be trained at weights version `version`.
-
-    It stays with the controller, for its records; the trainer receives `train_batch()`, and once it
-    has trained, `learned` has its figures of all completions, in order.
+    """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
+    controller keeps it for the records, and the trainer receives `train_batch()`. After training,
+    `learned` has the trainer's figures of all completions, in order.
     """
 
     version: int
@@ -444,7 +440,7 @@ class Batch:
         return [c for g in self.groups for c in g.completions]
 
     def share_learned(self) -> None:
-        """Give each group its part of `learned`, if there is any."""
+        """Give each group its part of `learned`, if any."""
         if (learned := self.learned) is None:
             return
         sequence = token = 0
@@ -457,7 +453,7 @@ class Batch:
             sequence, token = sequences, tokens
 
     def train_batch(self) -> TrainBatch:
-        """The same groups as tokens, rewards and versions, without problems, texts and verdicts."""
+        """The same groups as tokens, rewards and versions only."""
         groups = []
         for group in self.groups:
             prompt_ids = array("i", group.completions[0].prompt_ids)
@@ -470,8 +466,8 @@ class Batch:
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:
-    """A number for each verdict's answer, −1 without one. All right answers are the same answer,
-    in whichever way they are written."""
+    """A number for each verdict's answer, −1 without one. All right answers count as the same
+    answer, however they are written."""
     numbers: dict[str, int] = {}
     for verdict in verdicts:
         if verdict.answer is None:

@@ -1,7 +1,7 @@
-"""A place where a command works: it has one owner at a time, files in it are whole and on the disk,
-and a fault of the disk is named.
+"""Folders and files that a command works on: one owner at a time, files that are complete and
+flushed to disk, and clear errors for disk faults.
 
-Ownership rests on two locks of `filelock`, both in hidden files that are removed at the end:
+Ownership uses two locks of `filelock`, both in hidden files that are removed at the end:
 
 `.lock`    locked by the kernel (flock), which releases it when the process ends, however it ends.
            Network file systems that support it share the lock between machines. Its text says who
@@ -35,7 +35,7 @@ logger = logging.getLogger("tramontane")
 
 HIDDEN = (".lock", ".lease")  # in a folder with an owner
 LEASE_SECONDS = 30.0
-EXIT_SECONDS = 1.0  # the kernel takes a moment to release the lock of a process that was killed
+EXIT_SECONDS = 1.0  # the kernel takes a moment to release a killed process's lock
 CONTINUE = "run the same command again"
 # flock on a file system without it: not implemented, no lock server, not supported.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -49,13 +49,13 @@ _PATH_FAULTS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that works in a place.
+    """The process that owns a place.
 
     Args:
         process: its number.
         host: its machine.
         since: local time at which it began.
-        work: what it does to the place, as a participle: `trained`, `evaluated`.
+        work: what is being done to the place, as a participle: `trained`, `evaluated`.
     """
 
     process: int
@@ -84,21 +84,21 @@ def owned_folder(
     then: str = CONTINUE,
     wait: float = EXIT_SECONDS,
 ) -> Iterator[Owner | None]:
-    """Own a folder, which is made if missing, and removed at the end if nothing was written.
+    """Own a folder, which is created if missing, and removed at the end if nothing was written.
 
     Args:
         folder: the folder.
-        work: what the owner does to it, as a participle, for the message to others.
+        work: what is being done to it, as a participle, for the message to others.
         new: the folder must not exist.
-        then: what to do once a fault of the disk is repaired.
+        then: what to do once a disk fault is fixed.
         wait: seconds to wait for another owner to finish.
 
     Yields:
-        An owner before, if it ended without giving the folder up, as a process that is killed.
+        The previous owner, if it ended without releasing the folder, e.g. because it was killed.
 
     Raises:
         InputError: another process owns the folder; a file is in the way; the folder cannot be
-            written, or a fault of its disk ends the work.
+            written, or a disk fault ends the work.
         FileExistsError: `new`, and the folder exists.
     """
     folder = Path(folder)
@@ -119,10 +119,10 @@ def owned_folder(
 def owned_file(
     file: str | Path, work: str, *, then: str = CONTINUE, wait: float = EXIT_SECONDS
 ) -> Iterator[None]:
-    """Own a file, and those next to it that belong to it; see `owned_folder`.
+    """Own a file and the files that accompany it; see `owned_folder`.
 
     Raises:
-        InputError: as `check_file` and `owned_folder`.
+        InputError: see `check_file` and `owned_folder`.
     """
     file = Path(file)
     check_file(file)
@@ -132,13 +132,13 @@ def owned_file(
 
 @contextmanager
 def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
-    """Own a new folder, which is complete or absent afterwards; see `owned_folder`.
+    """Own a new folder, which will be complete or absent; see `owned_folder`.
 
     Yields:
         The folder to write into, which becomes `folder` at the end.
 
     Raises:
-        InputError: the folder is not empty; or as `owned_folder`.
+        InputError: the folder is not empty; or see `owned_folder`.
     """
     folder = Path(folder)
     check_folder(folder)
@@ -149,7 +149,7 @@ def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
     partial = folder.with_name(f".{folder.name}.partial")
     with _owned(folder, folder.with_name(f".{folder.name}.lock"), work, CONTINUE, EXIT_SECONDS):
         try:
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
             partial.mkdir()
             yield partial
             commit(partial, folder)
@@ -199,8 +199,8 @@ def _owned(place: Path, path: Path, work: str, then: str, wait: float) -> Iterat
 
 
 def _take(lease: SoftFileLease, place: Path, path: Path) -> None:
-    """Take the lease. It is free, or its process has ended, unless the kernel's lock does not reach
-    the owner."""
+    """Take the lease. It is free, or its process has ended, unless the kernel's lock is not shared
+    with the owner's machine."""
     from filelock import Timeout
 
     marker, renewed = Path(lease.lock_file), None
@@ -236,16 +236,16 @@ def _refusal(place: Path, path: Path) -> InputError:
 
 @contextmanager
 def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> Iterator[None]:
-    """Name a fault of the disk: errors of this block that come from one become an `InputError`.
+    """Report disk faults: errors of this block caused by one become an `InputError`.
 
     Args:
         path: what the block writes.
         then: what to do once the fault is repaired.
-        outside: the block does more than write, so only the system's own errors count.
+        outside: the block does more than write, so only operating system errors count.
 
     Raises:
-        InputError: no room (a full disk, a quota, a limit on file sizes), a disk that fails or
-            cannot be written, or a path that is missing, has vanished or is in the way.
+        InputError: no space (a full disk, a quota, a file-size limit), a disk that fails or is
+            read-only, or a path that is missing, has vanished or is in the way.
     """
     try:
         yield
@@ -260,7 +260,7 @@ def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> I
 
 
 def _fault(error: Exception, path: Path) -> str | None:
-    """The path, the fault and the remedy, if an error comes from a fault of the disk."""
+    """The path, the fault and the remedy, if a disk fault caused the error."""
     file = path
     if isinstance(error, OSError) and isinstance(error.filename, str):
         file = Path(error.filename).absolute()
@@ -275,7 +275,7 @@ def _fault(error: Exception, path: Path) -> str | None:
                 file = file.parent
             return f"{file}: no longer there (moved or deleted?); put it back"
         file = file if inside else path
-    # Libraries raise errors of their own types, so the message must decide.
+    # Libraries raise their own error types, so the message must decide.
     text = str(error)
     for code in _NO_ROOM:
         if os.strerror(code) in text:
@@ -283,7 +283,7 @@ def _fault(error: Exception, path: Path) -> str | None:
     for code in _DISK_FAULTS:
         if os.strerror(code) in text:
             return f"{file}: {os.strerror(code)}; repair its disk, or make it writable"
-    if "unexpected pos" in text:  # torch's message for a write that fell short
+    if "unexpected pos" in text:  # torch's message for a short write
         return f"{file}: {os.strerror(errno.ENOSPC)}; make room"
     return None
 
@@ -292,7 +292,7 @@ def _fault(error: Exception, path: Path) -> str | None:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file that is complete or absent, and on the disk when this returns.
+    """Write a file that is complete or absent, and flushed to disk when this returns.
 
     Raises:
         InputError: as `disk_faults`.
@@ -303,12 +303,12 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(file: Path, then: str = CONTINUE) -> Iterator[IO[bytes]]:
-    """A file to be written, which is complete or absent afterwards, and on the disk.
+    """A file to write, which will be complete or absent, and flushed to disk.
 
     Raises:
         InputError: as `disk_faults`.
     """
-    # Readers of a run may write a report at the same time: each has a file of its own.
+    # Several readers of a run may write a report at the same time, each into its own file.
     partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     with disk_faults(file, then):
         try:
@@ -325,20 +325,20 @@ def whole_file(file: Path, then: str = CONTINUE) -> Iterator[IO[bytes]]:
 
 
 def commit(partial: Path, final: Path) -> None:
-    """Rename a finished file or folder, so that a power cut leaves all of it or nothing."""
+    """Rename a finished file or folder, so that a power failure leaves all of it or nothing."""
     sync_all(partial)
     partial.replace(final)
     sync(final.parent)
 
 
 def sync_all(path: Path) -> None:
-    """`sync` a file, or a folder and all that is in it."""
+    """`sync` a file, or a folder with everything in it."""
     for found in [*path.rglob("*"), path]:
         sync(found)
 
 
 def sync(path: Path) -> None:
-    """Have a file's content, or a folder's list of names, written to the disk."""
+    """Flush a file's content, or a folder's list of names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -363,7 +363,7 @@ def check_file(file: str | Path) -> None:
 
 
 def check_folder(folder: str | Path) -> None:
-    """Check that a path is a folder, or that one can be made there.
+    """Check that a path is a folder or can become one.
 
     Raises:
         InputError: a file is in the way.

@@ -130,9 +130,7 @@ def test_config_prints_a_section_within_80_columns() -> None:
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "trainer.objective.magistral.eps_low  number ≥ 0 and ≤ 1; default 0.2" in result.stdout
-    description = (
-        "ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not print it;"
-    )
+    description = "ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not give it;"
     assert description in " ".join(result.stdout.split())
 
 

@@ -261,7 +261,7 @@ def test_instructions(tmp_path):
         (["punctuation:no_comma"], [], "`kwargs` must have one entry for each"),
         ([], [], "`kwargs` must have one entry for each"),
         ("punctuation:no_comma", [{}], "`kwargs` must have one entry for each"),
-        (["punctuation:no_comma"], ["x"], "`kwargs` of punctuation:no_comma: 'x' is no object"),
+        (["punctuation:no_comma"], ["x"], "`kwargs` of punctuation:no_comma: 'x' is not an object"),
         (["bogus:kind"], [{}], "`instruction_id_list`: unknown kind of instruction 'bogus:kind'"),
         (["keywords:existence"], [{}], "`kwargs` of keywords:existence: no argument 'keywords'"),
         (["keywords:existence"], [{"keywords": "a"}], "keywords='a' is not valid"),

@@ -234,8 +234,11 @@ def test_a_limit_is_spread_over_the_source(write):
         ({"problem": "?", "answer": True}, r":2: no answer"),
         ({"problem": "?", "answer": "Long story.\n#### "}, r":2: no answer"),
         ({"answer": "1"}, r":2: no text in field 'problem'; the row has answer; name the right"),
-        ({"problem": [{"role": "user"}], "answer": "1"}, r":2: message 0 of the prompt is no chat"),
-        ({"prompt": ["Hello?"], "answer": "1"}, r":2: message 0 of the prompt is no chat"),
+        (
+            {"problem": [{"role": "user"}], "answer": "1"},
+            r":2: message 0 of the prompt is not a chat",
+        ),
+        ({"prompt": ["Hello?"], "answer": "1"}, r":2: message 0 of the prompt is not a chat"),
         ({"prompt": [], "answer": "1"}, r":2: the prompt's last message must be the user's"),
         (
             {"prompt": [{"role": "assistant", "content": "Hello!"}], "answer": "1"},

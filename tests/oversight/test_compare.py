@@ -70,7 +70,7 @@ def test_a_comparison_writes_figures_transcripts_and_a_page(tmp_path: Path) -> N
 def test_a_folder_of_other_settings_is_refused_and_new_arms_are_added(tmp_path: Path) -> None:
     first = config(tmp_path, arms={"debate": {"protocol": "debate"}})
     before = compare_protocols(first).transcripts["debate"]
-    with pytest.raises(InputError, match=r"other settings \(arm\)"):
+    with pytest.raises(InputError, match=r"different settings \(arm\)"):
         compare_protocols(config(tmp_path, arms={"debate": {"protocol": "debate", "rounds": 1}}))
     arms = {"debate": {"protocol": "debate"}, "direct": {"protocol": "direct"}}
     assert compare_protocols(config(tmp_path, arms=arms)).transcripts["debate"] == before
@@ -92,7 +92,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     for file in (questions, words):
         before = file.read_text()
         file.write_text(before.replace("?", "!"))
-        with pytest.raises(InputError, match=r"other settings \(files\)"):
+        with pytest.raises(InputError, match=r"different settings \(files\)"):
             compare_protocols(asked)
         file.write_text(before)
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_was_trained_again_is_refused(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(InputError, match=r"other settings \(weights\)"):
+    with pytest.raises(InputError, match=r"different settings \(weights\)"):
         compare_protocols(asked)
 
 

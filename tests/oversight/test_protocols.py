@@ -284,7 +284,7 @@ def test_an_unknown_slot_of_any_template_is_refused(template: str, tmp_path: Pat
 
 
 def test_a_misspelt_wording_is_told_those_of_the_package() -> None:
-    with pytest.raises(InputError, match="'brif' is no file.* default and brief"):
+    with pytest.raises(InputError, match="'brif' is not a file.* default, brief"):
         load_wording("brif")
 
 

@@ -61,7 +61,7 @@ def test_a_model_of_other_lessons_is_refused(
         (tmp_path / "model.json").write_text(json.dumps(made))
         if len(begun) == 2:
             assert taught_model(tmp_path, keys) == tmp_path / "model"
-    with pytest.raises(InputError, match="a model of other lessons"):
+    with pytest.raises(InputError, match="a model with different lessons"):
         taught_model(tmp_path, {**keys, **change})
 
 

@@ -195,7 +195,9 @@ def test_a_dead_rank_of_the_trainer_is_named_and_the_trainer_restarts(
     assert [m["update"] for m in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4, 5]
     events = (tmp_path / "events.log").read_text()
     # Update 3 is recorded while the trainer is at the next one: it may be written or not.
-    restart = r"trainer restarted: lost after update [23], goes on from update 2: trainer rank 1 \("
+    restart = (
+        r"trainer restarted: lost after update [23], continues from update 2: trainer rank 1 \("
+    )
     assert len(re.findall(restart, events)) == 1
 
 

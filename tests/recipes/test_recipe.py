@@ -136,7 +136,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
     mixture = facts["3_mixture"]
     assert mixture["general"] == round(0.1 / 0.9 * (mixture["examples"] - mixture["general"]))
     changed = recipe.model_copy(update={"rl_only": False})
-    with pytest.raises(InputError, match="a recipe of other settings \\(rl_only\\)"):
+    with pytest.raises(InputError, match="already started with different settings \\(rl_only\\)"):
         run(changed)
 
 
@@ -228,10 +228,10 @@ def test_settings_of_steps_to_come_may_change(tmp_path):
 
     rl = RunSettings(set=recipe.rl.set | {"seed": 5})
     other = changed.model_copy(update={"rl": rl})
-    with pytest.raises(InputError, match=r"a recipe of other settings \(rl\), by which steps"):
+    with pytest.raises(InputError, match=r"already started with different settings \(rl\)"):
         begin(other, tmp_path, steps_of(other).steps())
     (tmp_path / "2_compare/done.json").write_text("{}")
-    with pytest.raises(InputError, match=r"a recipe of other settings \(compare\)"):
+    with pytest.raises(InputError, match=r"already started with different settings \(compare\)"):
         begin(recipe, tmp_path, steps_of(recipe).steps())
     with pytest.raises(InputError, match="recipe.yaml is a file; name a folder"):
         begin(recipe, tmp_path / "recipe.yaml/out", steps)

@@ -241,7 +241,7 @@ def test_objects_are_laid_over_a_config(tmp_path):
         ),
         ({"data": {"dev": ROWS}}, "must have the split train"),
         ({"rewards": [lambda p, t, n: 1.0]}, "reward '<lambda>': the name must be"),
-        ({"rewards": [Reward(lambda p, t, n: 1.0, name="x"), "x"]}, "'x' is no import path"),
+        ({"rewards": [Reward(lambda p, t, n: 1.0, name="x"), "x"]}, "'x' is not an import path"),
         ({"settings": {"verifier.reward.format": -1}}, "verifier.reward.format: "),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_study_runs_and_an_interrupted_one_goes_on(files, tmp_path):
     changed = yaml.safe_load(base.read_text())
     changed["trainer"]["learning_rate"] = 2e-4
     base.write_text(yaml.safe_dump(changed))
-    with pytest.raises(InputError, match="a run of other settings"):
+    with pytest.raises(InputError, match="a run with different settings"):
         run()
 
 
@@ -228,7 +228,7 @@ def test_a_run_that_arms_share_is_kept_and_no_other_taken_for_it(tmp_path):
     made = (tmp_path / "teacher/run/summary.json").stat().st_mtime_ns
     assert trained(tmp_path / "teacher/run", changes) == weights
     assert (tmp_path / "teacher/run/summary.json").stat().st_mtime_ns == made
-    with pytest.raises(InputError, match=r"teacher/run: a run of other settings"):
+    with pytest.raises(InputError, match=r"teacher/run: a run with different settings"):
         trained(tmp_path / "teacher/run", changes | {"trainer.learning_rate": 1e-5})
 
 
@@ -294,11 +294,11 @@ def test_mistakes_in_a_study_are_named(files):
     study, _ = files
     raw = dict(STUDY, claims=[dict(STUDY["claims"][0], arm="fats")])
     study.write_text(yaml.safe_dump(raw))
-    with pytest.raises(InputError, match=r"claims.0.arm: 'fats' is no arm .* fast, slow"):
+    with pytest.raises(InputError, match=r"claims.0.arm: 'fats' is not an arm .* fast, slow"):
         load_study(str(study))
     raw = dict(STUDY, claims=[dict(STUDY["claims"][0], measure="pass_at_2")])
     study.write_text(yaml.safe_dump(raw))
-    with pytest.raises(InputError, match=r"'pass_at_2' is no measure"):
+    with pytest.raises(InputError, match=r"'pass_at_2' is not a measure"):
         load_study(str(study))
     with pytest.raises(InputError, match=r"'kv_cahce': no such study; did you mean 'kv_cache'"):
         load_study("kv_cahce")
@@ -356,7 +356,7 @@ def test_arms_may_be_runs_of_a_function(tmp_path):
     ]
     assert sorted(processes) == [1, 1, 1, 2]
     # Another budget has other settings, and a base makes no sense.
-    with pytest.raises(InputError, match="a run of other settings"):
+    with pytest.raises(InputError, match="a run with different settings"):
         tramontane.study(str(file), seeds=2, budget=2, out=tmp_path / "out")
     # The remedy that the error names.
     for run in folder.glob("*/seed_*/"):

@@ -110,7 +110,7 @@ def test_an_unknown_objective_is_an_error_that_lists_the_known_ones():
 
 def test_a_module_that_is_no_objective_is_refused(folder):
     assert refused(name="json") == (
-        "run.yaml: objective.name: module 'json' is no objective: "
+        "run.yaml: objective.name: module 'json' is not an objective: "
         "it has no Options, no advantages, no loss"
     )
     (folder / "plain_options.py").write_text(

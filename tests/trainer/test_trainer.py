@@ -538,7 +538,7 @@ class Noisy(LlamaForCausalLM):
 
 def test_a_model_that_stays_random_is_refused():
     noisy = Noisy(model().config)
-    with pytest.raises(InputError, match=r"Noisy computes other logits .* config\.json"):
+    with pytest.raises(InputError, match=r"Noisy computes different logits .* config\.json"):
         Trainer(noisy, TrainerConfig(), 10)
 
 

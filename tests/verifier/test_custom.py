@@ -186,7 +186,7 @@ def test_a_reward_that_fails_ends_a_run_before_it_starts(folder, tmp_path, dry):
     ("custom", "message"),
     [
         ("[{name: length, function: a.b, weight: 1}]", "two rewards are named 'length'"),
-        ("[{name: x, function: b, weight: 1}]", "function: 'b' is no import path"),
+        ("[{name: x, function: b, weight: 1}]", "function: 'b' is not an import path"),
         ("[{name: x, function: a.b, weight: .inf}]", "weight: Input should be a finite number"),
         ("[{name: x, function: a.b, wieght: 1}]", "did you mean 'weight'"),
     ],

@@ -241,10 +241,10 @@ def test_a_verifier_that_cannot_be_called_is_refused_at_the_start(name, message)
     ("entry", "message"),
     [
         ({"verifier": "__main__.check"}, "other processes cannot import __main__"),
-        ({"verifier": "check"}, "'check' is no import path"),
+        ({"verifier": "check"}, "'check' is not an import path"),
         ({"format": "boxes"}, "format.answer: Input should be 'boxed', 'fenced' or 'none'"),
-        ({"format": {"regex": "("}}, "format.regex: no regular expression"),
-        ({"format": {"json_schema": {"type": "int"}}}, "format.json_schema: no JSON schema"),
+        ({"format": {"regex": "("}}, "format.regex: not a regular expression"),
+        ({"format": {"json_schema": {"type": "int"}}}, "format.json_schema: not a JSON schema"),
         ({"format": {"regex": "a", "answer": "boxed"}}, "answer and regex exclude each other"),
         ({"formt": "boxed"}, "domains.chess.formt: unknown key; did you mean 'format'"),
     ],

@@ -1,7 +1,6 @@
 """Every command as one Python call, for notebooks and scripts: `import tramontane`.
 
-A function takes one keyword for each flag of its command, so that a command and a call read alike;
-this is why some have more than six parameters.
+A function takes one keyword for each flag of its command.
 """
 
 from tramontane.api.grading import CurateResult, audit, curate, grading, score

@@ -1,4 +1,4 @@
-"""Responses that are there already, and problem sets."""
+"""Grading of recorded responses, and curation of problem sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CurateResult:
         problems: the curated set, as JSONL that `data.train` reads.
         kept: problems in the set that no stage changed.
         rewritten: problems in the set that a stage changed.
-        dropped: problems left out of the set.
+        dropped: problems not in the set.
         report: path of `report.html`.
         summary: the content of `summary.json`.
     """
@@ -48,12 +48,12 @@ def score(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ScoreSummary:
-    """Grade recorded responses with the code that training uses; see `evaluation.score`.
+    """Grade recorded responses with the same code as in training; see `evaluation.score`.
 
     Args:
         path: rows as JSONL (also gzip).
-        out: JSONL file for the verdicts; without it there is only the summary.
-        config: a `Config` or the path of one. Its section `verifier` is used, and if it has a
+        out: JSONL file for the verdicts; None: only the summary.
+        config: a `Config` or the path of one. Its section `verifier` is used and, if it has a
             section `pipeline`, the length reward's `l_max` and `l_cache`.
         overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
         progress: called with (rows done, rows in all).
@@ -80,11 +80,10 @@ def grading(
     Args:
         config: a YAML file; a whole training config is accepted.
         overrides: `key.sub=value` texts.
-        keys: the keys that the command reads; `section.*` stands for all keys of a section.
+        keys: the keys that the command reads; `section.*` means all keys of a section.
 
     Raises:
-        InputError: the errors of `config.load_section`, or an override that the command does not
-            read.
+        InputError: see `config.load_section`; or an override that the command does not read.
     """
     from tramontane.config import Config, load_config, parse_settings
 
@@ -124,15 +123,14 @@ def curate(
 ) -> CurateResult:
     """Turn raw problem sets into a set worth training on; see `curation.pipeline.curate`.
 
-    Seven parameters: those of `tramontane curate`, and a callback.
 
     Args:
         config: a `CurateConfig` or the path of one; None means the defaults.
-        overrides: `key.sub=value` texts laid over it.
+        overrides: `key.sub=value` overrides.
         inputs: files or datasets that replace the config's.
         stages: stages that replace the config's.
         against: evaluation sets that no problem may come from.
-        out: folder of the result; a curation that was stopped in this folder is continued.
+        out: folder of the result; an unfinished curation in it is resumed.
         progress: called with (stage, chunks done).
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a run will take, and what this machine has."""
+"""What a run will need, and what this machine has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan_table(
     """Lines of Markdown: times of an update by model and number of GPUs; see `planning.table`.
 
     Args:
-        settings: keys of `planning.config.PlanConfig`, but `model` and `gpus`.
+        settings: keys of `planning.config.PlanConfig` except `model` and `gpus`.
         assumptions: `key=value` texts laid over them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Completions of checkpoints, and figures of them."""
+"""Completions of checkpoints, and their evaluation."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def evaluate(
 ) -> EvaluationResult:
     """Measure pass@1, pass@k and maj@k of a model, with 95 % intervals; see `evaluation`.
 
-    Prompts are made and completions graded as in training: by the config, or, for a checkpoint in a
-    run's folder, by that run's.
+    Prompts and grading are as in training: by the given config, or, for a checkpoint in a run's
+    folder, by the run's.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
         data: a source as in `data.eval`, or rows; None: the config's `data.eval`.
         config: a `Config` or the path of one.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
-        write_to: JSONL file for every completion. What an earlier process with the same settings,
-            problems and weights wrote there is kept and continued.
+        write_to: JSONL file for every completion. A file from an earlier process with the same
+            settings, problems and weights is continued.
         on_progress: called with (completions graded, completions in all).
         sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
             `seed`, `device`, `dtype`; see `evaluation.checkpoint.Sampling`.
@@ -79,18 +79,18 @@ def compare(
     """Measure several models on several suites, side by side; see docs/evaluation.md.
 
     Args:
-        models: models by label, or texts as of the command (`MODEL` or `LABEL=MODEL`); the first is
-            what the others are compared to.
+        models: models by label, or texts as for the command (`MODEL` or `LABEL=MODEL`); the others
+            are compared to the first.
         on: suites (`aime24`), or sources as in `data.eval`; `NAME=SOURCE` names one.
-        out: folder for completions, figures and pages; what it already holds is kept.
+        out: folder for completions, results and pages; existing completions are kept.
         config: a `Config` or the path of one.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
         on_progress: called with (suite, model, completions graded, completions in all).
-        sampling: in place of the suites' protocols; as in `evaluate`.
+        sampling: replaces the suites' protocols; as in `evaluate`.
 
     Raises:
-        InputError: no such model or data, an invalid setting, two suites with one name, or a folder
-            with completions of other settings, problems or weights.
+        InputError: no such model or data, an invalid setting, two suites with the same name, or a
+            folder with completions for different settings, problems or weights.
     """
     from tramontane.evaluation import comparison
     from tramontane.evaluation.checkpoint import settings_for
@@ -118,14 +118,14 @@ def generate(
     n: int = 1,
     **sampling: Unpack[SamplingOptions],
 ) -> list[str]:
-    """Complete a prompt (a text, or a list of chat messages) under the model's template, `n` times.
+    """Complete a prompt (a text, or a list of chat messages) `n` times, with the model's template.
 
-    The settings are those of the config, or, for a checkpoint in a run's folder, of that run. The
+    The settings are those of the config, or, for a checkpoint in a run's folder, the run's. The
     texts are whole responses, as verifiers read them.
 
     Args:
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
-        prompt: what the user says.
+        prompt: the user's message.
         config: a `Config` or the path of one.
         overrides: as in `evaluate`, e.g. `{"data.system_prompt": "magistral"}`.
         n: number of completions.

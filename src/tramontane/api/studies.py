@@ -22,22 +22,21 @@ def study(
 ) -> StudyResult:
     """Run the arms of a study and judge its claims; see docs/studies.md.
 
-    Finished runs in the folder are kept, and a run that was stopped goes on.
+    Finished runs in the folder are kept, and an unfinished one resumes.
 
     Args:
         name: a study that is shipped, or the path of a study's YAML file.
         seeds: runs of each arm.
-        budget: minutes for all runs together, reached by fewer or more updates (estimated from the
-            time that a run takes on two cores); None: the base's updates.
+        budget: total minutes of all runs, which sets the number of updates (estimated from a run's
+            time on two cores); None: the base's updates.
         base: the config that the arms change; None: the tiny base on the playground. Not for a
             study with a `runner`.
         out: folder for the studies' runs and pages.
         on_finished: called with (run, runs finished, runs in all).
 
     Raises:
-        InputError: no such study or base, an invalid key of an arm, runs of other settings in the
-            folder, or a run that failed; another process works in the
-            folder.
+        InputError: no such study or base, an invalid key of an arm, runs with different settings in
+            the folder, a failed run, or another process working in the folder.
     """
     from tramontane.studies.plan import Plan, share_of
     from tramontane.studies.runner import run_study

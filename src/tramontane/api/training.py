@@ -1,4 +1,4 @@
-"""Training: runs, supervised fine-tuning, and what they start from."""
+"""Training: runs, supervised fine-tuning, and their prerequisites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Display(TypedDict, total=False):
-    """Keywords of `train` that say what is shown, and to whom.
+    """Keywords of `train` that control its display.
 
     Args:
         screen: shows progress; by default a `LiveDisplay`.
@@ -54,26 +54,26 @@ def train(
     """Run the whole loop, from a config or Python objects to a finished run folder.
 
     `train("configs/quickstart.yaml")` is `tramontane train`; `train(model="tiny", data=rows,
-    rewards=[function])` is a task of one's own; both can be combined. See docs/rewards.md.
+    rewards=[function])` defines your own task; both can be combined. See docs/rewards.md.
 
     Args:
         config: a `Config` or the path of one; None: the defaults.
         overrides: `key.sub=value` texts, or a dict of values by `key.sub`; a value may be a
-            function, such as a domain's verifier. Of a run that is resumed, some keys may change.
+            function, such as a domain's verifier. For a resumed run, only some keys may change.
         model: `tiny`, a checkpoint folder, or a Hugging Face name.
         data: rows to train on: a list of dicts, a `datasets.Dataset`, or the name of a source; or a
             dict (`DatasetDict`) of these with the splits `train` and `eval` (or `test`). A row's
             `problem` (`prompt`, `question`) is a text or a list of chat messages.
         rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, functions
             of a whole group or of TRL's kind, import paths of these, or `Reward` objects with a
-            weight. Rows without a domain, an answer and tests are graded by the rewards alone; so
-            are all rows, if there is no config and all rewards are of TRL's kind.
-        resume: a run folder to continue, in place of a config, model, data and rewards.
+            weight. Rows without domain, answer and tests are graded by the rewards alone, as are
+            all rows if there is no config and all rewards have TRL's signature.
+        resume: a run folder to continue, instead of a config, model, data and rewards.
         display: see `Display`.
 
     Raises:
-        InputError: before any work is done, except for a full disk, a run in which nothing can be
-            learnt, or a curriculum that leaves no problem to learn from.
+        InputError: before any work is done, except for a full disk, a run without learning signal,
+            or a curriculum without problems left.
     """
     _check_given(resume, config, model, data, rewards)
     if resume is not None:
@@ -130,12 +130,11 @@ def dry_run(
     """Check everything that `train` checks before it starts, and return the run's sizes and the
     memory of its workers.
 
-    A run that does not fit is not an error here: `result.memory.refusals` says what is missing.
+    A run that does not fit in memory is not an error here; see `result.memory.refusals`.
 
-    Eight parameters: the six of `train` that choose a run, and two more. `gpu`: the GPUs to assume,
-    by name (`h100`) or memory in GiB (`"80"`); None: this machine's. `model_shape`: a model that is
-    not there, nor its tokenizer and data, by the path of a `config.json` or a name in
-    `models.shape.KNOWN_SHAPES`; only sizes are checked then.
+    Arguments as for `train`, and `gpu`: the GPUs to assume, by name (`h100`) or memory in GiB
+    (`"80"`); None: this machine's. `model_shape`: check only sizes, without the model, its
+    tokenizer and data; the path of a `config.json` or a name in `models.shape.KNOWN_SHAPES`.
 
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
@@ -173,7 +172,7 @@ def dry_run(
 def _check_given(
     resume: str | Path | None, config: object, model: object, data: object, rewards: Sequence[Any]
 ) -> None:
-    """Check that a run is named, and only once."""
+    """Check that exactly one run is given."""
     given = model is not None or data is not None or bool(rewards)
     if resume is None and config is None and not given:
         raise InputError("give a config to start a run, or --resume RUN to continue one")
@@ -193,7 +192,7 @@ def sft(
 ) -> Path:
     """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`.
 
-    The first Ctrl-C, or SIGTERM, saves the state after the step under way.
+    The first Ctrl-C, or SIGTERM, saves the state after the current step.
     """
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
@@ -227,8 +226,8 @@ def vllm(
     """Set up the environment of `generator.kind: vllm`; see `generator.vllm.environment.set_up`.
 
     Args:
-        folder: of the environment; by default `.venv-vllm`.
-        python: interpreter to make it with; by default this one.
+        folder: the environment's folder; by default `.venv-vllm`.
+        python: interpreter to create it with; by default this one.
         on_command: called with each command before it runs.
     """
     from tramontane.generator.vllm import environment

@@ -1,6 +1,6 @@
 """The audit of recorded rollouts, from a run folder or a file to a page of findings.
 
-Rows are read one at a time (`recorded`), and only what the findings need is kept (`collect`), so
+Rows are read one at a time (`recorded`), and only data for the findings are kept (`collect`), so
 the audit of a long run fits in memory.
 """
 
@@ -36,9 +36,9 @@ def audit(
     Args:
         path: a run folder, or a JSONL file (also gzip): rollouts, an evaluation, or the output of
             `score`.
-        out: another folder to write to.
+        out: a different folder to write to.
         rows: the input of `score`, if `path` is its output.
-        sample: number of different pairs of answer and reference shown to the other verifiers.
+        sample: number of distinct pairs of answer and reference shown to the other verifiers.
         config: workers and limits of the other verifiers, and the thinking tags of a file's
             responses; a run folder names its own.
         progress: called with (pairs judged, all pairs).
@@ -77,7 +77,7 @@ def _audit(
 
 
 def _verifier(path: Path, config: VerifierConfig | None) -> VerifierConfig:
-    """The verifier section under which the responses were graded: a run folder's own."""
+    """The verifier section with which the responses were graded: a run folder's own."""
     file = path / "config.yaml"
     if not file.is_file():
         return config or VerifierConfig()

@@ -13,7 +13,7 @@ from tramontane.verifier.format import boxes, check_format, fences, last_box, th
 from tramontane.verifier.math.grade import is_unevaluated
 from tramontane.verifier.math.normalize import vote
 
-LONGEST = 1000  # characters of an answer that the judge reads
+LONGEST = 1000  # longest answer that is judged, in characters
 Pair = tuple[str, str]  # content of a box, and the reference
 
 
@@ -81,7 +81,7 @@ class Collector:
                 self.findings.append(graded.finding("program", detail))
 
     def _answer(self, row: Rollout, answer_part: str) -> str | None:
-        """The answer that the maths verifier judged: in the paper's format, the last box."""
+        """The answer judged by the maths verifier: in the paper's format, the last box."""
         form = self.config.domains[row.domain].format
         if form.answer == "boxed":
             return last_box(answer_part)

@@ -21,7 +21,7 @@ def find_disputes(
     config: VerifierConfig,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Ask the other verifiers about each pair, once for all completions that gave it.
+    """Ask the other verifiers about each pair, once for all its completions.
 
     Args:
         graded: completions by pair of box and reference.

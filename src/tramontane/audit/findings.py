@@ -1,4 +1,4 @@
-"""Findings: completions that look like reward hacking or verifier errors. None is a proof."""
+"""Findings: completions that look like reward hacking or verifier errors. None is proof."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Audit:
     `totals` maps each kind to the number of items searched for it, and their name.
     `unscorable_rates` maps each problem to its (unscorable, all) completions, highest rate first.
     `undecided` counts pairs of answer and reference that math-verify could not judge. `broken`
-    lists rows that are not rollouts, as `file:line: reason`. `report` is the page that was written.
+    lists rows that are not rollouts, as `file:line: reason`. `report` is the written page.
     """
 
     findings: list[Finding] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Second opinions on maths verdicts: verifiers that share no rule with `verifier.math`.
+"""Second opinions on maths verdicts: verifiers that share no rules with `verifier.math`.
 
 Each takes the content of a box and a reference, and returns True (right), False (wrong) or None
 (undecided).
@@ -32,8 +32,7 @@ def same_number(box: str, reference: str) -> bool | None:
 def math_verify(problem: Problem, text: str, n_tokens: int) -> float:
     """The opinion of math-verify, as a custom reward: 1 right, 0 wrong, ½ undecided.
 
-    It is a custom reward because math-verify may never return: the pool kills a worker that is
-    late.
+    It is a custom reward because math-verify may never return, and the pool kills late workers.
     """
     from math_verify import parse, verify
     from math_verify.parser import LatexExtractionConfig

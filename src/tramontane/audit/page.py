@@ -16,7 +16,7 @@ SHOWN = 50  # findings of each kind on the page; the JSONL file has all
 
 def page_of(path: Path, folder: Path) -> Path:
     """The page in `folder` of the audit of a run folder or file."""
-    # The names begin with `audit`, so that a page among a run's rollouts is not read as rollouts.
+    # The names start with `audit`, so that a page among a run's rollouts is not read as rollouts.
     return folder / ("audit.md" if path.is_dir() else f"audit_{path.name.partition('.')[0]}.md")
 
 
@@ -45,7 +45,7 @@ def _summary(title: str, result: Audit) -> list[str]:
     lines = [f"# Audit of {title}", ""]
     lines += [f"{result.completions:,} completions. A finding is a place to look at, not a proof."]
     if result.broken:
-        lines += ["", f"{len(result.broken)} rows are no rollouts, and were passed over:", ""]
+        lines += ["", f"{len(result.broken)} rows are not rollouts, and were skipped:", ""]
         lines += [f"- {_code(line, 200)}" for line in result.broken[:SHOWN]]
     lines += ["", "| kind | count | share | what it means |", "|---|---|---|---|"]
     for kind, meaning in KINDS.items():

@@ -47,7 +47,7 @@ def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rol
     A damaged Parquet file is one line of `broken`; the others are read.
 
     Raises:
-        InputError: a file does not exist, or a JSONL file is cut off or damaged.
+        InputError: a file does not exist, or a JSONL file is truncated or damaged.
     """
     scored = _ScoredRows(rows) if rows is not None else None
     for file in _files(path):
@@ -76,7 +76,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _recorded(file: Path, broken: list[str]) -> Iterator[Rollout]:
-    """The rollouts of one update; as far as the file can be read."""
+    """The rollouts of one update, as far as the file is readable."""
     try:
         for number, row in enumerate(rollouts.read_rollouts(file, AUDITED), 1):
             yield _rollout(row, str(file), number, None)
@@ -139,7 +139,7 @@ class _ScoredRows:
         """The next row of this id.
 
         Raises:
-            InputError: there is none, or all have been given out.
+            InputError: there is none, or all are used.
         """
         if not self.rows[row_id]:
             raise InputError(f"id {row_id!r} is not in {self.path} that many times")

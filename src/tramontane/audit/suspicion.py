@@ -19,7 +19,7 @@ _DOUBTS = re.compile(
     r"\b(?:maybe|perhaps|possibly|not|vielleicht|quizás|peut-être|forse|возможно)\b|也许|不是",
     re.IGNORECASE,
 )
-# Relations and sets, which an answer can spell with other words and other numbers.
+# Relations and sets, which an answer can write with different words and numbers.
 _RELATION = re.compile(
     r"[<>|≤≥≠∈∪∩±]|\\(?:leq?|geq?|lt|gt|neq?|in|cup|cap|infty|pm|mp|setminus|mathbb|lvert)\b"
 )
@@ -38,7 +38,7 @@ def describe_hedge(box: str, reference: str) -> str:
     """The sign that a box gives more answers than its reference, or "".
 
     A doubt (“maybe”) is always a hedge. An alternative (“or”) is one if the reference has a single
-    value, and a number is one if the reference has fewer.
+    value; several numbers are one if the reference has fewer.
     """
     if extra := _matches(_DOUBTS, box) - _matches(_DOUBTS, reference):
         return f"says “{min(extra)}”"
@@ -114,7 +114,7 @@ MIN_LENGTH = 3  # characters; shorter outputs may occur in a program by chance
 
 
 def describe_cheat(program: str, tests: dict[str, Any] | None) -> str:
-    """The reason why a passing program may not solve its problem; "" if none is found.
+    """Why a passing program may not solve its problem; "" if no reason is found.
 
     A table of expected outputs, and an input that is never read, are found only with `tests`.
     """

@@ -1,7 +1,7 @@
 """The command `tramontane`: one short function per command, one parameter per flag.
 
-The work is in `api`. Modules of this folder hold related commands; the order of their import is
-that of `tramontane --help`, group by group.
+The work is in `api`. Each module holds related commands; they are imported in the order of
+`tramontane --help`.
 """
 
 from tramontane.cli import (  # noqa: F401, I001

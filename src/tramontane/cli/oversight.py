@@ -16,7 +16,7 @@ def oversight(
     config: Annotated[Path, typer.Argument(help="YAML with questions, models and arms.")],
     overrides: Overrides = None,
 ) -> None:
-    """Compare protocols by which a weak judge supervises strong agents; writes a page."""
+    """Compare protocols for a weak judge to supervise strong agents; writes a page."""
     from tramontane.config import load_section
     from tramontane.oversight.compare import compare_protocols
     from tramontane.oversight.config import OversightConfig
@@ -43,7 +43,7 @@ def oversight(
 
 @app.command(rich_help_panel=RESEARCH)
 def oversight_data(
-    out: Annotated[Path, typer.Argument(help="Folder for the files, made if missing.")],
+    out: Annotated[Path, typer.Argument(help="Folder for the files; created if missing.")],
     config: Annotated[
         Path,
         typer.Argument(help="Comparison on `extractive:`, for its wording and kind of questions."),
@@ -51,7 +51,7 @@ def oversight_data(
     lessons: Annotated[
         int, typer.Option(min=1, help="Questions of the lessons; each is played in all protocols.")
     ] = 4000,
-    drills: Annotated[int, typer.Option(min=1, help="Drills in looking up.")] = 70_000,
+    drills: Annotated[int, typer.Option(min=1, help="Lookup drills.")] = 70_000,
     problems: Annotated[int, typer.Option(min=1, help="Problems to train on.")] = 2000,
     held_out: Annotated[int, typer.Option(min=1, help="Problems to evaluate with.")] = 200,
 ) -> None:
@@ -90,7 +90,7 @@ def judge_errors(
     run: Annotated[Path, typer.Argument(help="Folder of a run with a judged domain.")],
     domain: Annotated[str, typer.Option(help="Name of the judged domain.")] = "judged",
 ) -> None:
-    """Compare the verdicts of a judge that was a reward with the known answers."""
+    """Check how often a judge used as a reward was wrong."""
     from rich.markdown import Markdown
 
     from tramontane.oversight.judge_errors import judge_errors as audit

@@ -31,9 +31,9 @@ def plan(
         str, typer.Option(help="a100, b200, h100, h200, l40s, or a report of benchmarks.bounds.")
     ] = "h100",
     n_batch: Annotated[int, typer.Option(help="Completions an update.")] = 2048,
-    length_mean: Annotated[int, typer.Option(help="Tokens of a completion.")] = 6000,
-    length_max: Annotated[int, typer.Option(help="Tokens of the longest.")] = 32000,
-    out: Annotated[Path | None, typer.Option(help="File for the config, which is printed.")] = None,
+    length_mean: Annotated[int, typer.Option(help="Mean tokens per completion.")] = 6000,
+    length_max: Annotated[int, typer.Option(help="Tokens of the longest completion.")] = 32000,
+    out: Annotated[Path | None, typer.Option(help="Also write the config to this file.")] = None,
     table: Annotated[
         bool, typer.Option("--table", help="Print 8B to 405B on 8 to 16,384 GPUs, as Markdown.")
     ] = False,
@@ -116,8 +116,8 @@ def show_config(
 
 @app.command(rich_help_panel=LOOK)
 def doctor() -> None:
-    """Report what works on this machine and how to fix what does not; exit code 1 if a needed
-    part is missing."""
+    """Report what works on this machine and how to fix the rest; exit code 1 if a required part is
+    missing."""
     marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
     findings = api.doctor()
     table = Table("", "", "found")

@@ -1,4 +1,4 @@
-"""Commands that lead from a finished run to the next model: harvest and recipe."""
+"""Commands from a finished run to the next model: harvest and recipe."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def recipe(
     config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the steps and the sizes of the RL, and stop.")
+        bool, typer.Option("--dry-run", help="Print the steps and the RL sizes, and stop.")
     ] = False,
     gpu: Gpu = None,
     model_shape: ModelShape = None,
 ) -> None:
-    """Follow one of the paper's recipes; the same command continues one that was stopped."""
+    """Run one of the paper's recipes; the same command resumes an unfinished one."""
     from tramontane.config import load_section, nearest
     from tramontane.recipes.recipe import KINDS, run
     from tramontane.recipes.steps import Stopped

@@ -55,12 +55,12 @@ def evaluate(
     out: Annotated[
         Path,
         typer.Option(
-            help="JSONL of every completion; one that was begun by this command is continued."
+            help="JSONL of every completion; an unfinished file of the same command is continued."
         ),
     ] = Path("eval.jsonl"),
     stop: Stops = None,
 ) -> None:
-    """Measure pass@1, pass@k and maj@k with 95 % intervals, under the prompts of training."""
+    """Measure pass@1, pass@k and maj@k with 95 % intervals, with the prompts of training."""
     texts = list(overrides or [])
     texts += [] if workers is None else [f"verifier.workers={workers}"]
     sampling = {
@@ -104,7 +104,7 @@ def compare(
             help="A suite (aime24), a source of problems, or NAME=SOURCE; may be repeated."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder of completions, figures and pages.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for completions, results and pages.")] = Path(
         "comparison"
     ),
     settings: Annotated[
@@ -124,7 +124,7 @@ def compare(
     seed: Seed = None,
     config: SamplingConfig = None,
 ) -> None:
-    """Measure several models on several suites; differences are tested problem by problem."""
+    """Measure several models on several suites, and test differences problem by problem."""
     from rich.markdown import Markdown
 
     from tramontane.evaluation.comparison import markdown
@@ -177,7 +177,7 @@ def generate(
     ] = None,
     stop: Stops = None,
 ) -> None:
-    """Print completions of a prompt, made under the prompts of training."""
+    """Print completions of a prompt, formatted as in training."""
     prompts = {
         "data.system_prompt": system_prompt,
         "data.response_prefix": response_prefix,
@@ -214,7 +214,7 @@ def _evaluation_table(result: Any) -> Table:
 
 
 def _given(options: dict[str, Any]) -> Any:
-    """The options that were given; the others have the config's values."""
+    """The options that were given; for the rest, the config's values apply."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -225,7 +225,7 @@ def _generator_keys(device: str | None, dtype: str | None, stop: list[str] | Non
 
 
 def _print_origin(model: str, config: Path | None) -> None:
-    """Name the run whose config was used, if it was not asked for."""
+    """Print the run whose config was used, unless it was given explicitly."""
     from tramontane.evaluation.checkpoint import run_of
 
     if config is None and (run := run_of(model)):

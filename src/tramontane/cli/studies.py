@@ -52,26 +52,26 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
     budget: Annotated[
         float | None,
-        typer.Option(help="Minutes for all runs together; by default the base's updates are made."),
+        typer.Option(help="Total minutes of all runs; by default, the base's number of updates."),
     ] = None,
     base: Annotated[Path | None, typer.Option(help="The config that the arms change.")] = None,
     out: Out = STUDIES,
     every: Annotated[
-        bool, typer.Option("--all", help="Run the whole catalogue, in pieces that a kill keeps.")
+        bool, typer.Option("--all", help="Run the whole catalogue; resumable.")
     ] = False,
     chosen: Annotated[
-        str | None, typer.Option("--set", help="With --all: magistral or siblings alone.")
+        str | None, typer.Option("--set", help="With --all: only magistral or siblings.")
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="With --all: print the plan, and stop.")] = False,
     smoke: Annotated[
         bool, typer.Option(help="Run every arm for two small updates; code 2 if one fails.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Write the page of all claims from what is finished.")
+        bool, typer.Option("--report", help="Write the page of all claims from finished runs.")
     ] = False,
     page: Annotated[Path, typer.Option(help="File of --report.")] = Path("docs/reproduction.md"),
 ) -> None:
-    """Test a claim: run the arms of a study, and judge it by their figures."""
+    """Test a claim: run the arms of a study, and judge it by their results."""
     if (name is not None) == (every or report or smoke):
         raise InputError(
             "name one study (`tramontane study list` names them all), or give --all, --report or "
@@ -103,7 +103,7 @@ def run(
     if report and not dry_run:
         results = write_report(plans, page)
         for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
-            say(f"left out: {folder} has other settings than the study")
+            say(f"skipped: {folder} has different settings from the study")
         say(f"{page}: {len(results)} studies with results")
     if failed:
         raise InputError("\n".join(f"study {name}: {error}" for name, error in failed.items()))
@@ -146,7 +146,7 @@ def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str,
 
 
 def _check_runs(runs: list[Path]) -> None:
-    """Look for the runs before scipy and matplotlib are imported, which takes seconds.
+    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
 
     Raises:
         InputError: no runs there.
@@ -179,7 +179,7 @@ def curve(
         str, typer.Option(help="held_out (pass@1 by evaluation.every), or pass_rate in training.")
     ] = "held_out",
     skip: Annotated[
-        int, typer.Option(min=0, help="Updates left out at the start, e.g. the first epoch.")
+        int, typer.Option(min=0, help="Updates to skip at the start, e.g. the first epoch.")
     ] = 0,
     until: Annotated[
         float | None, typer.Option(help="Fit only the points up to this compute, and extrapolate.")
@@ -227,10 +227,10 @@ def landscape(
     ranges: Annotated[
         tuple[float, float, float, float] | None,
         typer.Option(
-            "--range", help="Ends of the axes around the final checkpoint; by the trajectory."
+            "--range", help="Ends of the axes around the final checkpoint; default: the trajectory."
         ),
     ] = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems; the paper takes 512.")] = 128,
+    problems: Annotated[int, typer.Option(min=1, help="Problems; the paper: 512.")] = 128,
     samples: Annotated[int, typer.Option(min=1, help="Completions of each; the paper: 16.")] = 4,
     out: Annotated[Path | None, typer.Option(help="Folder; by default RUN/landscape.")] = None,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The command line's application, its console, and what several commands share."""
+"""The command line application, its console, and code shared by commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console()
-LINE_SECONDS = 30.0  # between two lines of progress in a log
+LINE_SECONDS = 30.0  # between progress lines in a log
 # Groups of commands in `tramontane --help`.
 TRAIN, MEASURE, DATA, LOOK, RESEARCH = "Train", "Measure", "Data", "Look", "Research"
 Overrides = Annotated[
@@ -35,9 +35,9 @@ Overrides = Annotated[
 
 
 def main() -> None:
-    """Run a command; an error that the user can fix is one message and exit code 2.
+    """Run a command; an error that the user can fix becomes one message and exit code 2.
 
-    Ctrl-C exits with 130, SIGTERM with 143, and nothing that a library left running keeps the
+    Ctrl-C exits with 130, SIGTERM with 143; threads left running by libraries do not keep the
     process alive.
     """
     signal.signal(signal.SIGTERM, terminate)
@@ -83,7 +83,7 @@ def progress_bar() -> Progress:
     )
 
     class Lines(Progress):
-        """Without a terminal, a line now and then on standard error."""
+        """Occasional progress lines on standard error, when there is no terminal."""
 
         printed = -math.inf
 
@@ -105,11 +105,11 @@ def progress_bar() -> Progress:
 
 
 def say(text: str) -> None:
-    """Print a text as it is. It is not wrapped: a command, path or key must stay one piece."""
+    """Print a text unwrapped, so that commands, paths and keys stay in one piece."""
     console.print(Text(text), soft_wrap=True)
 
 
 def complain(text: str, label: str = "") -> None:
-    """`say` on standard error, behind a red label."""
+    """`say` on standard error, after a red label."""
     line = Text.assemble((label, "bold red"), " " if label else "", text)
     Console(stderr=True).print(line, soft_wrap=True)

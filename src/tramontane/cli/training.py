@@ -1,4 +1,4 @@
-"""Commands that make models: train, sft, and what they need to be there."""
+"""Commands that make models: train, sft, and their prerequisites."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[
     bool,
-    typer.Option(help="Check everything, print sizes and memory, stop; code 2 if too large."),
+    typer.Option(help="Check everything, print sizes and memory, and stop; code 2 if too large."),
 ]
 Gpu = Annotated[
     str | None,
@@ -29,8 +29,8 @@ Gpu = Annotated[
 ModelShape = Annotated[
     str | None,
     typer.Option(
-        help="With --dry-run: a model that is not there, by its config.json, or "
-        "mistral-small-24b or mistral-large-123b; data are not read either."
+        help="With --dry-run: assume a model, by its config.json, or "
+        "mistral-small-24b or mistral-large-123b; data are not read."
     ),
 ]
 
@@ -43,7 +43,7 @@ def train(
     overrides: Overrides = None,
     resume: Annotated[
         Path | None,
-        typer.Option(help="Continue this run folder; key=value changes keys that may change."),
+        typer.Option(help="Continue this run folder; key=value changes keys that allow it."),
     ] = None,
     dry_run: DryRun = False,
     gpu: Gpu = None,
@@ -103,13 +103,14 @@ def fetch(
 @app.command(rich_help_panel=TRAIN)
 def vllm(
     folder: Annotated[
-        Path | None, typer.Argument(help="Folder of the environment; by default .venv-vllm.")
+        Path | None, typer.Argument(help="Folder of the environment; default: .venv-vllm.")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Interpreter to make it with, 3.11 or newer; this one.")
+        str | None,
+        typer.Option(help="Interpreter to create it with, 3.11 or newer; default: this one."),
     ] = None,
 ) -> None:
-    """Set up the environment in which generator.kind: vllm runs vLLM."""
+    """Set up the environment for generator.kind: vllm."""
     found = api.vllm(
         folder,
         python=python,
@@ -160,9 +161,7 @@ def transplant(
     out: Annotated[Path, typer.Argument(help="Folder of the result.")],
     maps: Annotated[
         list[str] | None,
-        typer.Option(
-            "--map", help="PREFIX=PREFIX of names there and in the parent; found by names."
-        ),
+        typer.Option("--map", help="Prefixes MODEL=PARENT of tensor names; detected by default."),
     ] = None,
 ) -> None:
     """Put a trained language model back into its multimodal parent."""

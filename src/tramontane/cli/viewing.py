@@ -15,7 +15,7 @@ def view(
     runs: Annotated[
         list[Path], typer.Argument(help="Run folders, or a folder of run folders, such as runs.")
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = False,
 ) -> None:
     """Show runs on a local page: curves, rollouts, groups, comparisons, audits, timeline."""

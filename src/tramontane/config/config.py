@@ -34,27 +34,27 @@ class Config(Section):
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
     """Seed of initialisation, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
-    """Model to start from: `tiny` (the base model that ships with the package), a checkpoint
-    folder, a run or a checkpoint of it (its newest weights), or a Hugging Face name."""
-    tokenizer: Annotated[Model | None, Fixed("what was sampled is in its tokens")] = None
-    """Tokenizer, named as a model is. null: the model's own."""
+    """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
+    newest weights) or one of its checkpoints, or a Hugging Face name."""
+    tokenizer: Annotated[Model | None, Fixed("completions were sampled in its tokens")] = None
+    """Tokenizer, named like a model. null: the model's own."""
     run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
     """Folder of the run. null: `runs/NAME`."""
     rollouts: Literal["all", "sample", "none"] = "all"
-    """Completions that are recorded in `rollouts/`: all; a sample of the groups of each update, one
-    in 16; or none."""
+    """Completions recorded in `rollouts/`: all; a sample of one in 16 groups of each update; or
+    none."""
     trackers: MayChange[tuple[TrackerName, ...]] = ()
     """Experiment trackers that also get the metrics: `tensorboard`, `wandb`, `trackio`, `mlflow`.
-    `metrics.jsonl` has everything in any case. See docs/view.md."""
+    `metrics.jsonl` always has everything. See docs/view.md."""
     data: Annotated[
         DataConfig, Fixed("the position in the data and the problems' records belong to it")
     ] = Field(default_factory=DataConfig)
-    """Problem sources, and which of their problems are handed out."""
+    """Problem sources, and which of their problems are used."""
     cold_start: Annotated[
         SupervisedConfig | None, Fixed("the reinforcement learning began from its weights")
     ] = None
-    """Cold start: fine-tuning of `model` before the reinforcement learning, as Magistral
-    Small had. null: reinforcement learning starts from `model`."""
+    """Cold start: fine-tuning of `model` before the reinforcement learning, as for Magistral Small.
+    null: reinforcement learning starts from `model`."""
     pipeline: Annotated[PipelineConfig, Fixed("groups under way were handed out with it")] = Field(
         default_factory=PipelineConfig
     )
@@ -64,13 +64,13 @@ class Config(Section):
     verifier: Annotated[VerifierConfig, Fixed("groups under way are graded by it")] = Field(
         default_factory=VerifierConfig
     )
-    """Limits of grading, and the weights of the reward."""
+    """Limits of grading, and weights of the reward."""
     trainer: MayChange[TrainerConfig] = Field(default_factory=TrainerConfig)
-    """Objective, optimizer, numerics and memory of training."""
+    """Objective, optimizer, numerics and memory use of training."""
     evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
     """Measurements before, during and after the run."""
     checkpoint: MayChange[CheckpointConfig] = Field(default_factory=CheckpointConfig)
-    """Checkpoints, from which a run resumes."""
+    """Checkpoints to resume a run from."""
     placement: MayChange[PlacementConfig] = Field(default_factory=PlacementConfig)
     """Where workers run, and how weights travel between them."""
     timeouts: MayChange[TimeoutsConfig] = Field(default_factory=TimeoutsConfig)
@@ -85,12 +85,12 @@ class Config(Section):
 
     @property
     def replaces_generators(self) -> bool:
-        """True if a generator can die without the controller, and is replaced."""
+        """True if generators can die independently of the controller, and are replaced."""
         return self.placement.replaces_workers or self.generator.kind == "vllm"
 
     @property
     def sampled_groups(self) -> int:
-        """Groups of each batch that the run samples; the others are trajectories from elsewhere."""
+        """Groups of each batch that the run samples; the others are recorded trajectories."""
         trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
         return groups - round(trajectories.share * groups) if trajectories else groups
 
@@ -101,7 +101,7 @@ class Config(Section):
         return evaluates or bool(self.sampled_groups)
 
     def by_stage(self) -> tuple[Config, ...]:
-        """The config of each stage; the config itself if it has no stages."""
+        """The config of each stage; only the config itself if it has no stages."""
         return tuple(self._in_stage(stage) for stage in self.stages) or (self,)
 
     def _in_stage(self, stage: StageConfig) -> Config:
@@ -270,7 +270,7 @@ class Config(Section):
         return self
 
     def resolved_arithmetic(self) -> dict[str, str]:
-        """Sizes that follow from the config, for people; printed at the start of a run."""
+        """Sizes that follow from the config, as text; printed at the start of a run."""
         p = self.pipeline
         staleness_bound = p.n_batch * (p.max_staleness + 1)
         return {

@@ -1,4 +1,4 @@
-"""`data`: problem sources, and which of their problems are handed out."""
+"""`data`: problem sources, and which of their problems are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlaygroundConfig(Section):
     """Problems that `playground:` generates; see docs/playground.md."""
 
     levels: tuple[int, int] = (1, 8)
-    """Easiest and hardest level, both included, from 1 to 8."""
+    """Easiest and hardest level, inclusive, from 1 to 8."""
     languages: tuple[Language, ...] = LANGUAGES
     """Languages of the statements, drawn uniformly. The default is the paper's seven."""
     kinds: tuple[ProblemKind, ...] = ("sums", "stories")
@@ -36,24 +36,24 @@ class PlaygroundConfig(Section):
 
 
 class TooHard(Section):
-    """Conditions and length of a rest for problems that are never solved."""
+    """When problems that are never solved rest, and for how long."""
 
     after: int = Field(ge=1)
-    """Visits in a row without a correct completion after which a problem rests. The paper prints no
-    number."""
+    """Consecutive visits without a correct completion after which a problem rests. The paper gives
+    no number."""
     return_after: Annotated[int, Field(ge=1)] | Literal["stage"] = "stage"
     """Updates that a problem rests, or `stage`: until the next stage begins. A problem that is
-    unsolved again when it returns rests again at once."""
+    again unsolved when it returns rests again immediately."""
 
 
 class CurriculumConfig(Section):
-    """Rules that take a problem out of the training data by its record in this run; see
-    docs/curriculum.md. The paper removes solved problems and adds harder ones, and prints no
+    """Rules that remove a problem from training based on its results in this run; see
+    docs/curriculum.md. The paper removes solved problems and adds harder ones, but gives no
     rule."""
 
     retire_after: int | None = Field(None, ge=1)
-    """Visits in a row, each solved by the whole group, after which a problem is not handed out
-    again. null: problems are never retired."""
+    """Consecutive visits solved by the whole group after which a problem is retired. null: problems
+    are never retired."""
     too_hard: TooHard | None = None
     """Rest for problems that no completion solves. null: no problem rests."""
 
@@ -77,24 +77,24 @@ LayoutName = Literal[
 
 
 class NamedSetConfig(Section):
-    """A dataset that a short name stands for, in `data.train`, `data.eval` and `evaluation.also`;
-    see docs/data.md."""
+    """A dataset with a short name, for `data.train`, `data.eval` and `evaluation.also`; see
+    docs/data.md."""
 
     source: str
     """A file, as for `data.train`, or a Hugging Face dataset (`NAME` or `NAME#SUBSET`)."""
     split: str = "train"
     """Split of a Hugging Face dataset."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Names of a row's fields, as in `data.fields`, which does not apply to named sets."""
+    """Names of a row's fields, like `data.fields`, which does not apply to named sets."""
     domain: str | None = None
-    """Domain of all rows, as in `data.domain`, which does not apply to named sets."""
+    """Domain of all rows, like `data.domain`, which does not apply to named sets."""
     layout: LayoutName | None = None
-    """Conversion of a public layout that is more than a renaming of fields, e.g. `verl`. null: the
-    rows have the fields of docs/data.md, under the names in `fields`."""
+    """Public layout that needs more than a renaming of fields, e.g. `verl`. null: the rows have the
+    fields of docs/data.md, under the names in `fields`."""
 
 
 class DataConfig(PromptConfig):
-    """Problem sources for training and evaluation, the prompts made of the problems, and the
+    """Problem sources for training and evaluation, the prompts made from the problems, and the
     selection of problems by pass rate."""
 
     train: str = "playground:"
@@ -106,53 +106,50 @@ class DataConfig(PromptConfig):
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
     eval_fields: dict[str, str] | None = None
-    """Names of a row's fields in `eval`, where they differ from those in `train`. null: as
-    `fields`."""
+    """Names of a row's fields in `eval`. null: the same as `fields`."""
     sets: dict[str, NamedSetConfig] = Field(default_factory=dict)
-    """Further short names of datasets, e.g. `mine: {source: me/my-set, fields: {answer: a}}`."""
+    """More short names of datasets, e.g. `mine: {source: me/my-set, fields: {answer: a}}`."""
     domain: str | None = None
-    """Domain of all rows of files and datasets, a name in `verifier.domains`. null: the domain that
-    a row names itself; without one, `code` for a row with tests, else `math`."""
+    """Domain of all rows of files and datasets, a name in `verifier.domains`. null: the domain
+    named in the row; without one, `code` for a row with tests, else `math`."""
     split: str = "train"
-    """Split of a Hugging Face dataset that is trained on. Files have no splits."""
+    """Split of a Hugging Face dataset to train on. Files have no splits."""
     eval_split: str = "test"
-    """Split of a Hugging Face dataset that is evaluated on."""
+    """Split of a Hugging Face dataset to evaluate on."""
     limit: int | None = Field(None, ge=1)
     """Maximum number of training problems, evenly spaced over the source. A generated source with a
-    limit is a fixed set of that many problems. null: all problems, or no end."""
+    limit is a fixed set of that many problems. null: no limit."""
     shuffle: bool = True
-    """Go through a finite source in a new order each epoch, decided by the seed. false: in the
-    source's order."""
+    """Shuffle a finite source anew each epoch, by the seed. false: keep the source's order."""
     max_prompt_tokens: int | None = Field(None, ge=1)
-    """Longest prompt that is accepted, in tokens; the room that the model's context leaves next to
-    `pipeline.l_max` is a further limit. null: 1,024 for a finite source; for a source without end
-    256, or the longest of its first 256 prompts."""
+    """Longest accepted prompt, in tokens; the model's context less `pipeline.l_max` is a further
+    limit. null: 1,024 for a finite source; for an endless source 256, or the longest of its first
+    256 prompts."""
     overlong_prompts: Literal["refuse", "drop"] = "refuse"
-    """Problems whose prompt is above the limit: `refuse` to start, and say how many there are, or
+    """Problems whose prompt exceeds the limit: `refuse` to start, and report their number, or
     `drop` them from training and evaluation."""
     eval_overlap: Literal["warn", "refuse", "drop", "ignore"] = "warn"
-    """Training problems with the statement of an evaluation problem, or nearly that: `warn` of
-    them, `refuse` to start, `drop` them from training, or `ignore` them and do not look. Sources
-    without an end are not looked through."""
+    """Training problems with the same or nearly the same statement as an evaluation problem: `warn`
+    about them, `refuse` to start, `drop` them from training, or `ignore` them without a search.
+    Endless sources are not searched."""
     min_pass_rate: float | None = Field(None, ge=0, le=1)
-    """Lowest pass rate of a problem that is handed out, included. null: no lower bound. Requires a
-    finite source. The paper does not print its thresholds."""
+    """Lowest pass rate of problems to use, inclusive. null: no lower bound. Requires a finite
+    source. The paper does not give its thresholds."""
     max_pass_rate: float | None = Field(None, ge=0, le=1)
-    """Highest pass rate of a problem that is handed out, included. null: no upper bound. Requires a
-    finite source. The paper does not print its thresholds."""
+    """Highest pass rate of problems to use, inclusive. null: no upper bound. Requires a finite
+    source. The paper does not give its thresholds."""
     pass_rate: Literal["recorded", "running"] = "recorded"
-    """Pass rate that problems are selected by: `recorded` in the problem's row (`pass_rate`, as
-    curation writes it), or `running`, measured by this run so far, falling back to the recorded
-    rate for a problem that was not visited."""
+    """Pass rate used to select problems: `recorded` in the problem's row (`pass_rate`, as curation
+    writes it), or `running`: measured in this run so far, or recorded for a problem not yet
+    visited."""
     pass_rates: str | None = None
-    """Path of another run's `problems.jsonl`, whose recorded pass rates take precedence over those
-    in the rows, by problem id."""
+    """Another run's `problems.jsonl`, whose pass rates replace those in the rows, by problem id."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Rules that retire solved problems and rest problems that are too hard."""
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
     """Problems that `playground:` generates."""
     trajectories: TrajectoriesConfig | None = None
-    """Completions from elsewhere that batches are filled with. null: the run samples all of its
+    """Recorded completions that batches are partly filled with. null: the run samples all of its
     completions."""
 
     @property

@@ -1,4 +1,4 @@
-"""Names of models and devices, and the number type that a device computes in by default."""
+"""Names of models and devices, and the default number type of a device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tramontane.errors import InputError
 from tramontane.models.names import find_weights
 
 CPU_DTYPE = "TRAMONTANE_CPU_DTYPE"
-_ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN then has fewer instructions
+_ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # they limit oneDNN's instructions
 _CPUINFO = Path("/proc/cpuinfo")
 _PROBE_SECONDS = 0.25  # for each number type
-_FASTER = 1.2  # how much faster bfloat16 must be to be worth its rounding
+_FASTER = 1.2  # speed-up that makes bfloat16 worth its rounding
 
 
 def _device(name: str) -> str:
@@ -35,7 +35,8 @@ def _model(name: str) -> str:
         raise ValueError(str(error)) from None
 
 
-# A run's folder becomes that of its newest weights, so that a resumed run begins from the same.
+# A run's folder is replaced by that of its newest weights, so that a resumed run starts from the
+# same weights.
 Model = Annotated[str, AfterValidator(_model)]
 
 Device = Annotated[str, AfterValidator(_device)]
@@ -87,9 +88,8 @@ def slow_dtype(key: str, dtype: Dtype, device: str) -> str:
 
 @cache
 def _cpu_number_type() -> NumberType:
-    """Decided from what the processor says of itself where that is certain, else by a probe.
-
-    Torch is imported for the probe only: a wrong key is refused without it.
+    """Decided from the processor's flags where they are conclusive, else by a probe. Torch is
+    imported only for the probe, so that a wrong key is refused quickly.
     """
     flags = _flags() if platform.machine() in ("x86_64", "aarch64") else set()
     if not flags or any(name in os.environ for name in _ISA_LIMITS):

@@ -1,4 +1,4 @@
-"""`verifier.domains`: the table of tasks, and the format that each asks of a response."""
+"""`verifier.domains`: the table of task kinds, and the response format that each requires."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ VERIFIERS = ("math", "code", "instructions", "calls")  # the built-in verifiers
 
 
 class FormatConfig(Section):
-    r"""The format that a response must have. Written as one word, it is `answer`: `format: boxed`.
-    A pattern or a schema takes its place: `format: {regex: "Move: (\\w+)"}`."""
+    r"""The format that a response must have. A single word is `answer`: `format: boxed`. A pattern
+    or a schema replaces it: `format: {regex: "Move: (\\w+)"}`."""
 
     answer: Literal["boxed", "fenced", "none"] = "none"
     r"""Condition on the answer part, the text after the thoughts: a balanced `\boxed{}` (`boxed`,
@@ -28,8 +28,8 @@ class FormatConfig(Section):
     `none`. The verifier receives the content of the last box, the first fenced block, or all of
     the answer part."""
     regex: str | None = None
-    """Regular expression that must be found in the answer part. The verifier receives its last
-    match: the group named `answer`, else the first group, else the whole match."""
+    """Regular expression that must be found in the answer part. The verifier receives the last
+    match: its group named `answer`, else its first group, else the whole match."""
     json_schema: dict[str, Any] | None = None
     """JSON schema that the answer part must satisfy, as a whole or as its last fenced block. The
     verifier receives the parsed value."""
@@ -46,7 +46,7 @@ class FormatConfig(Section):
 
     @property
     def has_conditions(self) -> bool:
-        """True if a response can be malformed for more than an open thinking tag."""
+        """True if a response can be malformed in other ways than by an open thinking tag."""
         forms = self.regex, self.json_schema
         return self.needs_thoughts or self.answer != "none" or any(f is not None for f in forms)
 
@@ -56,7 +56,7 @@ class FormatConfig(Section):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+            raise ValueError(f"not a regular expression: {error}") from None
         return pattern
 
     @field_validator("json_schema")
@@ -70,7 +70,7 @@ class FormatConfig(Section):
         try:
             validator_for(schema).check_schema(schema)
         except SchemaError as error:
-            raise ValueError(f"no JSON schema: {error.json_path}: {error.message}") from None
+            raise ValueError(f"not a JSON schema: {error.json_path}: {error.message}") from None
         return schema
 
     @model_validator(mode="before")
@@ -103,8 +103,8 @@ class DomainConfig(Section):
     needs: tuple[Column, ...] = ()
     """Columns that every row must have, of `answer` and `tests`."""
     pass_mark: float = Field(1.0, gt=0, le=1)
-    """Lowest result, from 0 to 1, that counts as right. The result is that of the verifier; without
-    a verifier it is the share that a completion earned of all that custom rewards can give."""
+    """Lowest result, from 0 to 1, that counts as right. The result is the verifier's; without a
+    verifier, it is the sum of the custom rewards as a share of the possible maximum."""
     timeout_s: float | None = Field(None, gt=0)
     """Time limit of one verdict, in seconds. null: `verifier.timeout_s`; for the verifier `code`,
     the time that the tests may take."""
@@ -116,11 +116,11 @@ class DomainConfig(Section):
 
 
 def checked_path(path: str) -> str:
-    """An import path that a worker process can follow, unchanged.
+    """Return an import path unchanged, if a worker process can import it.
 
     Raises:
-        ValueError: no import path, or one in `__main__`, which exists only in its own process; a
-            function of the standard library; or one that another process pickled, without consent.
+        ValueError: not an import path, or one in `__main__`, which other processes cannot import; a
+            function of the standard library; or one pickled by another process, without consent.
     """
     if path.startswith("pickle:") and path not in pickled_here and os.environ.get(CONSENT) != "1":
         raise ValueError(
@@ -129,7 +129,7 @@ def checked_path(path: str) -> str:
             f"else name the function as module.function (docs/trust.md)"
         )
     if not re.fullmatch(IMPORT_PATH, path):
-        raise ValueError(f"{path!r} is no import path; name the function as module.function")
+        raise ValueError(f"{path!r} is not an import path; name the function as module.function")
     if path.startswith("__main__."):
         raise ValueError(
             f"{path!r}: other processes cannot import __main__; move the function to a module, or "
@@ -152,7 +152,7 @@ BUILT_IN: dict[str, DomainConfig] = {
 
 
 def with_built_in(value: Any) -> Any:
-    """A table of domains as it was written, with the built-in entries filled in."""
+    """A table of domains as given, with the built-in entries added."""
     if not isinstance(value, dict):
         return value
     table: dict[Any, Any] = dict(BUILT_IN)

@@ -15,7 +15,7 @@ HELD_OUT = "held_out"  # name of the problems of `data.eval`
 
 
 class EvaluationSetConfig(Section):
-    """A further set of problems that a run is measured on, before and after."""
+    """A further set of problems to measure before and after the run."""
 
     source: str
     """Source of the problems, as in `data.eval`."""
@@ -24,7 +24,7 @@ class EvaluationSetConfig(Section):
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields, as in `data.fields`."""
     playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
-    """Problems that `playground:` generates as this source."""
+    """Problems that `playground:` generates for this set."""
     problems: int | None = Field(None, ge=1)
     """Maximum number of problems, evenly spaced over the source. null: all."""
     samples: int = Field(1, ge=1)
@@ -32,7 +32,7 @@ class EvaluationSetConfig(Section):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     max_tokens: int | None = Field(None, ge=1)
     """Maximum length of a completion, in tokens. null: the last stage's `l_max`."""
 
@@ -47,12 +47,12 @@ class EvaluationConfig(Section):
     temperature: Annotated[float, _COMPARABLE] = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7."""
     top_p: Annotated[float, _COMPARABLE] = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
+    """Probability mass to sample from. The paper: 1.0 for maths and GPQA, 0.95 for code."""
     problems_seed: Annotated[int | None, _COMPARABLE] = Field(None, ge=0)
-    """Seed of the problems that a generated source is measured on. null: `seed`. With a number,
-    runs with other seeds are measured on the same problems."""
+    """Seed of a generated source's evaluation problems. null: `seed`. Set it to measure runs with
+    different seeds on the same problems."""
     before: bool = True
-    """Measure before training too. Runs that all start from one model need it only once."""
+    """Also measure before training. Runs that start from the same model need this only once."""
     every: int = Field(0, ge=0)
     """Updates between two measurements. 0: only before and after the run."""
     also: Annotated[dict[str, EvaluationSetConfig], _COMPARABLE] = Field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Options of the objectives, one section for each, and the choice between them.
 
-An objective's options stand here and not in its file in `trainer/objectives`, so that a config is
+Options are here, not in the objectives' files in `trainer/objectives`, so that a config can be
 checked and described without importing torch.
 """
 
@@ -20,7 +20,7 @@ LossNormalization = Literal[
 ]
 AdvantageNormalization = Literal["minibatch", "group", "none"]
 
-_LOSS = Fixed("another loss is another run")
+_LOSS = Fixed("a different loss is a different run")
 
 
 class ObjectiveOptions(Section):
@@ -28,53 +28,53 @@ class ObjectiveOptions(Section):
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "group_tokens"
     """Divisor of summed token losses: the tokens of the group (`group_tokens`, the paper's choice)
-    or of the minibatch, the tokens of each `sequence` and the number of sequences, that number
-    alone (`sequence_sum`), or the `constant` G · l_max."""
+    or of the minibatch (`minibatch_tokens`); the tokens of each sequence times the number of
+    sequences (`sequence`); the number of sequences (`sequence_sum`); or G · l_max (`constant`)."""
 
     @property
     def samples(self) -> int:
-        """Completions that are judged together; divides the group's size."""
+        """Number of completions judged together; divides the group's size."""
         return 1
 
     @property
     def every_group(self) -> bool:
-        """True if the objective is made for groups whose rewards are all equal too, so that
+        """True if the objective also learns from groups with equal rewards, so that
         `pipeline.diversity` must be `none`."""
         return False
 
     @property
     def uses_behavior(self) -> bool:
         """True if the objective uses the behaviour log-probs log μ. They are then computed for
-        trajectories from elsewhere that have none."""
+        trajectories without them."""
         return True
 
     @property
     def of_sampler(self) -> bool:
-        """True if log μ must be that of the policy that sampled, and of no later one."""
+        """True if log μ must come from the policy that sampled, not from a later one."""
         return False
 
     @property
     def needs(self) -> frozenset[str]:
-        """Inputs beyond log-probs, advantages and weights that the objective uses under these
-        options; see docs/objectives.md for their names."""
+        """Inputs beyond log-probs, advantages and weights that the objective needs with these
+        options; docs/objectives.md lists their names."""
         return frozenset()
 
 
 class KLOptions(ObjectiveOptions):
-    """Options of a policy gradient, with β · KL(π_θ ‖ π_ref) added to it (arXiv 2506.09477)."""
+    """Options of a policy gradient with an added β · KL(π_θ ‖ π_ref) (arXiv 2506.09477)."""
 
     kl_coef: float = Field(0.0, ge=0)
-    """β, the coefficient of the KL divergence. Above 0, π_ref, the weights at the start of the run,
-    are a second model in memory. The paper: 0, no KL term."""
+    """β, the coefficient of the KL divergence. Above 0, a second model, π_ref, is in memory: the
+    weights at the start of the run. The paper: 0, no KL term."""
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], _LOSS] = "k1"
     """Estimator of the KL divergence: `k1` ℓ, `k2` ℓ²/2 or `k3` ℓ + e^−ℓ − 1, with
     ℓ = log π_θ/π_ref."""
     kl_as: Annotated[Literal["reward", "loss", "both"], _LOSS] = "reward"
-    """Place of the estimate: subtracted from the advantage as a constant (`reward`), added to the
-    `loss` and differentiated, or `both`. Not every combination with `kl_estimator` has the
-    gradient of KL(π_θ ‖ π_ref): see docs/kl.md. The default has."""
+    """Where the estimate enters: subtracted from the advantage as a constant (`reward`), added to
+    the `loss` and differentiated, or `both`. Not every combination with `kl_estimator` has the
+    gradient of KL(π_θ ‖ π_ref), see docs/kl.md; the default has."""
     kl_level: Annotated[Literal["token", "sequence"], _LOSS] = "token"
-    """Ratio that is estimated from: each `token`'s, where a reward counts for the token and those
+    """Ratio used for the estimate: each `token`'s, where a reward counts for the token and those
     before it, or the whole `sequence`'s."""
 
     @property
@@ -89,7 +89,7 @@ class AdvantageOptions(KLOptions):
 
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "minibatch"
     """Sequences whose mean and standard deviation normalise the advantages: the `minibatch` (the
-    paper's choice), or each `group`. `none`: rewards less their group's mean. The paper found no
+    paper's choice) or each `group`. `none`: rewards minus their group's mean. The paper found no
     significant difference."""
 
 
@@ -98,17 +98,17 @@ class MagistralOptions(AdvantageOptions):
     its ablations; see docs/objectives.md."""
 
     eps_low: float = Field(0.2, ge=0, le=1)
-    """ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not print it; 0.2 is the
+    """ε_low: ratios π_θ/π_old below 1 − ε_low are clipped. The paper does not give it; 0.2 is the
     usual value."""
     eps_high: float = Field(0.28, ge=0)
     """ε_high: ratios π_θ/π_old above 1 + ε_high are clipped. The paper: 0.26 to 0.28, adjusted by
     hand to hold the entropy (Medium); 0.3 (Small)."""
     entropy_coef: float = 0.0
-    """Coefficient of the entropy bonus. The paper: 0, and it advises to steer ε_high instead."""
+    """Coefficient of the entropy bonus. The paper: 0; it recommends adjusting ε_high instead."""
     importance_correction: Literal["off", "truncated", "clipped"] = "off"
-    """Correction for the difference between the generator's policy μ and the trainer's. `off` takes
-    μ as π_old (the paper's choice). `truncated` and `clipped` take the trainer's π_old at the start
-    of the update, and weight each token by π_old/μ, capped at importance_cap, or to
+    """Correction for the difference between the generator's policy μ and the trainer's. `off` uses
+    μ as π_old (the paper's choice). `truncated` and `clipped` use the trainer's policy at the start
+    of the update, and weight each token by π_old/μ, capped at importance_cap, or clipped to
     [1/importance_cap, importance_cap]."""
     importance_cap: float = Field(2.0, gt=1)
     """Cap of the importance weight. The default is ours; the paper has no correction."""
@@ -130,19 +130,19 @@ class AIPOOptions(AdvantageOptions):
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "none"
     """Sequences whose mean and standard deviation normalise the advantages. The default is the
-    paper's: rewards less their group's mean."""
+    paper's: rewards minus their group's mean."""
     rho: float = Field(4.0, gt=0)
     """ρ: cap of the importance weight π_θ/μ. LlamaRL: 2 to 10."""
     correction: Annotated[bool, _LOSS] = True
-    """Correct for samples of an older policy. false: the weight is 1, for comparisons; the
-    paper sees sudden drops."""
+    """Correct for samples of an older policy. false: the weight is 1, for comparisons; the paper
+    reports sudden drops."""
 
 
 class CISPOOptions(AdvantageOptions):
     """CISPO (MiniMax-M1, arXiv 2506.13585), with the settings of ScaleRL (arXiv 2510.13786)."""
 
     eps_max: float = Field(5.0, gt=0)
-    """ε_max: cap of the importance weight π_θ/μ. ScaleRL: 4, 5 and 8 come out equal."""
+    """ε_max: cap of the importance weight π_θ/μ. ScaleRL: 4, 5 and 8 perform equally."""
 
 
 class GSPOOptions(AdvantageOptions):
@@ -160,7 +160,7 @@ class GSPOOptions(AdvantageOptions):
 
 
 class InferenceOptions(KLOptions):
-    """Options of an objective for inference with k samples (arXiv 2503.19595)."""
+    """Options of an objective for k samples at inference (arXiv 2503.19595)."""
 
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
@@ -168,7 +168,7 @@ class InferenceOptions(KLOptions):
     """k: samples at inference; divides `pipeline.group_size`. A larger group is split into groups
     of k."""
     centred: Annotated[bool, _LOSS] = False
-    """Subtract the mean of the k advantages: less variance, and a bias."""
+    """Subtract the mean of the k advantages: less variance, but biased."""
     rho: float = Field(4.0, gt=0)
     """Cap of the importance weight π_θ/μ. Ours; the paper is on-policy."""
 
@@ -194,7 +194,7 @@ class AGROOptions(ObjectiveOptions):
     """β: strength of the regularisation towards π_ref, the weights at the start of the run. The
     optimum is π_ref · e^(r/β), normalised."""
     form: Annotated[Literal["off_policy", "on_policy"], _LOSS] = "off_policy"
-    """Gradient: `off_policy` takes samples of any policy as they are; `on_policy` is the
+    """Gradient: `off_policy` uses samples of any policy without correction; `on_policy` is the
     regularised policy gradient, with an importance weight."""
     rho: float = Field(4.0, gt=0)
     """Cap of the importance weight π_θ/μ of `on_policy`. Ours."""
@@ -205,18 +205,18 @@ class AGROOptions(ObjectiveOptions):
 
 
 class TargetOptions(ObjectiveOptions):
-    """Options of an objective that learns from the reference answer, put into sampled completions
-    in the place of the sampled answer."""
+    """Options of an objective that learns from the reference answer, which replaces the sampled
+    answer in completions."""
 
     targets: Annotated[Literal["unsolved", "always"], _LOSS] = "unsolved"
-    """Groups whose completions get the reference answer: those `unsolved`, in which no completion
-    is right, or all (`always`). A problem without a reference answer never has one."""
+    """Groups whose completions get the reference answer: those without a right completion
+    (`unsolved`), or all (`always`). Problems without a reference answer are excluded."""
     target_after: Annotated[str | None, _LOSS] = None
     """Text after which the answer begins; a completion without this text keeps its own answer.
     null: the closing thinking tag."""
     target_text: Annotated[str, _LOSS] = "\n\\boxed{{answer}}"
-    """Text that follows, in which `{answer}` stands for the reference answer; an EOS ends it. For
-    long-form answers, `"\\n{answer}"`."""
+    """Text that follows, in which `{answer}` stands for the reference answer; an EOS token is
+    appended. For long-form answers, `"\\n{answer}"`."""
 
     @model_validator(mode="after")
     def _holds_the_answer(self) -> TargetOptions:
@@ -230,14 +230,14 @@ class TargetOptions(ObjectiveOptions):
 
 
 class JEPOOptions(TargetOptions):
-    """JEPO (arXiv 2503.19618): chains of thought without a verifier, by a lower bound of the
-    likelihood of the reference answer."""
+    """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, by a lower bound of the
+    reference answer's likelihood."""
 
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
-    """Log-probs of answers are summed, and never averaged over their length."""
+    """Log-probs of answers are summed, never averaged over their length."""
     bound: Annotated[Literal["one_sample", "n_sample"], _LOSS] = "n_sample"
-    """Lower bound: of each completion by itself (`one_sample`), or of the completions of a group
-    together (`n_sample`), which is tighter."""
+    """Lower bound: of each completion alone (`one_sample`), or of a group's completions together
+    (`n_sample`), which is tighter."""
     first_sum: Annotated[Literal["sum", "mean"], _LOSS] = "sum"
     """Gradient of the thoughts under `n_sample`: the `sum` over the completions, which is exact, or
     their `mean`, 1/n of it."""
@@ -250,8 +250,8 @@ class JEPOOptions(TargetOptions):
     format_reward: float = Field(-10.0, le=0)
     """Reward of a completion that lacks `target_after`. The bound is masked for it."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "minibatch"
-    """Completions whose standard deviation divides the advantages: the `minibatch`, or each
-    `group`. `none`: advantages as they are. The paper does not print which."""
+    """Completions whose standard deviation divides the advantages: the `minibatch` or each `group`.
+    `none`: no division. The paper does not say which."""
     advantage_clip: float | None = Field(1.0, gt=0)
     """Bound of an advantage's absolute value. null: no bound."""
     rho: float = Field(4.0, gt=0)
@@ -270,7 +270,7 @@ class SPOOptions(ObjectiveOptions):
     """SPO, soft policy optimization (arXiv 2503.05453)."""
 
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
-    """The loss is the mean over completions, each of which has one."""
+    """The loss is the mean over completions."""
     beta: float = Field(0.1, gt=0)
     """β: strength of the regularisation towards π_ref, the weights at the start of the run."""
     loss: Annotated[Literal["cross_entropy", "squared"], _LOSS] = "cross_entropy"
@@ -280,13 +280,14 @@ class SPOOptions(ObjectiveOptions):
     """Probability of success of `cross_entropy`: e^Q (`plain`), or e^(Q/β), which is consistent
     with β (`beta`)."""
     q_max: float = Field(-0.01, lt=0)
-    """Bound of the log probability of success. At 0, where the paper clips, the loss of a failure
+    """Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure
     is infinite; the default is ours."""
     r_min: float = Field(1e-3, gt=0, lt=1)
-    """Lowest success that `cross_entropy` counts in Q_0, whose logarithm must be finite. Ours."""
+    """Smallest probability of success that `cross_entropy` uses in Q_0, to keep its logarithm
+    finite. Ours."""
     initial_value: Annotated[Literal["group", "importance"], _LOSS] = "group"
-    """Samples that Q_0 is the log mean of: those of the `group`, as if π_ref had drawn them, or the
-    same weighted by π_ref/μ (`importance`), which is exact for any μ and needs its log-probs."""
+    """Samples for Q_0, a log mean: those of the `group`, as if drawn from π_ref, or the same
+    weighted by π_ref/μ (`importance`), which is exact for any μ and needs its log-probs."""
 
     @property
     def uses_behavior(self) -> bool:
@@ -308,11 +309,11 @@ class DROOptions(ObjectiveOptions):
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """The loss is the mean over completions."""
     form: Annotated[Literal["value", "policy"], _LOSS] = "value"
-    """`value` (DRO-V) learns V with a network of its own; `policy` (DRO-P) takes the mean over the
-    minibatch in its place."""
+    """`value` (DRO-V) learns V with a separate network; `policy` (DRO-P) uses the mean over the
+    minibatch instead."""
     values: Annotated[Literal["token", "prompt"], _LOSS] = "token"
-    """Prefixes that `value` learns V of: every `token`'s, which the paper finds better, or the
-    `prompt` alone."""
+    """Prefixes for which `value` learns V: that of every `token`, which the paper finds better, or
+    the `prompt` alone."""
     tau: float = Field(1.0, gt=0)
     """τ: strength of the regularisation towards π_ref, the weights at the start of the run. The
     default is the paper's, for rewards of standard deviation 1."""
@@ -339,11 +340,11 @@ class SFTOptions(ObjectiveOptions):
 
 
 class ObjectiveConfig(Section):
-    """The loss: `name` chooses it, and it reads the section of that name. So a comparison of
+    """The loss: `name` selects it and the section with its options, so that a comparison of
     objectives changes one key. See docs/objectives.md."""
 
     name: Annotated[str, _LOSS] = "magistral"
-    """One of the sections below, or the import path of a module with an objective of your own."""
+    """One of the sections below, or the import path of a module with your own objective."""
     magistral: MagistralOptions = Field(default_factory=MagistralOptions)
     """Options of `magistral`."""
     aipo: AIPOOptions = Field(default_factory=AIPOOptions)
@@ -367,11 +368,11 @@ class ObjectiveConfig(Section):
     sft: SFTOptions = Field(default_factory=SFTOptions)
     """Options of `sft`."""
     custom: dict[str, Any] = Field(default_factory=dict)
-    """Options of an objective of your own, whose module declares them in its class `Options`."""
+    """Options of your own objective, which its module declares in a class `Options`."""
 
     @property
     def options(self) -> ObjectiveOptions:
-        """The section of the objective that `name` chooses."""
+        """The section of the objective that `name` selects."""
         if self.name in BUILT_IN_OBJECTIVES:
             options: ObjectiveOptions = getattr(self, self.name)
         else:
@@ -388,7 +389,7 @@ class ObjectiveConfig(Section):
             module = import_module(self.name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{self.name}.".startswith(f"{error.name}."):
-                raise  # the module is there; an import in it fails
+                raise  # the module exists, but one of its imports fails
             if known := AS_MAGISTRAL.get(re.sub(r"[^a-z0-9+]", "", self.name.lower())):
                 title, keys, more = known
                 raise key_error(
@@ -405,7 +406,8 @@ class ObjectiveConfig(Section):
             ) from None
         if missing := [name for name in INTERFACE if not hasattr(module, name)]:
             raise key_error(
-                f"module {self.name!r} is no objective: it has no {', no '.join(missing)}", "name"
+                f"module {self.name!r} is not an objective: it has no {', no '.join(missing)}",
+                "name",
             )
         if not issubclass(module.Options, ObjectiveOptions):
             raise key_error(
@@ -423,7 +425,7 @@ class ObjectiveConfig(Section):
 
 
 # Algorithms that are settings of `magistral`, by their names in lower case without punctuation: the
-# name as papers write it, the keys, and a sentence more.
+# name as papers write it, the keys, and one more sentence.
 AS_MAGISTRAL = {
     "grpo": (
         "GRPO",

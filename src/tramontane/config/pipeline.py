@@ -14,7 +14,7 @@ class PipelineConfig(Section):
     """Sizes of the asynchronous loop, under the paper's names (arXiv 2506.10910, section 3)."""
 
     updates: MayChange[int] = Field(100, ge=1)
-    """Weight updates in the whole run."""
+    """Number of weight updates in the run."""
     n_async: MayChange[int] = Field(512, ge=1)
     """Completions generated at once, over all generators. A typical completion spans about
     n_async / n_batch weight versions; the paper keeps that ratio at 2 or below."""
@@ -24,31 +24,31 @@ class PipelineConfig(Section):
     n_minibatch: MayChange[int | None] = Field(None, ge=1)
     """Completions per optimizer step; divides n_batch. null: n_batch, the paper's rule."""
     group_size: int = Field(16, ge=1)
-    """Completions of one problem (G). The paper does not print it. 1 is for objectives that compare
-    no completions of one problem; `diversity` must then be `none`."""
+    """Completions per problem (G). The paper does not give it. 1 is for objectives that do not
+    compare a problem's completions; `diversity` must then be `none`."""
     max_staleness: int = Field(2, ge=0)
     """Maximum age of a trained token, in weight versions. 0: the run is synchronous, and repeats
-    bit for bit on a CPU. The paper bounds staleness by a queue and does not print a number."""
+    bit for bit on a CPU. The paper bounds staleness by a queue and gives no number."""
     l_max: int = Field(256, ge=2)
-    """Maximum length of a completion, in tokens. The paper prints l_max − l_cache: 16k, 24k and 32k
+    """Maximum length of a completion, in tokens. The paper gives l_max − l_cache: 16k, 24k and 32k
     by stage (Medium); 32k (Small)."""
     l_cache: int = Field(32, ge=0)
-    """Tokens below l_max over which the length penalty grows from 0 to its maximum. The paper does
-    not print it."""
+    """Number of tokens below l_max over which the length penalty grows from 0 to its maximum. The
+    paper does not give it."""
     diversity: Literal["rewards", "correctness", "none"] = "rewards"
-    """Groups that are dropped: those with equal `rewards` (the paper's formula), or with equal
-    `correctness` parts (the paper's prose). `none`: no group is dropped."""
+    """Groups to drop: those with equal `rewards` (the paper's formula), or with equal `correctness`
+    parts (the paper's prose). `none`: keep all."""
     unscorable: Literal["drop", "wrong"] = "drop"
-    """Treatment of a completion that the verifier could not judge: `drop` its whole group, or train
-    on the completion as `wrong`, with reward 0. The paper does not mention such completions."""
+    """What to do with a completion that the verifier cannot judge: `drop` its whole group, or train
+    on it as `wrong`, with reward 0. The paper does not mention such completions."""
 
     max_groups_without_signal: MayChange[int | None] = Field(None, ge=1)
-    """Number of groups after which a run ends with a diagnosis if all of them were dropped, counted
-    from its start. Once a group was kept, the run ends after four times as many consecutive dropped
-    groups. null: four batches of groups, at least 32."""
+    """Number of groups from the start after which a run ends with a diagnosis if all were dropped.
+    Once a group has been kept, the limit is four times as many consecutive dropped groups. null:
+    four batches of groups, at least 32."""
     min_kept_share: MayChange[float] = Field(0.1, ge=0, le=1)
-    """Share of kept groups below which a warning with the same diagnosis is shown, measured over as
-    many groups. 0: no warning."""
+    """Share of kept groups, over that many groups, below which a warning with the same diagnosis is
+    shown. 0: no warning."""
 
     @property
     def groups_without_signal(self) -> int:

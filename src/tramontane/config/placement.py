@@ -24,13 +24,13 @@ class PlacementConfig(Section):
     kind: Literal["thread", "ray"] = "thread"
     """`thread`: workers are threads of the controller's process; `ray`: workers are Ray actors."""
     address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
-    """Ray cluster to join: HOST:PORT, or auto for the cluster that Ray finds. null: a cluster that
-    starts and ends with the run."""
+    """Ray cluster to join: HOST:PORT, or auto for the one that Ray finds. null: start a cluster for
+    the run."""
     weights: Literal["store", "nixl"] = "store"
     """Transport of weights between actors: Ray's object `store`, or `nixl`, from GPU to GPU."""
     lost_sequences: Literal["continue", "restart"] = "continue"
-    """Sequences in flight in a generator that died: `continue` from the tokens that the controller
-    knows, or `restart` from the prompt."""
+    """What to do with sequences in flight in a generator that died: `continue` from the tokens
+    known to the controller, or `restart` from the prompt."""
     generator: Resources = Field(default_factory=Resources)
     """Resources of each generator."""
     verifier: Resources = Field(default_factory=Resources)
@@ -40,5 +40,5 @@ class PlacementConfig(Section):
 
     @property
     def replaces_workers(self) -> bool:
-        """True if a worker can die without the controller, and is replaced."""
+        """True if workers can die independently of the controller, and are replaced."""
         return self.kind == "ray"

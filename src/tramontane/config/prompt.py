@@ -1,4 +1,4 @@
-"""Settings of the text around each problem, shared by every command that asks a model."""
+"""Settings of the text around each problem, shared by every command that prompts a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _distinct(pair: tuple[str, str]) -> tuple[str, str]:
 _Tag = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]
 TagPair = Annotated[tuple[_Tag, _Tag], AfterValidator(_distinct)]
 
-# Arguments of `apply_chat_template` that the package sets.
+# Arguments of `apply_chat_template` that are set by the package.
 _RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
 
 
@@ -57,25 +57,25 @@ def _template_text(value: str | None) -> str | None:
 
 
 class PromptConfig(Section):
-    """Text around each problem: system prompt, chat template, beginning of the response."""
+    """Text around each problem: system prompt, chat template, start of the response."""
 
     system_prompt: Annotated[str | None, AfterValidator(_system_text)] = None
-    """System prompt: `magistral` (the paper's instruction, in our wording), a text, or the file of
-    a text. null: the default of the model's chat template."""
+    """System prompt: `magistral` (the paper's instruction, in our wording), a text, or a text file.
+    null: the default of the model's chat template."""
     chat_template: Annotated[str | None, AfterValidator(_template_text)] = None
-    """Jinja chat template that replaces the tokenizer's: a file, or the template itself. The config
-    of a run holds the text, and its checkpoints are saved with it. null: the tokenizer's."""
+    """Jinja chat template that replaces the tokenizer's: a file, or the template itself. It is
+    stored in the run's config and checkpoints. null: the tokenizer's."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, e.g. `{enable_thinking: false}` for Qwen3. A variable that
     the template does not read is refused."""
     response_prefix: str = ""
-    """Text that begins every response, e.g. `<think>`. The prompt ends with it, so it is graded as
-    part of the response, and never trained on. Not needed if the chat template writes the opening
-    thinking tag itself."""
+    """Start of every response, e.g. `<think>`. It is appended to the prompt: graded as part of the
+    response, but never trained on. Not needed if the chat template writes the opening thinking
+    tag."""
 
     allow_special_tokens: bool = False
-    """Special tokens in the text of rows (`<|im_end|>`) are control tokens, as those of the chat
-    template are. false: they are text, which cannot end a turn or begin another."""
+    """Treat special tokens in the text of rows (`<|im_end|>`) as control tokens, like those of the
+    chat template. false: they are plain text, which cannot end or begin a turn."""
 
     @field_validator("chat_template_kwargs")
     @classmethod

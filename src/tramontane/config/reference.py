@@ -45,7 +45,7 @@ class Key:
         path: dotted path, as in an override or an error; `N` is a place in a list, `NAME` a
             mapping's key.
         kind: type and range, alternatives separated by `|`, e.g. `integer ≥ 1 | null`.
-        default: the default as YAML; None for a required key.
+        default: default value as YAML; None for a required key.
         description: the key's docstring, on one line.
         section: the section that the key holds, if any.
         on_resume: says whether the key may change when a run is resumed.
@@ -77,7 +77,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Entry:
-    """A section in its place in a config.
+    """A section at its place in a config.
 
     Attributes:
         root: name of the config; empty for the config of a training run.
@@ -166,7 +166,7 @@ def find(roots: Mapping[str, type[Section]], path: str) -> Entry:
 def markdown(roots: Mapping[str, type[Section]]) -> str:
     """A Markdown page with every key of every config.
 
-    A section in several places is described at the first, and linked from the others.
+    A section that occurs in several places is described at the first and linked from the others.
 
     Args:
         roots: configs by name, as for `find`.
@@ -243,7 +243,7 @@ def _wrapped(text: str, indent: str = "", first: str = "") -> str:
 
 
 def _linked(text: str) -> str:
-    """A description in which the names of pages in docs/ are links."""
+    """The description with the names of pages in docs/ turned into links."""
     return re.sub(r"docs/([\w-]+)\.md", r"[\1](\1.md)", text)
 
 

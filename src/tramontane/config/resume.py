@@ -1,7 +1,7 @@
 """Keys that may change when a run is resumed, and the differences between two configs.
 
-The declaration stands with the key: `MayChange[float]` in place of `float`, or
-`Annotated[float, Fixed("the reason")]`. A key without a mark has that of its section.
+Declared at the key: `MayChange[float]` instead of `float`, or `Annotated[float, Fixed("the
+reason")]`. A key without a mark inherits its section's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OnResume:
     """Metadata of a key.
 
     Args:
-        fixed_because: the reason why the key cannot change; None if it may.
+        fixed_because: why the key cannot change; None if it may.
     """
 
     fixed_because: str | None
@@ -33,13 +33,13 @@ class OnResume:
 
 
 def Fixed(reason: str) -> OnResume:
-    """Mark of a key that cannot change when a run is resumed."""
+    """Marks a key that cannot change when a run is resumed."""
     return OnResume(reason)
 
 
 MAY_CHANGE = OnResume(None)
 MayChange = Annotated[T, MAY_CHANGE]
-UNMARKED = OnResume("it is part of what the run is")
+UNMARKED = OnResume("it defines the run")
 
 
 @dataclass(frozen=True)

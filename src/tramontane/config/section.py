@@ -1,6 +1,6 @@
 """Sections of configuration, read from YAML and `key=value` overrides.
 
-Every complaint about a file or an override is one `InputError` with lines `FILE: KEY: message`.
+All problems of a file or an override are one `InputError` with lines `FILE: KEY: message`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
-MAX_VALUES = 1_000_000  # in a YAML file, each alias counted as what it stands for
+MAX_VALUES = 1_000_000  # in a YAML file, with aliases expanded
 _SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
 _BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
 
@@ -36,8 +36,8 @@ def key_error(message: str, *keys: str) -> ValidationError:
 
     Args:
         message: the contradiction and its remedy.
-        keys: dotted paths of the keys that contradict each other, relative to the section whose
-            validator raises. The error is reported at the first.
+        keys: dotted paths of the contradictory keys, relative to the section whose validator
+            raises. The error is reported at the first.
     """
     kind = PydanticCustomError(_BETWEEN_KEYS, "{message}", {"message": message, "keys": keys})
     details = InitErrorDetails(type=kind, loc=_location(keys[0]), input=None)
@@ -62,7 +62,7 @@ def load_section(cls: type[S], path: str | Path, overrides: Sequence[str] | None
 
     Raises:
         InputError: no such file, invalid YAML, an unknown key (with the nearest valid key), a value
-            of the wrong type, or sizes that contradict each other.
+            of the wrong type, or contradictory sizes.
     """
     return parse_settings(cls, read_settings(path), overrides or [], str(path))
 
@@ -71,7 +71,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     """The keys and values of a YAML file, unchecked.
 
     Raises:
-        InputError: no such file, invalid YAML, no keys and values, or a file of `sealed` that was
+        InputError: no such file, invalid YAML, no keys and values, or a file from `sealed` that was
             cut or edited.
     """
     path = Path(path)
@@ -110,15 +110,15 @@ def read_yaml(text: str | bytes, where: str) -> Any:
                 values += found
     except RecursionError:
         raise InputError(f"{where}: not valid YAML: nested too deeply") from None
-    # Of a scalar with a tag, such as `!!timestamp x` or a date in a month 13, PyYAML raises what
-    # its constructors meet.
+    # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
+    # constructors raise.
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{where}: not valid YAML: {error}") from None
     return value
 
 
 def sealed(section: Section) -> str:
-    """A section with all its keys as YAML, after a line with the checksum of that text, which
+    """A section with all its keys as YAML, after a line with the text's checksum, which
     `read_settings` checks."""
     text = yaml.safe_dump(section.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -126,11 +126,11 @@ def sealed(section: Section) -> str:
 
 
 def check_complete(cls: type[Section], path: Path) -> None:
-    """Check that a file of `sealed` is whole; without its first line, that no key is missing, which
-    would get its default.
+    """Check that a file from `sealed` is intact; if its first line was removed, check that no key
+    is missing, since it would get its default.
 
     Raises:
-        InputError: it is not; or as `read_settings`.
+        InputError: it is not; or see `read_settings`.
     """
     raw = read_settings(path)
     if not _SEALED.match(path.read_bytes()) and (missing := _missing_key(cls, raw)):
@@ -178,7 +178,7 @@ def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
 
 
 def subsection(annotation: Any) -> type[Section] | None:
-    """The section that a key of this type holds: itself, `| None`, or the items of a tuple or a
+    """The section held by a key of this type: directly, `| None`, or as items of a tuple or a
     mapping."""
     options = (annotation, *get_args(annotation))
     return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
@@ -258,7 +258,7 @@ def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
     parent, names_entry = cls, False
     for part in location[:-1]:
         if isinstance(part, int) or names_entry:
-            names_entry = False  # a place in a list or a mapping, whose items are all alike
+            names_entry = False  # a place in a list or a mapping, whose items have one type
             continue
         annotation = parent.model_fields[part].annotation
         found = subsection(annotation)

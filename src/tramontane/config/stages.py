@@ -1,4 +1,4 @@
-"""`stages`: a curriculum of stages, each with sizes and data of its own."""
+"""`stages`: a curriculum of stages, each with its own sizes and data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Until(Section):
     updates: int | None = Field(None, ge=1)
     """Number of updates in the stage."""
     solved: float | None = Field(None, gt=0, le=1)
-    """Share of correct completions at which the stage ends, over `window` updates, filtered groups
-    included. The paper does not print when a stage ends."""
+    """Share of correct completions at which the stage ends, over `window` updates, including
+    filtered groups. The paper does not say when a stage ends."""
     at_ceiling: float | None = Field(None, gt=0, le=1)
     """Share of completions with at least l_max − l_cache tokens at which the stage ends, over
-    `window` updates, filtered groups included. The paper does not print when a stage ends."""
+    `window` updates, including filtered groups. The paper does not say when a stage ends."""
     window: int = Field(10, ge=1)
-    """Newest updates of the stage over which `solved` and `at_ceiling` are measured."""
+    """Number of newest updates of the stage over which `solved` and `at_ceiling` are measured."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Until:
@@ -34,8 +34,8 @@ class Until(Section):
 
 
 class StagePlayground(Section):
-    """Problems that `playground:` generates in a stage, where they differ from those of the rest of
-    the config."""
+    """Problems that `playground:` generates in a stage, where they differ from
+    `data.playground`."""
 
     levels: tuple[int, int] | None = None
     """Replaces `data.playground.levels` in this stage."""
@@ -46,7 +46,7 @@ class StagePlayground(Section):
 
 
 class StageData(Section):
-    """Data of a stage, where they differ from `data`."""
+    """Data of a stage, where it differs from `data`."""
 
     train: str | None = None
     """Replaces `data.train` in this stage."""
@@ -63,11 +63,10 @@ class StageData(Section):
 
 
 class StageConfig(Section):
-    """One stage of the curriculum; see docs/curriculum.md. A key that is null keeps its value from
-    the rest of the config."""
+    """One stage of the curriculum; see docs/curriculum.md. A null key keeps the config's value."""
 
     name: str = Field(min_length=1)
-    """Name of the stage in metrics and events; no two stages have the same name."""
+    """Name of the stage in metrics and events; must be unique."""
     until: Until | None = None
     """The end of the stage. Required for all stages but the last, which lasts until
     `pipeline.updates`."""
@@ -103,8 +102,8 @@ class StageConfig(Section):
         return raw
 
     def located(self, error: ValidationError, path: str) -> ValidationError:
-        """An error of a config with this stage applied, reported at the stage's key if it sets one
-        of the keys at fault, else at the stage; `path` is the stage's place in the config."""
+        """An error of a config with this stage applied, reported at the stage's key if that sets
+        one of the keys at fault, else at the stage; `path` is the stage's place in the config."""
         first = error.errors()[0]
         at_fault = keys_in_error(dict(first))
         keys = [key for key in self.overrides() if REPLACES[key] in at_fault]
@@ -113,7 +112,7 @@ class StageConfig(Section):
         return key_error(message, ".".join([path, *keys[:1]]))
 
 
-# Each key of a stage that stands for a key of the rest of the config.
+# The key of the config that each key of a stage replaces.
 REPLACES = {
     **{key: f"pipeline.{key}" for key in ("l_max", "l_cache", "n_async", "n_batch", "n_minibatch")},
     "temperature": "generator.temperature",

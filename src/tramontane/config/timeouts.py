@@ -9,7 +9,7 @@ from tramontane.config.section import Section
 
 class TimeoutsConfig(Section):
     """Time limits of the controller's waits. A wait that exceeds its limit ends the run with an
-    error that names the limit; where workers are replaceable, the worker is replaced instead."""
+    error that names the limit, or replaces the worker where workers are replaceable."""
 
     generation: float = Field(600.0, gt=0)
     """Limit of one poll of a generator (`generator.steps_per_call` decode steps), in seconds."""
@@ -26,5 +26,5 @@ class TimeoutsConfig(Section):
     """Limit of starting a worker, of the parity check, and of restoring the trainer's state, in
     seconds."""
     heartbeat: float = Field(30.0, gt=0)
-    """Longest silence of a Ray worker's process, or of vLLM's, before the worker counts as hung, in
+    """Longest silence of a Ray worker's or vLLM's process before the worker counts as hung, in
     seconds."""

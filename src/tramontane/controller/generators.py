@@ -2,8 +2,8 @@
 
 The controller learns every token within `AHEAD` polls after it is sampled. So when a generator
 dies, its replacement continues the unfinished requests from the tokens that are known, under the
-newest weights (arXiv 2506.10910, section 3, requires only that sequences go on under new weights,
-not in which generator).
+newest weights (arXiv 2506.10910, section 3, requires only that sequences continue under new
+weights, not in the same generator).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from tramontane.placement.handle import (
 )
 from tramontane.types import Completion, Progress, Request, floats, ints
 
-AHEAD = 2  # polls in a worker's mailbox: it works on the next while the controller reads the last
-# With many generators, polls last longer: the controller reads this many a second of all together.
-# A call of a Ray actor takes 0.8 ms of its CPU.
+AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller reads the last
+# With many generators, polls last longer, so that the controller reads at most this many a second
+# in total. One call of a Ray actor takes 0.8 ms of its CPU time.
 POLLS_PER_SECOND = 250
 FEW = 64  # generators whose polls may all be as short as `steps_per_call`
 STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
 
 
 class PooledGenerator:
-    """One generator and its unfinished requests; a worker that is lost is replaced.
+    """One generator and its unfinished requests; a lost worker is replaced.
 
-    After a call that loses the worker, the replacement has the newest weights and the unfinished
-    requests as the controller knows them. Later answers of the lost worker are ignored.
+    After the loss, the replacement has the newest weights and the unfinished requests as the
+    controller knows them. Late answers of the lost worker are ignored.
 
     Args:
         make: starts the worker, or its replacement.
         config: timeouts, and what to do with a lost worker's sequences.
-        replaced: called with each loss that a replacement follows.
+        replaced: called with each loss that leads to a replacement.
         log_worker: called with the worker's name and facts about it; see `GeneratorPool`.
         changed: called after each change in the number of unfinished requests.
     """
@@ -71,8 +71,8 @@ class PooledGenerator:
         self.handle = make()
         self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
         self.evaluating = 0  # unfinished requests that belong to an evaluation
-        self._ended: list[Completion] = []  # completions of training, until `poll` returns them
-        self._evaluated: list[Completion] = []  # of an evaluation, until `poll_evaluation` does
+        self._ended: list[Completion] = []  # training completions, until `poll` returns them
+        self._evaluated: list[Completion] = []  # until `poll_evaluation` returns them
         self.generated_tokens, self.busy_seconds = 0, 0.0
         self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
         self._without_work = 0.0  # seconds
@@ -130,8 +130,8 @@ class PooledGenerator:
         return bool(self.evaluating or self._evaluated)
 
     async def poll(self) -> list[Completion]:
-        """Return the completions of training that ended; if there are none yet, wait for the next
-        few decode steps. None may end in them, or the worker be lost.
+        """Return the training completions that ended; if there are none yet, wait for the next few
+        decode steps. May return none, also if the worker was lost.
 
         Raises:
             WorkerLost: the worker cannot be replaced.
@@ -142,8 +142,8 @@ class PooledGenerator:
         return ended
 
     async def poll_evaluation(self) -> list[Completion]:
-        """Like `poll`, for the completions of an evaluation. Either may be called while the other
-        waits: each poll of the worker serves both."""
+        """Like `poll`, for evaluation completions. Either may be called while the other waits: each
+        poll of the worker serves both."""
         if not self._evaluated:
             await self._next_poll()
         ended, self._evaluated = self._evaluated, []
@@ -162,7 +162,7 @@ class PooledGenerator:
     async def _next_poll(self) -> None:
         """Take the answer of the oldest poll.
 
-        `AHEAD` polls are always submitted, so that the worker goes on while one is read here.
+        `AHEAD` polls are always submitted, so that the worker keeps working while one is read here.
         """
         async with self._polling:
             await self._read_poll()
@@ -196,7 +196,7 @@ class PooledGenerator:
                 await self._replace(handle, lost)
 
     async def fetch(self, version: int, weights: Weights) -> None:
-        """Have the worker copy and check new weights, while it goes on generating under the old
+        """Have the worker copy and check new weights while it keeps generating under the old
         ones."""
         if self.config.replaces_generators:
             self._weights = version, weights
@@ -211,7 +211,7 @@ class PooledGenerator:
         """Replace the weights between two decode steps, once they have been fetched; returns the
         pause in seconds."""
         await self.fetch(version, weights)
-        # The swap overtakes polls that the worker has not begun.
+        # The swap goes ahead of polls that the worker has not begun.
         while self._polls and self._polls[-1][0].cancel():
             self._unsent = self._polls.pop()[1] + self._unsent
         return float(await self.ask("weight_update", "swap", version))
@@ -224,7 +224,7 @@ class PooledGenerator:
 
     @contextmanager
     def without_work(self) -> Iterator[None]:
-        """Measure the time of the block, a wait for requests, as time without work."""
+        """Count the time of the block, a wait for requests, as time without work."""
         self._without_work_since = time.monotonic()
         yield
         self._without_work = self.seconds_without_work
@@ -313,8 +313,8 @@ class PooledGenerator:
 class GeneratorPool:
     """`config.generator.workers` generators that share `n_async` completions.
 
-    Requests of an evaluation, whose groups have negative numbers, share the generators with those
-    of training and do not count towards `n_async`.
+    Evaluation requests, whose groups have negative numbers, share the generators with training and
+    do not count towards `n_async`.
 
     Args:
         make: starts the generator with a given number, number of slots and length of a slot in
@@ -325,7 +325,8 @@ class GeneratorPool:
             under those weights, or `continues`, a replacement's begun requests as a list of
             [group, index, tokens so far].
         max_prompt: length of the longest prompt in tokens.
-        evaluated_l_max: longest completion of evaluations during training, in tokens; 0 without.
+        evaluated_l_max: longest evaluation completion during training, in tokens; 0 without
+            evaluations.
     """
 
     def __init__(
@@ -357,12 +358,12 @@ class GeneratorPool:
 
     @property
     def in_flight(self) -> int:
-        """Number of completions of training submitted and unfinished."""
+        """Number of training completions submitted and unfinished."""
         return self._loads.total - self.evaluating
 
     @property
     def evaluating(self) -> int:
-        """Number of completions of an evaluation submitted and unfinished."""
+        """Number of evaluation completions submitted and unfinished."""
         return self._loads.evaluating
 
     @property
@@ -388,16 +389,16 @@ class GeneratorPool:
         await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
-        """Give a group to the least loaded generator, whole, since its requests share a prompt.
+        """Give a whole group to the least loaded generator, since its requests share a prompt.
 
-        With at most `n_async` in flight, no generator ever has more than `share(config)` of
-        training. Those above its slots, and above its memory, wait in its queue; requests of an
-        evaluation queue behind them.
+        With at most `n_async` in flight, no generator ever has more than `share(config)` training
+        requests. Those beyond its slots or its memory wait in its queue; evaluation requests queue
+        behind them.
         """
         self._members[self._loads.least()].submit(requests)
 
     async def resize(self, config: Config, longest: int = 0) -> None:
-        """Make room for another stage's sizes in all generators; nothing may be in flight.
+        """Resize all generators for another stage; nothing may be in flight.
 
         Args:
             config: the config of the stage.
@@ -426,12 +427,12 @@ class GeneratorPool:
         return slots(config), self._max_prompt + longest
 
     async def fetch(self, version: int, weights: Weights) -> None:
-        """Have all generators copy and check new weights, while they go on generating."""
+        """Have all generators copy and check new weights while they keep generating."""
         await asyncio.gather(*(m.fetch(version, weights) for m in self._members))
 
     async def update(self, version: int, weights: Weights) -> float:
-        """Replace the weights of all generators, of each once it has fetched the new ones; returns
-        the longest pause in seconds."""
+        """Replace the weights of each generator once it has fetched the new ones; returns the
+        longest pause in seconds."""
         pauses = await asyncio.gather(*(m.update(version, weights) for m in self._members))
         return max(pauses, default=0.0)
 
@@ -441,11 +442,11 @@ class GeneratorPool:
 
 
 def poll_seconds(config: Config) -> float:
-    """Least time of the next poll of a generator.
+    """Shortest duration of a generator's next poll, in seconds.
 
     Many generators are polled less often, so that the controller's work does not grow with their
-    number, and for times that vary, so that polls which began together do not end together. A
-    synchronous run must not depend on time: 0.
+    number. The durations vary, so that polls which began together do not end together. 0 in a
+    synchronous run, which must not depend on time.
     """
     generators = config.generator.workers
     if generators <= FEW or not config.pipeline.max_staleness:
@@ -454,7 +455,7 @@ def poll_seconds(config: Config) -> float:
 
 
 def _is_evaluation(item: Request | Completion) -> bool:
-    """True for the requests of an evaluation: their groups have negative numbers."""
+    """True for evaluation requests, whose groups have negative numbers."""
     return item.group < 0
 
 
@@ -465,8 +466,8 @@ def _copy(request: Request) -> Request:
 
 
 def begun_first(requests: Iterable[Request]) -> list[Request]:
-    """Requests in their order, those with tokens first: generators take requests in the order of
-    submission, and a sequence that was in flight should not wait behind new ones."""
+    """Requests in order, but those with tokens first: a sequence that was in flight should not wait
+    behind new ones."""
     return sorted(requests, key=lambda request: not request.token_ids)
 
 

@@ -44,16 +44,15 @@ class Grading:
         """Wait for a group's verdicts for as long as the verifiers return any verdict at all;
         `version` is the number of updates done.
 
-        A verifier that hangs is found by its pool `verification` seconds after its verdicts' own
-        limits, and its replacement may take `start` seconds to begin: only after all of this is a
-        verdict too late.
+        The pool detects a hanging verifier `verification` seconds after its verdicts' own limits,
+        and the replacement may take `start` seconds. A verdict is late only after all of this.
 
         Raises:
             WorkerStalled: no verdict on any group within that time.
         """
         completions = group.group().completions
         responses = [Response.of(c) for c in completions]
-        # Another group, with more work, may be graded first.
+        # A group with more work may be graded first.
         work = self._verifiers.time_limit(group.problem, len(responses))
         self._longest = max(self._longest, work)
         lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)

@@ -1,4 +1,4 @@
-"""Groups that are handed out and not yet trained on, and their form in a snapshot."""
+"""Groups handed out and not yet trained on, and their form in a snapshot."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class OpenGroup:
 
 class FrozenGroup:
     """A group as it is now, at no cost: its sequences are copied only by `thaw`, which any thread
-    may call while the requests of the group go on growing."""
+    may call while the group's requests keep growing."""
 
     def __init__(self, group: OpenGroup) -> None:
         self.id = group.id
         self._group = replace(group, completions=dict(group.completions))
-        # The arrays themselves: a lost worker's requests may begin again with new ones.
+        # The arrays themselves: a lost worker's requests may restart with new ones.
         self._known = [(len(r.token_ids), replace(r)) for r in group.requests]
 
     def thaw(self) -> OpenGroup:

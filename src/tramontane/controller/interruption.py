@@ -1,9 +1,9 @@
 """Interruption of long thoughts, as ScaleRL does it (arXiv 2510.13786).
 
-A completion whose thoughts are still open at a random length is stopped; a fixed sentence and the
-closing thinking tag are put behind it, and it goes on as an ordinary unfinished request, for an
-answer. So generators know nothing of it. The tokens that were put in have the version `INSERTED`,
-and are not learnt from.
+A completion whose thoughts are still open at a random length is stopped. A fixed sentence and the
+closing thinking tag are appended, and it continues to an answer as an ordinary unfinished request,
+so generators need no support for it. The appended tokens have the version `INSERTED` and are not
+learnt from.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tramontane.types import INSERTED, Completion, Request, floats, ints
 
 
 def thought_limit(config: InterruptionConfig, seed: int) -> int:
-    """Tokens after which the thoughts of the request with this seed are interrupted."""
+    """Number of tokens after which the thoughts of the request with this seed are interrupted."""
     return Random(seed).randint(*config.after)
 
 
 class Interruption:
-    """Decides when thoughts are interrupted, and how a completion goes on.
+    """Decides when thoughts are interrupted, and how a completion continues.
 
     Args:
         config: lengths in tokens.
@@ -38,8 +38,8 @@ class Interruption:
         return thought_limit(self._config, seed)
 
     def following(self, completion: Completion, request: Request, l_max: int) -> Request | None:
-        """The request that continues a completion which was stopped at its limit; None for a
-        completion that has ended. Thoughts that are already closed are only continued.
+        """The request that continues a completion stopped at its limit; None for a completion that
+        has ended. Nothing is appended if the thoughts are already closed.
 
         Args:
             completion: the request's, with its text.

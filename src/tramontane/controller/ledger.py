@@ -30,7 +30,7 @@ from tramontane.types import (
 
 
 class Problems(Protocol):
-    """The source of problems, which also receives the verdicts on them; `data.curriculum` is one.
+    """The source of problems, which also receives their verdicts; e.g. `data.curriculum`.
 
     `stage` is the number of the run's stage, `version` the number of updates done.
     """
@@ -44,7 +44,7 @@ class Problems(Protocol):
         ...
 
     def counts(self, stage: int, version: int) -> dict[str, int]:
-        """Metrics: how many problems are visited, retired, resting."""
+        """Metrics: numbers of visited, retired and resting problems."""
         ...
 
     def records(self) -> Iterable[dict[str, Any]]:
@@ -58,12 +58,12 @@ class Problems(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a resumed run needs besides the trainer's state. Taking one copies no
-    tokens, so it costs the event loop next to nothing.
+    """Everything that a resumed run needs besides the trainer's state. Taking one is cheap, since
+    no tokens are copied.
 
     Args:
         version: updates done.
-        next_group: number of the next group to be handed out.
+        next_group: number of the next group to hand out.
         stage: the state of `Stages`, JSON-able.
         problems: the state of the source of problems, JSON-able.
         groups: groups handed out, neither trained on nor filtered.
@@ -80,7 +80,7 @@ class Snapshot:
     replay: dict[str, Any] = field(default_factory=dict)
 
     def all_groups(self) -> list[tuple[FrozenGroup, FilterReason | None]]:
-        """`groups`, with None for a reason, and then `filtered`."""
+        """`groups`, with None as the reason, then `filtered`."""
         return [*((group, None) for group in self.groups), *self.filtered]
 
 
@@ -107,7 +107,7 @@ class Ledger:
         self.problems, self.encode = problems, encode
         self.replay, self.interruption = replay or Replay(), interruption
         self.trained_version = 0  # updates done
-        self.generator_version = 0  # the weights that all generators sample with now
+        self.generator_version = 0  # weights that all generators now sample with
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
         self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
@@ -126,17 +126,17 @@ class Ledger:
 
     @property
     def sampled_groups(self) -> int:
-        """Groups of each batch that are sampled; the staleness bound is about them alone."""
+        """Groups of each batch that are sampled; the staleness bound applies to them alone."""
         return self.stages.config.sampled_groups
 
     @property
     def synchronous(self) -> bool:
-        """True if problems are handed out in whole rounds, so that timing decides nothing."""
+        """True if problems are handed out in whole rounds, so that timing has no effect."""
         return self.sizes.max_staleness == 0
 
     @property
     def in_mid_round(self) -> bool:
-        """True while a synchronous round has groups that are not graded."""
+        """True while a synchronous round has ungraded groups."""
         return self.synchronous and len(self.ready) < len(self.outstanding)
 
     @property
@@ -146,7 +146,7 @@ class Ledger:
 
     @property
     def exhausted(self) -> bool:
-        """True if no problem is left, and the outstanding groups make no batch."""
+        """True if no problem is left and the outstanding groups do not fill a batch."""
         return (
             self._no_problem_left
             and len(self.ready) == len(self.outstanding)
@@ -155,16 +155,16 @@ class Ledger:
 
     @property
     def stage_is_over(self) -> bool:
-        """True once all batches of this stage are trained on and generators have the weights: the
-        next stage may begin, or, after the last one, the run may end."""
+        """True once all batches of this stage are trained on and the generators have the weights:
+        the next stage may begin, or the run may end."""
         version = self.trained_version
         if self.batched or not self.generator_version == self.next_version == version:
             return False
         return self.exhausted or (version == self.stages.end and not self.stages.last)
 
     def begin_next_stage(self) -> str:
-        """Enter the next stage; returns a description of the event for people."""
-        # Groups are outstanding here only if no problem is left to complete a batch with them.
+        """Enter the next stage; returns a readable description of the event."""
+        # Groups are outstanding here only if too few problems were left for a batch.
         reason = FilterReason("left over", "too few for a batch, and no problem is left")
         self.filtered += [(group, reason) for group in self.outstanding.values()]
         self.outstanding, self.ready, self._no_problem_left = {}, [], False
@@ -233,19 +233,19 @@ class Ledger:
         return following
 
     def take(self, completion: Completion) -> OpenGroup | None:
-        """Note a completion; returns its group once that is whole."""
+        """Record a completion; returns its group once the group is complete."""
         group = self.outstanding[completion.group]
         group.completions[completion.index] = completion
         group.requests = [r for r in group.requests if r.index != completion.index]
         return None if group.requests else group
 
     def ungraded(self) -> list[OpenGroup]:
-        """Whole groups without verdicts."""
+        """Complete groups without verdicts."""
         return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
 
     def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> FilterReason | None:
-        """Keep a group if it has diversity to learn from (paper: section 2.1); returns the reason
-        of a group that is filtered."""
+        """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
+        filtered."""
         group.verdicts = verdicts
         reason = self._filter_reason(verdicts)
         self._unready[group.deadline] -= 1
@@ -257,7 +257,7 @@ class Ledger:
             del self.outstanding[group.id]
             self.filtered.append((group, reason))
         self._to_note.append(group)
-        if not self.in_mid_round:  # within a round, timing decides the order of completion
+        if not self.in_mid_round:  # within a round, the order of completion depends on timing
             for graded in sorted(self._to_note, key=lambda g: g.id):
                 self.problems.note(
                     graded.problem, graded.verdicts, self.stages.number, self.trained_version
@@ -309,7 +309,7 @@ class Ledger:
         return batch
 
     def trained(self, batch: Batch) -> list[tuple[Group, FilterReason]]:
-        """Forget a batch that was trained on; returns the groups filtered since the last update."""
+        """Drop a batch that was trained on; returns the groups filtered since the last update."""
         sampled = [group for group in batch.groups if group.sampled]
         for group in sampled:
             del self.batched[group.id]
@@ -321,8 +321,8 @@ class Ledger:
     def snapshot(self) -> Snapshot:
         """The state to resume from.
 
-        In the middle of a synchronous round this is the state before the round: begun again as a
-        whole, it gives the same bits, unlike completions continued from their last token.
+        In the middle of a synchronous round this is the state before the round: repeating the whole
+        round gives the same bits, unlike continuing its completions from their last tokens.
         """
         return self._round_start if self.in_mid_round and self._round_start else self._now()
 

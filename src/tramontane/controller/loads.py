@@ -6,8 +6,8 @@ from heapq import heapify, heappop, heappush
 
 
 class Loads:
-    """Unfinished requests of each generator: their sums, and the least loaded generator, without a
-    look at all of them.
+    """Unfinished requests of each generator: finds the sums and the least loaded generator without
+    a scan.
 
     Attributes:
         total: unfinished requests of all generators.
@@ -20,12 +20,12 @@ class Loads:
         self._heap = [(0, number) for number in range(generators)]  # (requests, generator)
 
     def note(self, number: int, requests: int, evaluating: int) -> None:
-        """Note what generator `number` has now."""
+        """Set the current load of generator `number`."""
         before = self._loads[number]
         self.total += requests - before[0]
         self.evaluating += evaluating - before[1]
         self._loads[number] = requests, evaluating
-        if len(self._heap) > 4 * len(self._loads):  # entries that are out of date
+        if len(self._heap) > 4 * len(self._loads):  # outdated entries
             self._heap = [(load, n) for n, (load, _) in enumerate(self._loads)]
             heapify(self._heap)
         else:

@@ -34,7 +34,7 @@ class Update:
         filtered: groups filtered since the update before, each with its reason.
         metrics: the trainer's metrics, and counts of problems.
         busy_seconds: seconds that the trainer has worked since it was started.
-        pause_seconds: the longest time that a generator stood still to take the new weights.
+        pause_seconds: the longest pause of a generator to take the new weights.
     """
 
     number: int
@@ -55,7 +55,7 @@ class PipelineState(Protocol):
 
     @property
     def stopped(self) -> asyncio.Event:
-        """Set once the run was asked to end early."""
+        """Set once the run is asked to end early."""
         ...
 
     def snapshot(self) -> Snapshot:
@@ -72,8 +72,8 @@ class Observer(Protocol):
     """Receives the events of one run; `run.recorder.Recorder` is one."""
 
     def graded(self, group: Group, filtered: FilterReason | None, ready: int) -> None:
-        """A group was graded: the reason if it was filtered, and the number of groups that are now
-        ready for a batch. An error that this raises ends the run."""
+        """A group was graded; gets the reason if it was filtered, and the number of groups now
+        ready for a batch. An error raised here ends the run."""
         ...
 
     def holds(self, update: int) -> bool:
@@ -81,12 +81,12 @@ class Observer(Protocol):
         ...
 
     async def trained(self, update: Update, state: PipelineState) -> None:
-        """An update is done. The trainer is already at the next one, unless the observer `holds`
-        this one: only then may it take a checkpoint."""
+        """An update is done. The trainer is already computing the next one, unless the observer
+        `holds` this one: only then may it take a checkpoint."""
         ...
 
     async def ended(self, state: PipelineState) -> None:
-        """The last update is done and recorded; nothing is trained any more."""
+        """The last update is done and recorded; no more training follows."""
         ...
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:

@@ -31,14 +31,14 @@ from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
 from tramontane.types import Batch, TrainBatch
 
-HANDFUL = 32  # groups that are handed out in one turn of the event loop: making prompts takes time
+HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that a pipeline connects; `new_weights` makes an empty carrier for each version
-    of the weights on its way from the trainer to the generators, and `train_batch` makes of a batch
-    what the trainer receives."""
+    """The workers that a pipeline connects. `new_weights` makes an empty container for one version
+    of the weights, which carries it from the trainer to the generators; `train_batch` converts a
+    batch to the trainer's input."""
 
     generators: GeneratorPool
     verifiers: Verifiers
@@ -91,7 +91,7 @@ class Pipeline:
         return self.ledger.problems.records()
 
     async def run(self) -> None:
-        """Run all loops until `train` is done, or until a task fails: its error is raised."""
+        """Run all loops until `train` is done; raises the error of the first task that fails."""
         self._failure = asyncio.get_running_loop().create_future()
         # Restored from a snapshot: groups that were in flight first.
         restored = self.ledger.outstanding.values()
@@ -110,7 +110,7 @@ class Pipeline:
             if self._failure.done():
                 self._failure.result()
         finally:
-            self._failure.cancel()  # what fails from here on was cancelled
+            self._failure.cancel()  # later failures are cancellations
             tasks = [*self._tasks]
             for task in tasks:
                 task.cancel()
@@ -131,11 +131,11 @@ class Pipeline:
                     return
             self._hand_out()
             self._notify()
-            await asyncio.sleep(0)  # the other loops have their turn
+            await asyncio.sleep(0)  # let the other loops run
 
     async def collect(self, generator: PooledGenerator) -> None:
-        """Take one generator's completions as they end, and have each group graded once it is
-        whole. Waits for the generator; unblocked by `feed` (new requests).
+        """Take one generator's completions as they end, and have each complete group graded. Waits
+        for the generator; unblocked by `feed` (new requests).
 
         A generator waits for requests only while no group may be handed out: a group that may be
         handed out is in the generator's mailbox before its next poll.
@@ -145,7 +145,7 @@ class Pipeline:
                 with generator.without_work(), self._span(generator.name, "wait for requests"):
                     await self.waits.end_of(generator.work(), "collect: new requests")
             if not (completions := await generator.poll()):
-                continue  # nothing that another loop waits for
+                continue  # no other loop waits for these
             for completion in completions:
                 if request := self.ledger.interrupt(completion):
                     self.generators.submit([request])
@@ -209,8 +209,8 @@ class Pipeline:
     async def _finish_update(
         self, batch: Batch, metrics: dict[str, Any], busy: float, sending: asyncio.Task[float]
     ) -> None:
-        """Wait until the generators have the new weights; then let `feed` count on them, and
-        report the update to the observer."""
+        """Wait until the generators have the new weights; then let `feed` rely on them, and report
+        the update to the observer."""
         ledger, number = self.ledger, batch.version + 1
         filtered, metrics = ledger.trained(batch), metrics | ledger.counts
         update = Update(number, batch, filtered, metrics, busy, await sending)
@@ -220,16 +220,17 @@ class Pipeline:
             self._notify()
         await self.observer.trained(update, self)
         if held:
-            # Only now may `feed` count on the new weights: so a synchronous run has nothing in
+            # Only now may `feed` rely on the new weights, so a synchronous run has nothing in
             # flight while the observer takes a checkpoint.
             ledger.generator_version = number
             self._notify()
 
     def check_trainer(self, stats: Mapping[str, Any]) -> None:
-        """Check that the trainer, whose `stats` these are, counts the same updates.
+        """Check that the trainer's `stats` count the same updates.
 
         Raises:
-            RuntimeError: it does not; its weights are not those of the ledger's version.
+            RuntimeError: the counts differ: the trainer's weights are not those of the ledger's
+                version.
         """
         if stats["version"] != self.ledger.trained_version:
             raise RuntimeError(
@@ -270,7 +271,7 @@ class Pipeline:
         return self.ledger.room(self.generators.in_flight)
 
     def _hand_out(self) -> None:
-        """Hand out a handful of groups; a synchronous round, which begins as a whole, at once."""
+        """Hand out a handful of groups, or a whole synchronous round at once."""
         if room := self._room():
             for group in self.ledger.open(room if self.ledger.synchronous else min(room, HANDFUL)):
                 self.generators.submit(group.requests)

@@ -1,7 +1,7 @@
-"""Trajectories from elsewhere, as a source of groups for batches.
+"""Recorded trajectories as a source of groups for batches.
 
 The ledger takes groups from here for the share of each batch that the run does not sample. They are
-never outstanding, so the staleness bound says nothing about them: their tokens have the version
+never outstanding, so the staleness bound does not apply to them; their tokens have the version
 `ELSEWHERE`.
 """
 
@@ -27,7 +27,7 @@ class ReplayRules:
     Args:
         seed: decides the order of each epoch.
         shuffle: False keeps the order of the source.
-        behavior: the objective uses behaviour log-probs; else none are computed.
+        behavior: the objective uses behaviour log-probs; otherwise none are computed.
         refresh_all: compute them even for a trajectory with recorded ones.
         refresh_every: updates after which computed log-probs are computed again; None: never.
     """
@@ -50,7 +50,7 @@ class Replay:
 
     def __init__(self, groups: Sequence[Group] = (), rules: ReplayRules | None = None) -> None:
         self._groups, self._rules = groups, rules or ReplayRules()
-        self._total = sum(len(group.completions) for group in groups)  # completions of an epoch
+        self._total = sum(len(group.completions) for group in groups)  # completions in an epoch
         self._position = 0  # completions taken
         self._starts: dict[int, int] = {}  # position before each batch, by the batch's version
         self._order: tuple[int, list[Group], list[int]] = (-1, [], [])  # epoch, groups, their ends
@@ -58,11 +58,11 @@ class Replay:
         self._refreshed: dict[tuple[int, int], int] = {}
 
     def take(self, version: int, completions: int, minibatch: int) -> list[Group]:
-        """The next groups, with exactly `completions` completions together, for the batch that is
-        trained at `version`.
+        """The next groups, with exactly `completions` completions in total, for the batch trained
+        at `version`.
 
-        Groups are split where one of the batch's minibatches of `minibatch` completions ends, so
-        that groups of any size fill them: these completions are the batch's last.
+        A group is split where a minibatch of `minibatch` completions ends, so that groups of any
+        size fill the minibatches. These completions come last in the batch.
         """
         self._starts[version] = self._position
         taken, end = [], self._position + completions
@@ -97,8 +97,8 @@ class Replay:
         return {"position": self._starts.get(version, self._position), "completions": self._total}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; log-probs that were computed are computed again. With other
-        trajectories than before, at the first of them."""
+        """Continue from `state`; computed log-probs are computed again. If the trajectories have
+        changed, start at the first of them."""
         if state.get("completions") == self._total:
             self._position = state["position"]
 

@@ -1,10 +1,10 @@
 """The stages of a run's curriculum (arXiv 2506.10910: length grows, batches shrink).
 
 A stage ends *drained*: every group handed out in it is trained on in it, or filtered. So nothing is
-trained on under another stage's temperature, clipping or sizes, and the bound on staleness holds
-within each stage as if it were a run of its own. The version at which a stage ends is either known
-when it begins (`until.updates`) or fixed when its metric reaches the limit: after as many more
-whole batches as the groups handed out by then can fill.
+trained on with another stage's temperature, clipping or sizes, and the staleness bound holds within
+each stage as if it were a separate run. The version at which a stage ends is either known at its
+start (`until.updates`) or fixed when its metric reaches the limit: after as many whole batches as
+the groups handed out by then can fill.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tramontane.types import BatchSettings, Group
 
 
 class Stages:
-    """The stages of a run and which of them is current; a run without stages has a single one.
+    """The stages of a run, and which is current; a run without stages has a single one.
 
     Attributes:
         configs: the run's config as it stands in each stage.
@@ -57,7 +57,7 @@ class Stages:
 
     @property
     def batch_settings(self) -> BatchSettings:
-        """Settings that go to the trainer with each batch of the current stage."""
+        """Settings sent to the trainer with each batch of the current stage."""
         sizes, generator = self.config.pipeline, self.config.generator
         return BatchSettings(
             stage=self.name,
@@ -70,8 +70,8 @@ class Stages:
 
     @property
     def end(self) -> int:
-        """The version at which the next stage's first batch is trained; while that is not known,
-        the run's last version."""
+        """The version at which the next stage's first batch is trained; until known, the run's last
+        version."""
         return self._updates if self._end is None else min(self._end, self._updates)
 
     def trained(self, groups: Sequence[Group], next_version: int, outstanding: int) -> None:
@@ -103,7 +103,7 @@ class Stages:
             self._end_reason = f"{name}: {count / total:.3f} of {total:,} completions"
 
     def begin_next(self, version: int) -> str:
-        """Enter the next stage at `version`; returns a description of the event for people."""
+        """Enter the next stage at `version`; returns a readable description of the event."""
         reason = self._end_reason if self._end == version else "no problem is left in it"
         ended = f"stage {self.name!r} ended after update {version} ({reason})"
         self._begin(self.number + 1, version)

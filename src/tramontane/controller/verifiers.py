@@ -1,7 +1,7 @@
 """Verifiers as workers of a placement: actors, each with one grading process of its own.
 
-The `VerifierPool` of one process inside each actor kills a completion that is late. An actor that
-dies or hangs is replaced here, and its group goes to the first actor that is free.
+The `VerifierPool` inside each actor kills a grading process that is late. An actor that dies or
+hangs is replaced here, and its group goes to the first free actor.
 """
 
 from __future__ import annotations
@@ -54,12 +54,11 @@ class _Task:
 
 
 class VerifierActors:
-    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs.
-
-    One thread per actor gives it groups, one at a time.
+    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs. One thread
+    per actor sends it one group at a time.
 
     Args:
-        make: starts the verifier with a given number, whose worker is a `Grader`.
+        make: starts the verifier with a given number, a `Grader`.
         workers: number of actors.
         timeouts: `start` and `verification` are read.
         config: limits of the verdicts, from which a group's limit follows.
@@ -81,7 +80,7 @@ class VerifierActors:
         self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
         self._lost_stats: list[PoolStats] = []  # one per lost actor
         self._closing = False
-        self._error: Exception | None = None  # of a failed replacement, which no caller awaits
+        self._error: Exception | None = None  # of a failed replacement; no caller awaits it
         self._threads = [
             threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
             for n in range(workers)
@@ -100,7 +99,7 @@ class VerifierActors:
 
         Raises:
             RuntimeError: the pool is closed.
-            Exception: the error that kept a verifier from being replaced.
+            Exception: the error with which the replacement of a verifier failed.
         """
         if self._closing:
             raise RuntimeError("the verifiers are closed")
@@ -169,7 +168,7 @@ class VerifierActors:
         self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
         given = task.problem, task.responses, task.lengths, task.progress
         future = handle.submit("score", *given)
-        # A healthy verifier may take as long as its verdicts may, and has `verification` on top.
+        # A healthy verifier may use all its verdicts' limits, plus `verification`.
         work = self.time_limit(task.problem, len(task.responses))
         limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")
         verdicts, self._stats[number] = self._wait(future, f"{handle.name}.score", limit)

@@ -15,11 +15,11 @@ from tramontane.placement import WorkerStalled
 class Waits:
     """Waits for conditions on the state that the loops share, and for requests.
 
-    A wait may last as long as a batch may take (`timeouts.batch`), counted from the last update.
-    The time of an evaluation, for whose end the trainer waits, does not count.
+    A wait may last `timeouts.batch`, counted from the last update. Time spent waiting for the end
+    of an evaluation does not count.
 
     Raises:
-        WorkerStalled: a wait lasts too long; the message has its name and the run's state.
+        WorkerStalled: a wait took too long; the message has its name and the run's state.
     """
 
     def __init__(self, timeouts: TimeoutsConfig, ledger: Ledger, generators: GeneratorPool) -> None:

@@ -1,7 +1,7 @@
 """Votes of a problem's solutions on its tests (arXiv 2506.10910, section 4.1).
 
 The paper runs all solutions on all tests, discards tests with low agreement, and relabels a test
-with the modal output where agreement is high and the label loses. It prints no thresholds.
+with the modal output where agreement is high and the label loses. It gives no thresholds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tramontane.verifier.code.grade import same_output
 
 Ballot = Sequence[str | None]  # each solution's output for one input; None where it failed
 Fate = Literal["kept", "relabelled", "dropped", "added", "spared"]
-RELIABLE = 0.5  # share of the tests on which a solution must agree to have a vote
+RELIABLE = 0.5  # share of tests on which a solution must agree to get a vote
 
 
 class Poll(NamedTuple):
     """The count of one ballot.
 
     Args:
-        mode: the most common output; in a tie the one that equals the label, else the first.
+        mode: the most common output; in a tie, the one equal to the label, else the first.
         votes: number of solutions that print the mode.
         second: number of solutions that print the next most common output.
         passed: number of solutions that print the label.
@@ -36,7 +36,7 @@ class Poll(NamedTuple):
 
 
 def poll(ballot: Ballot, label: str | None, tests: dict[str, Any]) -> Poll:
-    """Count outputs, with those that the checker takes for equal as one; the label has no vote."""
+    """Count outputs, merging those that the checker considers equal; the label has no vote."""
     groups: list[list[str]] = []
     for output in ballot:
         if output is None:
@@ -64,7 +64,7 @@ def steady(first: Sequence[Ballot], second: Sequence[Ballot]) -> list[list[str |
 
 
 def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, Any]) -> list[int]:
-    """Indices of the solutions that are trusted with a vote.
+    """Indices of the solutions trusted with a vote.
 
     A trusted solution prints, on at least half of the tests, the label or the output that more
     solutions print than any other. The other solutions are wrong, or do not run.
@@ -81,10 +81,9 @@ def voters(ballots: Sequence[Ballot], labels: Sequence[str], tests: dict[str, An
 
 
 def several_outputs(ballots: Sequence[Ballot], tests: dict[str, Any]) -> bool:
-    """True if the problem seems to have several right outputs for an input: on more than a third of
-    the tests solutions differ, and of at least three that run, fewer than half agree on all tests.
-
-    Wrong solutions among right ones do not look like this: the right ones agree.
+    """True if inputs seem to have several right outputs: solutions differ on more than a third of
+    the tests, and of at least three that run, fewer than half agree on all tests. With wrong
+    solutions among right ones, the right ones would agree.
     """
     runs = [run for run in zip(*ballots, strict=True) if None not in run]
     split = sum(poll(ballot, None, tests).second > 0 for ballot in ballots)
@@ -103,7 +102,7 @@ def several_outputs(ballots: Sequence[Ballot], tests: dict[str, Any]) -> bool:
 
 
 def fate(count: Poll, voting: int, config: CodeConfig) -> Fate:
-    """The decision about a test on which `voting` solutions had a vote."""
+    """The decision about a test with `voting` voting solutions."""
     if not count.votes or count.votes < config.agreement * voting:
         return "dropped"
     if count.confirmed:
@@ -119,7 +118,7 @@ def decisive(count: Poll, voting: int, config: CodeConfig) -> bool:
 def with_checker(
     tests: dict[str, Any], ballots: Sequence[Ballot], tolerance: float | None
 ) -> dict[str, Any]:
-    """The tests, with the checker for floats if they name no checker and need it.
+    """The tests, with the float checker if they name no checker and need it.
 
     Tests need it if solutions spell a label's decimals differently (`0.5` and `0.50`), which a
     comparison of tokens would count as wrong.

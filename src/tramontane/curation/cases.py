@@ -17,8 +17,8 @@ class Case:
 
     Args:
         number: position among the problem's tests, from 1; 0 for a generated input.
-        source: the test as the problem has it; of a generated input, `input` alone.
-        label: the expected output; None until a vote has labelled a generated input.
+        source: the test as given in the problem; for a generated input, only `input`.
+        label: the expected output; None until a vote labels a generated input.
         fate: the current decision. `relabelled` and `added` are provisional until `confirm`.
     """
 
@@ -34,21 +34,21 @@ class Case:
 
     @property
     def test(self) -> dict[str, Any]:
-        """The test with the label that the votes gave it."""
+        """The test with the voted label."""
         return self.source | {"output": self.label}
 
     def accepts(self, output: str | None, tests: dict[str, Any]) -> bool:
-        """True if an output is the expected one; None is a failure."""
+        """True if an output is as expected; None is a failure."""
         return output is not None and same_output(output.encode(), str(self.label), tests)
 
     def vote(self, ballot: Ballot, tests: dict[str, Any], config: CodeConfig) -> None:
-        """Decide about a given test by what the trusted solutions print."""
+        """Decide about a given test from the trusted solutions' outputs."""
         self.fate = fate(poll(ballot, self.label, tests), len(ballot), config)
 
     def confirm(self, ballot: Ballot, tests: dict[str, Any], config: CodeConfig) -> None:
         """Label a relabelled or added test by a second, repeated vote, or drop it.
 
-        A generated input is valid only if every solution can read it.
+        A generated input is valid only if every solution accepts it.
         """
         count = poll(ballot, self.label, tests)
         unreadable = self.fate == "added" and None in ballot

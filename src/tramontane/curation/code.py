@@ -1,8 +1,8 @@
-"""Stage `code`: programming problems with trustworthy tests, asked for in Python and in C++.
+"""Stage `code`: programming problems with trustworthy tests, in Python and C++.
 
-The solutions that come with a problem vote on its tests (`agreement`): tests with low agreement
-are dropped, labels that lose are replaced, and problems with few tests get more (`inputs`).
-Function tests hold their expected values within their code, so they are kept or dropped together.
+A problem's solutions vote on its tests (`agreement`): tests with low agreement are dropped, losing
+labels are replaced, and problems with few tests get more (`inputs`). Function tests contain their
+expected values in code, so they are kept or dropped together.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tramontane.verifier.code.trial import Trial, TrialOutput
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import write_whole
 
-BATCH = 50  # inputs that one sandbox runs
-WRONG_PROGRAMS = 20  # that a problem's tests are chosen by
-SPARE = 2  # candidates for each test that is needed: many are rejected
-NO_PROPOSAL = Proposal([], "")  # for problems about which no model was asked
+BATCH = 50  # inputs per sandbox
+WRONG_PROGRAMS = 20  # maximum used to select a problem's tests
+SPARE = 2  # candidates per needed test, since many are rejected
+NO_PROPOSAL = Proposal([], "")  # for problems not shown to a model
 NAMES = {"python": "Python", "cpp": "C++"}
 LANGUAGE_REQUEST = {
     "en": "Write the program in {}.",
@@ -55,9 +55,9 @@ LANGUAGE_REQUEST = {
 class Code(ModelStage):
     """Checks tests by running solutions on them; problems of other domains pass.
 
-    Each problem's result is written as soon as it is known, so a restarted stage runs again only
-    the programs that were running when it was killed. A model that proposes inputs is asked before
-    any program runs.
+    Each problem's result is written as soon as it is known, so a restarted stage repeats only the
+    programs that were running when it was killed. A model that proposes inputs is asked before any
+    program runs.
 
     Raises:
         InputError: no sandbox works here.
@@ -106,7 +106,7 @@ class Code(ModelStage):
     def _read_journal(self, keys: Set[str]) -> dict[str, list[Row]]:
         """Decisions about these rows from before the process ended.
 
-        The rest of the journal is removed: rows of another chunk, and a line that broke off.
+        The rest of the journal is removed: rows of another chunk, and a truncated line.
         """
         lines = self.journal.read_bytes().splitlines(keepends=True) if self.journal.exists() else []
         entries = [(line, *json.loads(line)) for line in lines if line.endswith(b"\n")]
@@ -121,8 +121,8 @@ class Code(ModelStage):
     def _proposals(self, chunk: Sequence[Row], programs: dict[str, Row]) -> dict[str, Proposal]:
         """The model's proposals for each problem with few tests.
 
-        All proposals are written in one file, so that a problem that was judged without an answer
-        is not asked about again.
+        All proposals are written to one file, so that a problem judged without an answer is not
+        asked about again.
         """
         if self.config.model is None:
             return {}
@@ -175,7 +175,7 @@ class Code(ModelStage):
         tests = with_checker(tests, ballots, self.config.float_tolerance)
         if several_outputs(ballots, tests):
             again = steady(ballots, _ballots(self._run(solutions, cases)))
-            if several_outputs(again, tests):  # else their output changes from run to run
+            if several_outputs(again, tests):  # else the outputs vary between runs
                 detail = f"{_count(solutions, 'solution')} differ; give the row a checker program"
                 return [row.drop(self.name, "several_outputs", detail)]
         trusted = voters(ballots, [case.source["output"] for case in cases], tests)
@@ -212,7 +212,7 @@ class Code(ModelStage):
         return list(dict.fromkeys(found))
 
     def _confirm(self, cases: list[Case], solutions: list[Solution], tests: dict[str, Any]) -> None:
-        """Run the solutions twice more: output that changes from run to run cannot be a label."""
+        """Run the solutions twice more, since output that varies between runs cannot be a label."""
         if not cases:
             return
         first, second = (_ballots(self._run(solutions, cases)) for _ in range(2))
@@ -222,7 +222,8 @@ class Code(ModelStage):
     def _wrong_programs(
         self, problem: Problem, solutions: list[Solution], trusted: list[int]
     ) -> list[Solution]:
-        """Programs that tests should fail: the source's, solutions without a vote, and mutants."""
+        """Programs that tests should reject: the source's wrong ones, solutions without a vote, and
+        mutants."""
         wrong = parse_solutions(problem, ("incorrect_solutions",))
         wrong += [s for i, s in enumerate(solutions) if i not in trusted]
         wrong = wrong[:WRONG_PROGRAMS]
@@ -239,7 +240,7 @@ class Code(ModelStage):
         tests: dict[str, Any],
         before: Sequence[Case] = (),
     ) -> list[Case]:
-        """The `count` cases that tell wrong programs from right ones, next to those `before`."""
+        """The `count` cases that best reject wrong programs, in addition to `before`."""
         if len(cases) <= count or not count:
             return cases[:count]
         asked = [*before, *cases]
@@ -255,7 +256,7 @@ class Code(ModelStage):
     def _with_tests(
         self, row: Row, tests: dict[str, Any], cases: list[Case], remark: str
     ) -> list[Row]:
-        """The row with the tests that the votes left, kept, changed or dropped accordingly."""
+        """The row with the remaining tests, and the decision to keep, change or drop it."""
         problem, notes = row.task, remarks(cases)
         if tests.get("checker") != (problem.tests or {}).get("checker"):
             notes.append("decimals are compared as numbers")
@@ -285,8 +286,8 @@ class Code(ModelStage):
     def _curate_whole(
         self, row: Row, tests: dict[str, Any], solutions: list[Solution]
     ) -> list[Row]:
-        """Keep or drop tests together that have no output to be voted on: of functions, and with a
-        checker program."""
+        """Keep or drop as a whole tests without outputs to vote on: function tests, and tests with
+        a checker program."""
         is_stdio = tests["type"] == "stdio"
         programs = [s for s in solutions if is_stdio or s.language == "python"]
         if not programs:
@@ -338,7 +339,7 @@ def _key(row: Row) -> str:
 
 
 def _precompile(solutions: list[Solution]) -> None:
-    """Compile the standard headers, once on a machine, before any program's time limit starts."""
+    """Compile the standard headers, once per machine, before any program's time limit starts."""
     if shutil.which("g++") and any(s.language == "cpp" for s in solutions):
         sandbox.precompiled(sandbox.CPP_FLAGS)
 

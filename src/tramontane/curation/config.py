@@ -1,4 +1,4 @@
-"""The configuration of a curation: sources, stages in their order, and a section for each stage."""
+"""The configuration of a curation: sources, stages in order, and a section for each stage."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ class DeduplicateConfig(Section):
 
 class DecontaminateConfig(DeduplicateConfig):
     """Removal of problems that occur in evaluation sets: exact and near duplicates, and problems
-    that share n-grams of words. The paper prints no thresholds."""
+    that share word n-grams. The paper gives no thresholds."""
 
     against: tuple[str, ...] = ()
     """Evaluation sets: files or Hugging Face datasets."""
     split: str = "test"
-    """Split of the datasets that is read."""
+    """Split of the datasets to read."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of the sets' fields, where they differ from a Problem's."""
     ngram: int = Field(13, ge=2)
     """Length of the n-grams, in words."""
     overlap: float = Field(0.8, gt=0, le=1)
-    """Share of an evaluation problem's n-grams from which a row that contains them is removed."""
+    """A row is removed if it contains at least this share of an evaluation problem's n-grams."""
 
 
 class FilterConfig(Section):
-    """Selection of maths problems that have one answer, which the verifier can check."""
+    """Selection of maths problems with a single answer that the verifier can check."""
 
     rewrite: bool = True
     """Rewrite multiple choice as an open question where possible, as the paper does. false: drop
     all multiple choice."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
-    """Limits under which references are parsed."""
+    """Limits for parsing references."""
 
 
 class CheckpointModel(Section):
@@ -68,9 +68,9 @@ class CheckpointModel(Section):
     path: Model
     """The model, named as in a training run's `model`."""
     tokenizer: Model | None = None
-    """Tokenizer, named as a model is. null: the model's own."""
+    """Tokenizer, named like a model. null: the model's own."""
     slots: int = Field(128, ge=1)
-    """Answers decoded at once."""
+    """Maximum number of answers decoded at once."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longest prompt, in tokens. Longer prompts get no answer."""
     device: Device = "cpu"
@@ -104,7 +104,7 @@ class EndpointModel(Section):
     timeout_s: float = Field(600.0, gt=0)
     """Time limit of one request, in seconds."""
     retries: int = Field(6, ge=0)
-    """Number of times that a failed or late request is sent again."""
+    """Number of retries of a failed or late request."""
     backoff_s: float = Field(1.0, gt=0)
     """Pause before the first retry, in seconds; doubles with each retry."""
     extra: dict[str, Any] = Field(default_factory=dict)
@@ -145,7 +145,7 @@ class ModelConfig(PromptConfig):
     temperature: float = Field(0.7, ge=0)
     """Sampling temperature; 0 is greedy. The paper: 0.7 in evaluation."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Probability mass that is sampled from."""
+    """Probability mass to sample from."""
     max_tokens: int = Field(4096, ge=1)
     """Maximum length of an answer, in tokens."""
     seed: int = 0
@@ -170,21 +170,20 @@ class ModelConfig(PromptConfig):
 
 
 class DifficultyConfig(Section):
-    """Selection by the share of a model's answers that are correct (arXiv 2506.10910, section
-    4.1). The paper prints no thresholds."""
+    """Selection by the share of a model's answers that are correct (arXiv 2506.10910, section 4.1).
+    The paper gives no thresholds."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model that answers."""
     samples: int = Field(16, ge=1)
     """Answers per problem. The paper: 16."""
     min_pass_rate: float = Field(0.0, ge=0, lt=1)
-    """Problems with this pass rate or a lower one are dropped. 0: only problems that are never
-    solved."""
+    """Problems with at most this pass rate are dropped. 0: only problems that are never solved."""
     max_pass_rate: float = Field(0.8, ge=0, le=1)
     """Problems with a higher pass rate are dropped."""
     think_tags: bool = False
     """Answers without think tags count as malformed, as in training. false: such answers are
-    graded, for a model that has not learnt the tags."""
+    graded, for a model that has not learned the tags."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     """Limits of grading."""
 
@@ -200,16 +199,16 @@ class DifficultyConfig(Section):
 
 
 class RegradeConfig(DifficultyConfig):
-    """The second pass of the selection by difficulty, by a model that was trained on the first
-    pass's problems; also drops problems with disputed labels."""
+    """Second selection by difficulty, with a model trained on the first pass's problems; also drops
+    problems with disputed labels."""
 
     dispute_share: float = Field(0.5, ge=0, lt=1)
-    """A label is disputed if more than this share of the answers agree on another answer. The
+    """A label is disputed if more than this share of the answers agree on a different one. The
     paper: the majority."""
 
 
 class ReviewConfig(Section):
-    """Review of maths problems by a model, which names the fault of each."""
+    """Review of maths problems by a model, which names each one's fault."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model that reviews."""
@@ -223,13 +222,13 @@ class TranslateConfig(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model that translates."""
     share: float = Field(0.1, gt=0, le=1)
-    """Share of the English problems that are translated. The paper: 0.1."""
+    """Share of the English problems to translate. The paper: 0.1."""
     languages: tuple[Language, ...] = Field(LANGUAGES[1:], min_length=1)
     """Languages to translate into, without en. The default is the paper's six."""
     attempts: int = Field(3, ge=1)
     """Maximum number of requests per problem; a faulty translation is requested again."""
     seed: int = 0
-    """Seed by which problems and languages are drawn."""
+    """Seed for drawing problems and languages."""
 
     @model_validator(mode="after")
     def _languages(self) -> TranslateConfig:
@@ -239,39 +238,39 @@ class TranslateConfig(Section):
 
 
 class CodeConfig(Section):
-    """Programming problems, on whose tests the given solutions vote (arXiv 2506.10910, section
-    4.1). The paper prints none of these numbers."""
+    """Programming problems whose tests are voted on by their solutions (arXiv 2506.10910, section
+    4.1). The paper gives none of these numbers."""
 
     agreement: float = Field(0.5, gt=0, le=1)
-    """Lowest share of voting solutions that print the same output for a test to be kept; that
-    output is its label."""
+    """A test is kept if at least this share of voting solutions print the same output, and that is
+    its label."""
     relabel_agreement: float = Field(0.8, gt=0, le=1)
-    """Lowest share of voting solutions that agree on another output than the label's for a test to
-    be relabelled, if no solution passes it."""
+    """A test that no solution passes is relabelled if at least this share of voting solutions agree
+    on a different output."""
     min_votes: int = Field(3, ge=1)
     """Lowest number of solutions that agree on a new label."""
     min_tests: int = Field(1, ge=1)
-    """Problems with fewer tests in the end are dropped."""
+    """Problems that end up with fewer tests are dropped."""
     want_tests: int = Field(20, ge=0)
-    """Problems with fewer tests get more, labelled by the solutions. The paper draws 20 tests in
+    """Problems with fewer tests get more, labelled by the solutions. The paper uses 20 tests in
     training."""
     max_tests: int | None = Field(20, ge=1)
-    """Problems with more tests keep those that tell wrong programs from right ones: programs that
-    the source calls wrong, and mutants of the solutions. The default is the number of tests that
-    training draws. null: all tests."""
+    """Problems with more tests keep those that best reject wrong programs: ones that the source
+    calls wrong, and mutants of the solutions. The default is the number of tests used in training.
+    null: all tests."""
     inputs: tuple[Literal["mutation", "model"], ...] = ("mutation",)
-    """Sources of inputs for further tests, in order: `mutation` of known inputs, or inputs that
-    `model` proposes."""
+    """Sources of inputs for additional tests, in order: `mutation` of known inputs, or inputs
+    proposed by `model`."""
     model: ModelConfig | None = None
     """The model that proposes inputs. Set if and only if `inputs` names model."""
     max_solutions: int | None = Field(20, ge=1)
-    """Maximum number of solutions per problem that are run; drawn at random if there are more.
-    null: all solutions."""
+    """Maximum number of solutions to run per problem; a random selection if there are more. null:
+    all solutions."""
     float_tolerance: float | None = Field(1e-6, gt=0)
-    """Tolerance of a test that names no checker, where solutions print decimals that differ from
-    the label's. null: outputs are always compared exactly."""
+    """Tolerance for tests without a checker if solutions print decimals that differ from the
+    label's. null: outputs are always compared exactly."""
     languages: tuple[ProgrammingLanguage, ...] = ("python", "cpp")
-    """Languages of the programs; a problem that names none becomes one problem per language. The
+    """Languages of the programs; a problem without a language becomes one problem per language. The
     paper: Python and C++."""
     verifier: VerifierConfig = Field(default_factory=VerifierConfig)
     """Limits of one run of a solution, and the number of workers."""
@@ -294,14 +293,14 @@ class CurateConfig(Section):
     out: str | None = None
     """Folder of the result."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Names of a row's fields, where they differ from a Problem's."""
+    """Names of a row's fields, if different from a Problem's."""
     domain: str | None = None
-    """Domain of all rows, as `data.domain` in training. Known domains are those in a stage's
-    `verifier.domains`. null: the domain that a row names itself, else `code` or `math`."""
+    """Domain of all rows, like `data.domain` in training. Known domains are those in a stage's
+    `verifier.domains`. null: the domain named in the row, else `code` or `math`."""
     split: str = "train"
-    """Split of Hugging Face datasets that is read."""
+    """Split of Hugging Face datasets to read."""
     chunk_rows: int = Field(2000, ge=1)
-    """Rows that are decided and written at once."""
+    """Number of rows decided and written at once."""
     stages: tuple[str, ...] = ("deduplicate", "filter")
     """Stages, in order: names of the sections below, each at most once."""
     deduplicate: DeduplicateConfig = Field(default_factory=DeduplicateConfig)
@@ -309,7 +308,7 @@ class CurateConfig(Section):
     decontaminate: DecontaminateConfig = Field(default_factory=DecontaminateConfig)
     """Removal of problems that occur in evaluation sets."""
     filter: FilterConfig = Field(default_factory=FilterConfig)
-    """Selection of maths problems that have one answer, which the verifier can check."""
+    """Selection of maths problems with a single answer that the verifier can check."""
     review: ReviewConfig = Field(default_factory=ReviewConfig)
     """Review of maths problems by a model."""
     difficulty: DifficultyConfig = Field(default_factory=DifficultyConfig)
@@ -319,7 +318,7 @@ class CurateConfig(Section):
     translate: TranslateConfig = Field(default_factory=TranslateConfig)
     """Translation of a share of the English problems."""
     code: CodeConfig = Field(default_factory=CodeConfig)
-    """Programming problems, on whose tests the given solutions vote."""
+    """Programming problems whose tests are voted on by their solutions."""
 
     @property
     def domains(self) -> dict[str, DomainConfig]:

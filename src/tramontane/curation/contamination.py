@@ -2,9 +2,9 @@
 
 A row is `contaminated` if it is an exact or near duplicate of an evaluation problem (as in
 `duplicates`, but regardless of the answers), or if it contains a large share of the evaluation
-problem's 13-grams of words. One shared 13-gram is not enough, since competition problems end alike
-("where m and n are relatively prime positive integers"). A statement of fewer words counts as a
-whole, with its signs. A Chinese or Japanese character is a word.
+problem's 13-grams of words. One shared 13-gram is not enough, since competition problems have
+similar endings ("where m and n are relatively prime positive integers"). A statement with fewer
+words is compared as a whole, including its signs. A Chinese or Japanese character counts as a word.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tramontane.data.load import RowRules
 from tramontane.data.similarity import Copy, Originals, numbers, spelling
 from tramontane.errors import InputError
 
-# Words of the shortest statement that is looked for inside of others, with a number or a sign, and
-# without: "find the value of x" is in many.
+# Minimum words of a statement to search for inside others, with a number or a sign and without:
+# "find the value of x" is in many.
 FEWEST, FEWEST_PLAIN = 5, 8
 _CHARACTER = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORDS = re.compile(rf"[{_CHARACTER}]|[^\W{_CHARACTER}]+")

@@ -2,8 +2,8 @@
 
 The training generator or an endpoint gives `samples` answers to each problem, and the verifiers of
 training grade them. Problems that are never solved, or too often, teach nothing. Every row gets
-`pass_rate` and `samples`, and the same figures as `difficulty_pass_rate`, `difficulty_samples` and
-`difficulty_model`, which a second pass does not overwrite.
+`pass_rate` and `samples`, also stored with the model as `difficulty_pass_rate`,
+`difficulty_samples` and `difficulty_model`, which a second pass does not overwrite.
 
 | reason | what |
 |---|---|
@@ -40,7 +40,8 @@ class Sample(NamedTuple):
 
 
 class Difficulty(ModelStage):
-    """Measures problems by `config.model`, and drops those too hard or too easy for it."""
+    """Measures problems with `config.model`, and drops those that are too hard or too easy for
+    it."""
 
     name = "difficulty"
 
@@ -85,7 +86,7 @@ class Difficulty(ModelStage):
                 for future in wait(waiting, timeout_s, FIRST_COMPLETED).done:
                     place, answers = waiting.pop(future)
                     graded[place] = _samples(answers, future.result())
-                    if not any(a.fault for a in answers):  # else a restart must ask again
+                    if not any(a.fault for a in answers):  # otherwise a restart must ask again
                         journal.add((place, graded[place]))
 
             for place, answers in self.ask(chunk, prompts, self.config.samples):

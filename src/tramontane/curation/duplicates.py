@@ -1,9 +1,9 @@
 """Stage `deduplicate`: drops problems that came earlier in the input.
 
-The first problem in the order of the input stays. If two are spelt alike, the later is dropped
+The first problem in input order is kept. If two have the same spelling, the later one is dropped
 regardless of its answer: as `duplicate`, or as `duplicate_conflict` if the answers differ. Near
 duplicates are dropped as `near_duplicate` only if the answers agree: problems that differ in a word
-and in the answer are mostly two problems ("the larger", "the smaller"), so they are kept with the
+and in the answer are usually different ("the larger", "the smaller"), so they are kept with the
 note `near_conflict`.
 
 A programming problem's answer is its tests: two problems agree if they expect the same output for
@@ -28,12 +28,12 @@ from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import Row, Stage
 from tramontane.data.similarity import SimilarityIndex, numbers, similarity, spelling
 
-MAX_TESTS = 64  # tests per problem that are compared
+MAX_TESTS = 64  # tests compared per problem
 NO_COMMON_TEST = "with which it shares no test"
 
 
 class Seen(NamedTuple):
-    """A kept problem as the stage remembers it: the text on disk, only its keys in memory."""
+    """A kept problem: its text is on disk, only its keys are in memory."""
 
     id: str
     answer: str | None
@@ -44,9 +44,9 @@ class Seen(NamedTuple):
 def labels(tests: dict[str, Any] | None) -> dict[str, str]:
     """Hash of each test's input → hash of its expected output, for at most `MAX_TESTS` tests.
 
-    The inputs with the smallest hashes are taken, so that two problems with common inputs are
-    compared on these. In function tests each assertion is one test, and the expected output is the
-    text after the last `==`.
+    The inputs with the smallest hashes are used, so that problems with common inputs are compared
+    on these. In function tests each assertion is one test, and the expected output is the text
+    after the last `==`.
     """
     tests = tests or {}
     if tests.get("type") == "stdio":
@@ -59,7 +59,7 @@ def labels(tests: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _hash(text: str) -> str:
-    """A hash that ignores differences in white space, as the comparison of outputs does."""
+    """A hash that ignores differences in white space, like the comparison of outputs."""
     words = " ".join(text.split()).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(words, digest_size=6).hexdigest()
 
@@ -136,8 +136,8 @@ class Deduplicate(Stage):
 
     def _keys(self, row: Row, spelt: str) -> np.ndarray:
         problem = row.task
-        # The same statement may be a task for Python and another for C++. A row without an answer
-        # must not push out a row with one.
+        # The same statement may be one task for Python and another for C++. A row without an answer
+        # must not displace a row with one.
         tests = (problem.tests or {}).get("type")
         kind = f"{problem.domain} {tests} {problem.metadata.get('programming_language')}"
         return self.index.keys(spelt, f"{kind} {bool(problem.answer or tests)}")
@@ -159,7 +159,7 @@ class Deduplicate(Stage):
             if likeness < self.config.threshold:
                 continue
             if self.config.same_numbers and numbers(o.spelt) != numbers(new.spelt):
-                continue  # a collision of hashes
+                continue  # a hash collision
             detail = f"of {o.id}, similarity {likeness:.2f}"
             difference = self._difference(o, new)
             if not difference:

@@ -1,8 +1,8 @@
 r"""Stage `filter`: keeps maths problems with one checkable answer (arXiv 2506.10910, 4.1).
 
-`classify` applies rules to one problem, without a model, in well under a millisecond. Rules that
-need words know English, and the most common words of the paper's other six languages. A statement
-that a rule cannot read passes it.
+`classify` applies rules to one problem, without a model, in well under a millisecond. Rules based
+on words cover English and the most common words of the paper's other six languages. A statement
+that a rule cannot interpret passes it.
 
 | reason | what |
 |---|---|
@@ -215,7 +215,7 @@ def _multi_part(text: str, answer: str) -> Finding | None:
 
 def _labelled_parts(text: str) -> Finding | None:
     for style, pattern in _LABELS.items():
-        # Labels begin a line or a sentence: "f(a)" and "case (i)" are not labels.
+        # Labels start a line or a sentence: "f(a)" and "case (i)" are not labels.
         labels = list(
             re.finditer(rf"(?:^|(?<=[.?!:;\n]\s)|(?<=\n))\s*{pattern}", text, re.I | re.M)
         )
@@ -305,7 +305,7 @@ _MISSING_TABLE = re.compile(
     r"|\bin\s+der\s+tabelle|\bdans\s+le\s+tableau|\ben\s+la\s+tabla|\bв\s+таблице|下表",
     re.IGNORECASE,
 )
-# Objects that only a figure shows.
+# Objects shown only in a figure.
 _ONLY_SHOWN = re.compile(
     r"\b(?:directions?\s+of|along|follow(?:ing)?)\s+the\s+arrows?\b"
     r"|\b(?:squares?|circles?|triangles?|rectangles?|polygons?|shapes?|cards|spinners?|dartboard|grid"
@@ -393,7 +393,8 @@ _DANGLING = re.compile(
 _MID_FORMULA = re.compile(
     r"(?:[,:(\-+*/^=<>]|\\(?:le|ge|lt|gt|leq|geq|neq?|times|cdot|in|to|frac|sqrt))\s*(?:\$|\\\])*\s*$"
 )
-# An option's letter without its option: "…\n(A)".
+# An option's letter without its option: "…
+# (A)".
 _BARE_OPTION = re.compile(r"\(([A-F])\)\s*$")
 _QUESTION = re.compile(
     r"(?:[^.?!]*,\s*)?(?:(?:in|for|of|at|to|by|from)\s+)?(?:what|how\s+(?:many|much|long|far))\b",

@@ -1,9 +1,9 @@
 """New inputs for problems with few tests; the solutions vote on the right outputs.
 
-Inputs are mutations of the given inputs, or proposals of a model. A source is a function from a
-problem and a maximum count to inputs that the problem does not have yet, the same ones on every
-call. An input that breaks the statement's rules does no harm if solutions fail on it or differ; if
-all agree on it, the test demands more than the statement.
+Inputs are mutations of the given inputs, or proposals of a model. A source is a deterministic
+function from a problem and a maximum count to inputs that the problem does not have yet. An input
+that breaks the statement's rules does no harm if solutions fail on it or differ; if all agree on
+it, the test demands more than the statement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tramontane.verifier.format import fences
 
 Source = Callable[[Problem, int], list[str]]
 
-MAX_LENGTH = 10_000  # characters of an input that is mutated or proposed
+MAX_LENGTH = 10_000  # characters of a mutated or proposed input
 PER_ANSWER = 10  # inputs requested per answer of a model
 SHOWN, SHOWN_LENGTH = 3, 1000  # given inputs shown in a question; maximum characters of each
 REQUEST = """\
@@ -43,9 +43,9 @@ _TRIES = 20  # mutations tried per requested input
 def mutations(problem: Problem, count: int) -> list[str]:
     """Given inputs with one to three numbers or words changed.
 
-    A number stays within the range of the given inputs' numbers with no more digits than it. A word
-    keeps its length, and its letters come from the given inputs. A number that may count something
-    (the following lines, the words of a line) is not changed.
+    A number stays within the range of the given inputs' numbers with at most as many digits. A word
+    keeps its length, with letters from the given inputs. A number that may count something (the
+    following lines, the words of a line) is not changed.
     """
     inputs = [case["input"] for case in (problem.tests or {})["cases"]]
     texts = [text for text in inputs if len(text) <= MAX_LENGTH]
@@ -70,7 +70,7 @@ SOURCES: dict[str, Source] = {"mutation": mutations}
 
 
 class Proposal(NamedTuple):
-    """Inputs that a model proposed for a problem; `fault` is the reason if there are none."""
+    """Inputs proposed by a model for a problem; `fault` says why, if there are none."""
 
     inputs: list[str]
     fault: str
@@ -90,7 +90,7 @@ def questions(problem: Problem, count: int) -> list[Prompt]:
 
 
 def read_inputs(problem: Problem, answers: Sequence[Answer]) -> Proposal:
-    """The distinct new inputs in a model's answers, each ended by a line break.
+    """The distinct new inputs in a model's answers, each ending with a line break.
 
     All text outside the input tags is ignored.
     """
@@ -125,7 +125,8 @@ def _mutated(rng: Random, text: str, numbers: list[int], letters: list[str]) -> 
 
 
 def _possible_counts(text: str) -> Callable[[int], set[int]]:
-    """A function from an offset in the text to the quantities that a number there may count."""
+    """Return a function from an offset in the text to the quantities that a number there may
+    count."""
     lines = text.splitlines(keepends=True)
     sizes = [len(line.split()) for line in lines]
     starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
@@ -141,7 +142,7 @@ def _possible_counts(text: str) -> Callable[[int], set[int]]:
 
 
 def _number(rng: Random, value: int, numbers: list[int]) -> int:
-    """A number next to the value, or anywhere in the range of the given numbers of its size."""
+    """A number next to the value, or anywhere in the range of given numbers of the same size."""
     size = len(str(abs(value)))
     similar = [n for n in numbers if len(str(abs(n))) <= size]
     low, high = similar[0], similar[-1]

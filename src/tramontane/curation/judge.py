@@ -1,4 +1,4 @@
-"""Checks reference answers by the maths verifier, in its pool, which kills checks that hang."""
+"""Checks reference answers with the maths verifier, in a pool that kills hanging checks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tramontane.verifier.math.normalize import vote
 from tramontane.verifier.pool import VerifierPool
 
 _PLAIN = re.compile(r"[+-]?\d{1,30}(?:\.\d{1,30})?")
-# An answer that no rule can judge and no parser accepts, so that the verifier has to parse the
-# reference, and does nothing else.
+# An answer that no rule can judge and no parser accepts, so that the verifier only parses the
+# reference.
 _PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:
-    """Asks the verifier about references, in the paper's format.
+    """Checks references with the verifier, in the paper's format.
 
     Its pool starts with the first request that needs it.
     """
@@ -43,7 +43,7 @@ class ReferenceJudge:
         return self._verdicts([(a, b)])[0].verdict == "right"
 
     def faults(self, references: Sequence[str]) -> list[str]:
-        """For each reference, the reason why no answer can be judged against it; empty if none."""
+        """For each reference, why no answer can be judged against it; empty if it is fine."""
         hard = [i for i, text in enumerate(references) if not _PLAIN.fullmatch(text)]
         faults = [""] * len(references)
         if not hard:

@@ -50,11 +50,11 @@ def check_inputs(inputs: tuple[str, ...], fields: dict[str, str]) -> dict[str, A
 def read_problems(
     inputs: tuple[str, ...], rules: RowRules, split: str, skip: int = 0
 ) -> Iterator[Row]:
-    """Every row of every input, in order, without the first `skip` rows.
+    """Every row of every input, in order, except the first `skip`.
 
-    A row that is not a problem (not JSON, not UTF-8, no statement, an unknown domain, tests of no
-    known form) is dropped as `malformed`. So is the point at which a file breaks off. Rows without
-    an answer pass: later stages judge them.
+    A row that is not a problem (not JSON, not UTF-8, no statement, an unknown domain, tests of
+    unknown form) is dropped as `malformed`, and so is the point where a file is truncated. Rows
+    without an answer pass, and later stages judge them.
 
     Raises:
         InputError: a dataset cannot be loaded.

@@ -5,9 +5,9 @@ OUT/inputs.json      sizes and modification times of the input files
 OUT/work/N-STAGE/    a file for each chunk of rows: every row with its decision after that stage
 OUT/kept.jsonl decisions.jsonl report.md report.html summary.json      at the end, instead of work/
 
-Each stage reads the chunks of the stage before. A chunk is written to a temporary file and renamed,
-so it exists completely or not at all. A killed curation continues with the first missing chunk, and
-its results do not depend on where it was killed.
+Each stage reads the previous stage's chunks. A chunk is written to a temporary file and renamed, so
+it is complete or absent. A killed curation resumes at the first missing chunk, and its results do
+not depend on where it was killed.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, 
         The content of `summary.json`, and `out`.
 
     Raises:
-        InputError: no inputs or output folder, a folder that holds something else or another
-            curation, inputs that changed since it began, an evaluation set that cannot be read.
+        InputError: no inputs or output folder, a folder with something else or another curation,
+            inputs that changed since the start, an unreadable evaluation set.
     """
     if config.out is None:
         raise InputError("curate: no output folder; give one with --out, or as `out` in the config")
@@ -90,7 +90,7 @@ def _curate(config: CurateConfig, out: Path, report: Progress) -> dict[str, Any]
 
 
 def _open(config: CurateConfig, out: Path) -> None:
-    """Check that the output folder holds this curation, or begin it."""
+    """Check that the output folder holds this curation, or start it."""
     prints = check_inputs(config.inputs, config.fields)
     for name in config.stages:
         prints |= STAGES[name].check(getattr(config, name))
@@ -133,7 +133,7 @@ def _load(config: CurateConfig, folder: Path, progress: Progress) -> None:
 
 
 def _run(name: str, config: CurateConfig, before: Path, folder: Path, progress: Progress) -> None:
-    """Run one stage over the chunks of the stage before."""
+    """Run one stage over the previous stage's chunks."""
     folder.mkdir(parents=True, exist_ok=True)
     first, count = _finished(folder), _finished(before)
     if first == count:
@@ -190,7 +190,7 @@ def _flat(row: Row) -> dict[str, Any]:
         for name, value in vars(problem).items()
         if name not in ("metadata", "where") and value is not None
     }
-    # The metadata may hold a field's name with a value that the field could not take.
+    # The metadata may use a field's name for a value that is invalid for the field.
     rest = {f"source_{k}" if k in fields else k: v for k, v in problem.metadata.items()}
     return fields | rest
 
@@ -203,7 +203,7 @@ def _part(folder: Path, chunk: int) -> Path:
 
 
 def _finished(folder: Path) -> int:
-    """Number of finished chunks; they are written one after the other."""
+    """Number of finished chunks, which are written in order."""
     return sum(1 for _ in folder.glob("part-*.jsonl"))
 
 

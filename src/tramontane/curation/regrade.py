@@ -1,8 +1,8 @@
 """Stage `regrade`: the second pass, by a stronger model, over the input of the first pass.
 
-In the paper the model comes from training on the first pass's result (arXiv 2506.10910, section
-4.1). The pass measures like the first one, and also doubts labels: where most answers agree with
-each other and not with the label, the label is probably wrong (`label_disputed`).
+In the paper the model was trained on the first pass's result (arXiv 2506.10910, section 4.1). The
+pass measures like the first one, and also questions labels: if most answers agree with each other
+but not with the label, the label is probably wrong (`label_disputed`).
 """
 
 from __future__ import annotations

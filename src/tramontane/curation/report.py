@@ -28,7 +28,7 @@ BINS = (0, 50, 100, 150, 200, 300, 400, 600, 800, 1200, 2000)  # characters of a
 
 
 class Example(NamedTuple):
-    """A row as the report shows it; `new` is its rewritten form, if it has one."""
+    """A row in the report; `new` is its rewritten form, if any."""
 
     id: str
     where: str

@@ -1,4 +1,4 @@
-"""Stage `review`: a model reads the maths problems that the format rules let pass.
+"""Stage `review`: a model reviews the maths problems that pass the format rules.
 
 The stage is optional and belongs after `filter`. The model answers `ok` or one of the filter's
 reasons; a problem is dropped if most votes name the same reason.
@@ -70,7 +70,7 @@ class Review(ModelStage):
 
 
 def _vote(answer: Answer) -> str:
-    """One of `REASONS`, `ok`, or the reason why the answer has no verdict."""
+    """One of `REASONS`, `ok`, or why the answer has no verdict."""
     if answer.fault:
         return answer.fault
     found = _VERDICT.findall(conclusion(answer.text))

@@ -15,8 +15,8 @@ from tramontane.verifier.math.normalize import vote
 
 LETTERS = "ABCDEFGHIJ"
 _LATEX = r"\$?\{?(?:\\(?:text(?:bf|rm|it)?|math(?:rm|bf)|bf|rm)\s*\{?\s*)+"
-# A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }". It begins a line or
-# follows a space, so "f(A)" is not a label.
+# A label: "(A)", "A)", "A.", "[A]", "\textbf{(A)}", "$\mathrm{(A) \ }". It begins a line or follows
+# a space, so "f(A)" is not a label.
 _LABEL = re.compile(
     rf"(?:(?<=[\s$~}}\[;,.?:])|(?<=quad)|^)(?P<latex>{_LATEX})?(?:"
     r"\((?P<round>[A-Ja-j])\)|\[(?P<square>[A-J])\]|(?P<bare>[A-J])(?:\s*\)|[.:](?!\d)))[.:)]?"
@@ -49,7 +49,7 @@ _ABOUT_OPTIONS = re.compile(
     r"|\bfolgenden?\b|以下|下列|следующ",
     re.IGNORECASE | re.DOTALL,
 )
-# Rounded to the options: without them the precision is unknown.
+# Rounded to the options: without them, the precision is unknown.
 _ROUNDED = re.compile(
     r"\bapproximat|\bclosest\b|\bnearest\s+to\b|\broughly\b|\bestimate\b|\babout\s+(?:how|what)\b"
     r"|\benviron\b|\baproximad|\bungefähr\b|\bcirca\b|大约|约为|примерно",
@@ -110,7 +110,7 @@ def find_choices(statement: str) -> Choices | None:
 
 
 def _consecutive(labels: list[re.Match[str]]) -> list[re.Match[str]]:
-    """The labels that count A, B, C … or a, b, c …, without the labels between them."""
+    """The labels that count A, B, C … or a, b, c …, without other labels between them."""
     run: list[re.Match[str]] = []
     for label in labels:
         lower = _lower(run[0] if run else label)
@@ -135,7 +135,7 @@ def is_choice(answer: str | None, choices: Choices) -> bool:
     return _bare(answer) in map(_bare, choices.options.values())
 
 
-# A decimal that is probably rounded: two places or more of which the last is not 0 or 5, or thirds.
+# A decimal that is probably rounded: two or more places, the last not 0 or 5; or thirds.
 _ROUNDED_VALUE = re.compile(r"(?:\d|(?<![\w.]))\.(?:\d+[12346789](?!\d|[a-z]\b)|[37](?=\s*\\?%))")
 _ANY_DECIMAL = re.compile(r"(?:\d|(?<![\w.]))\.\d")
 _PRECISION = re.compile(
@@ -147,7 +147,7 @@ _IRRATIONAL = re.compile(
     r"|cylind|cone|compound)",
     re.IGNORECASE,
 )
-# `5C3*4C3`, `C(5, 3)`: the verifier evaluates no notation of combinations but `\binom`.
+# `5C3*4C3`, `C(5, 3)`: `\binom` is the only notation of combinations that the verifier evaluates.
 _COMBINATIONS = re.compile(
     r"(?<![A-Za-z\d])\d{1,3}\}?\s*_?[CP]\s*_?\{?\d|(?<![\w\\])[CP]\s*\(\s*\d+\s*,"
 )
@@ -155,7 +155,7 @@ _PLAIN_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?")
 
 
 def refuse_narrow(value: str, question: str) -> None:
-    """Refuse an option that, as the reference of an open question, refuses honest answers.
+    """Reject an option that, as the reference of an open question, would reject honest answers.
 
     Raises:
         NotOpen: the option is rounded, says more than a value, or is written in a notation that the
@@ -186,7 +186,7 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     """(statement, answer) of the open question.
 
     Raises:
-        NotOpen: it asks about the options, or its answer means nothing without them.
+        NotOpen: it asks about the options, or its answer is meaningless without them.
     """
     value = _value(problem.answer or "", choices.options)
     stem = _INSTRUCTION.sub("", choices.stem) or choices.stem
@@ -201,7 +201,7 @@ def rewrite(problem: Problem, choices: Choices) -> tuple[str, str]:
     if match := _ROUNDED.search(asked):
         raise NotOpen(f"its options say how to round: {match[0]!r}")
     if _NO_VALUE.search(value):
-        raise NotOpen(f"the answer is no value: {value[:80]!r}")
+        raise NotOpen(f"the answer is not a value: {value[:80]!r}")
     words = re.findall(r"[^\W\d_]{3,}", re.sub(r"\\[a-zA-Z]+", "", value))
     if len(words) > MAX_WORDS:
         raise NotOpen(f"the answer is a phrase: {value[:80]!r}")
@@ -247,7 +247,7 @@ def _bare(text: str) -> str:
 
 
 def _clean(text: str, latex: bool) -> str:
-    """An option's text without surrounding layout and without delimiters of an outer formula."""
+    """An option's text without surrounding layout and outer formula delimiters."""
     text = re.split(r"\n\s*\n", _FIGURE.sub("", text).strip())[0]
     text = re.sub(r"(?:\$\$|\\\])$", "", _AFTER.sub("", _INSTRUCTION.sub("", text)))
     text = _AFTER.sub("", _BEFORE.sub("", text))

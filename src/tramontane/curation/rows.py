@@ -1,4 +1,4 @@
-"""A row with the decision about it, which travels from stage to stage, and the stages' base."""
+"""A row with the decision about it, passed from stage to stage, and the stages' base class."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Row:
     """One row of the input with the current decision about it.
 
     Args:
-        number: position in all inputs together, from 0; everything is written in this order.
+        number: position over all inputs, from 0; everything is written in this order.
         where: `file:line` or `name[index]`.
         problem: None if the row could not be read.
-        stage: the stage that made the decision; empty while every stage kept the row as it was.
+        stage: the stage that made the decision; empty while the row is unchanged.
         decision: `kept`, `rewritten` (kept, in another form) or `dropped`.
-        reason: a code, e.g. `near_duplicate`; on a kept row a note, mostly empty.
-        detail: facts that a person needs to check the decision.
-        copied_by: the stage that made this row as a copy of the input's row `number`; else empty.
+        reason: a code, e.g. `near_duplicate`; for a kept row a note, usually empty.
+        detail: facts for checking the decision.
+        copied_by: the stage that copied this row from the input's row `number`; else empty.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Row:
         return replace(self, stage=stage, decision="dropped", reason=reason, detail=detail)
 
     def note(self, stage: str, reason: str, detail: str) -> Row:
-        """The row with a note, unless an earlier stage left a reason."""
+        """The row with a note, unless an earlier stage gave a reason."""
         if self.reason:
             return self
         return replace(self, stage=stage, reason=reason, detail=detail)
@@ -57,7 +57,7 @@ class Row:
         )
 
     def copy(self, stage: str, reason: str, detail: str, problem: Problem) -> Row:
-        """A copy of the row, to be placed after it; a stage makes at most one per row."""
+        """A copy of the row, to insert after it; a stage makes at most one per row."""
         return replace(self.rewrite(stage, reason, detail, problem), copied_by=stage)
 
     def dump(self) -> str:
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def task(self) -> Problem:
-        """The problem of a row that could be read; stages see no other rows."""
+        """The problem of a readable row; stages see no other rows."""
         assert self.problem is not None
         return self.problem
 
@@ -77,7 +77,7 @@ class Row:
 
 
 class Stage:
-    """One step of a curation: the base class of all.
+    """One step of a curation: the base class.
 
     `decide` sees the rows that no earlier stage dropped, chunk by chunk and in order. It may depend
     only on these rows, its config and the rows it saw before, so that a killed and restarted
@@ -99,10 +99,11 @@ class Stage:
         """Check the config and the stage's input files before any work.
 
         Returns:
-            A fingerprint of the files, so that a restarted curation does not go on with others.
+            A fingerprint of the files, so that a restarted curation does not continue with
+            different ones.
 
         Raises:
-            InputError: a file is missing or unfit.
+            InputError: a file is missing or unsuitable.
         """
         return {}
 

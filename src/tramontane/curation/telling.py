@@ -1,8 +1,8 @@
-"""Tests that tell programs apart: those on which wrong programs fail.
+"""Selects the most discriminating tests: those on which wrong programs fail.
 
-Training draws few tests of a problem (the paper: 20), and random ones let many wrong programs pass.
-The wrong programs are those that the source calls wrong, solutions that the votes found to be, and
-mutants of right solutions: one small change each, of the kind that wrong submissions have.
+Training uses few tests of a problem (the paper: 20), and random ones let many wrong programs pass.
+Wrong programs are those that the source or the votes call wrong, and mutants of right solutions:
+one small change each, as in typical wrong submissions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from random import Random
 
 from tramontane.data.code import Solution
 
-# Pattern and replacement, for Python and C++ alike; what a change breaks altogether, every test
-# finds, so it does not count.
+# Pattern and replacement, for Python and C++ alike. Every test detects a change that breaks
+# everything, so that does not matter.
 _CHANGES = [
     (r"<=", "<"), (r">=", ">"), (r"(?<![<>=!-])>(?![>=])", ">="), (r"(?<![<=])<(?![<=])", "<="),
     (r"(?<![<>=!])==(?!=)", "!="), (r"\bmax\b", "min"), (r"\bmin\b", "max"), (r"\band\b", "or"),
@@ -56,14 +56,14 @@ def _places(solution: Solution) -> list[tuple[Solution, int, int, str]]:
 def most_telling(
     failed: Sequence[set[int]], sizes: Sequence[int], count: int, before: Sequence[set[int]] = ()
 ) -> list[int]:
-    """`count` of the tests, in their order: the one with the largest input, on which slow programs
-    fail, then again and again the one on which most wrong programs fail that the others let pass.
+    """`count` of the tests, in order: the one with the largest input, on which slow programs fail,
+    then repeatedly the one that rejects most wrong programs not yet rejected.
 
     Args:
         failed: by test, the numbers of the wrong programs that fail on it.
         sizes: by test, the length of its input.
         count: number of tests to choose.
-        before: the same of tests that are chosen already.
+        before: the same for tests already chosen.
     """
     tests = range(len(failed))
     rarity = Counter(program for programs in (*failed, *before) for program in programs)
@@ -72,7 +72,7 @@ def most_telling(
 
     def worth(test: int) -> tuple[bool, float, int, int]:
         largest = not chosen and not before and sizes[test] == max(sizes)
-        # A program that few tests find counts most, and less each time that it is found.
+        # A program rejected by few tests counts most, and less each time it is rejected.
         gain = sum(1 / rarity[program] / 4 ** found[program] for program in failed[test])
         return largest, gain, sizes[test], -test
 

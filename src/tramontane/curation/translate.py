@@ -1,10 +1,9 @@
 """Stage `translate`: translates a share of the English problems (arXiv 2506.10910, 2.2.4).
 
-A hash of seed and problem selects the problem and its language, so the selection depends on no
-other row. A translation must keep every formula and every number, and pass the language check that
-training rewards. A translation that fails is requested again; after the last attempt the problem
-stays in English, with the note `untranslated`. Problems with an answer in words stay in English
-too, since the answer would need a translation as well.
+A hash of seed and problem selects the problem and its language, independently of other rows. A
+translation must keep every formula and number, and pass the language check used in training. A
+failed translation is requested again; after the last attempt the problem stays in English, with the
+note `untranslated`. So do problems with an answer in words, which would need a translation too.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _SPACE = re.compile(r"\s+")
 class Translate(ModelStage):
     """Translates a share of the English problems.
 
-    A translated row has its English statement in `english_problem`.
+    A translated row keeps its English statement in `english_problem`.
     """
 
     name = "translate"
@@ -94,7 +93,7 @@ class Translate(ModelStage):
         return row.rewrite(self.name, "translated", f"into {lang}", problem)
 
     def _untranslated(self, row: Row, fault: str) -> Row:
-        # In the metadata too: a row that an earlier stage rewrote keeps its first reason.
+        # In the metadata too, since a row rewritten by an earlier stage keeps its first reason.
         metadata = {**row.task.metadata, "untranslated": fault}
         row = replace(row, problem=replace(row.task, metadata=metadata))
         return row.note(self.name, "untranslated", fault)

@@ -1,7 +1,7 @@
-"""Public datasets by short name: where each lies, and how its rows become problems.
+"""Public datasets by short name: their location, and how their rows become problems.
 
-`data.train: polaris` reads the hub's dataset, `polaris@FILE` a local file of the same layout. A
-config adds sets of its own in `data.sets`.
+`data.train: polaris` reads the hub's dataset, `polaris@FILE` a local file with the same layout. A
+config can add its own sets in `data.sets`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CATALOG: dict[str, NamedSetConfig] = {
 
 
 class NamedSource(NamedTuple):
-    """A source that a name of the catalog stands for.
+    """A source with a name in the catalog.
 
     Args:
         name: the short name.
@@ -86,11 +86,11 @@ class NamedSource(NamedTuple):
 
 
 def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource | None:
-    """The entry that `NAME` or `NAME@FILE` stands for; None for a source without such a name.
+    """The entry for `NAME` or `NAME@FILE`; None for a source without such a name.
 
     Args:
         source: as in `data.train`.
-        sets: entries of the config (`data.sets`), which take precedence over the catalog's.
+        sets: the config's entries (`data.sets`), which take precedence over the catalog's.
     """
     name, _, file = source.partition("@")
     entry = sets.get(name) or CATALOG.get(name)
@@ -100,11 +100,11 @@ def named_source(source: str, sets: Mapping[str, NamedSetConfig]) -> NamedSource
 def problem_rows(found: NamedSource) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of a named source in the fields of docs/data.md, each with its location.
 
-    Rows that the layout leaves out are skipped. Repeated rows of verl's training files are skipped
-    too, and counted in a warning: DAPO's file holds each problem about a hundred times.
+    Rows that the layout rejects are skipped. So are repeated rows of verl's training files, with a
+    warning: DAPO's file holds each problem about a hundred times.
 
     Raises:
-        InputError: no such file or dataset, a damaged file, or a row of another layout.
+        InputError: no such file or dataset, a damaged file, or a row with a different layout.
     """
     layout = LAYOUTS[found.entry.layout] if found.entry.layout else None
     seen: set[int] = set()

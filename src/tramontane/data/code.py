@@ -31,8 +31,8 @@ class Solution(NamedTuple):
 
 # --------------------------------------------------------------------------------------- tests
 
-# LeetCode's programs hold the function in a class `Solution`. JSON has no tuples, and no numbers as
-# keys: results are compared as JSON would have them.
+# LeetCode's programs have the function in a class `Solution`. JSON has no tuples and no numeric
+# keys, so results are compared after conversion to JSON's types.
 _CALLS = """\
 from math import inf, nan
 try:
@@ -56,7 +56,7 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
     """Tests in the code verifier's form; the value may also be JSON text.
 
     Raises:
-        InputError: another type or shape; the message begins with `where`.
+        InputError: wrong type or shape; the message begins with `where`.
     """
     if isinstance(value, str):
         try:
@@ -70,12 +70,12 @@ def parse_tests(value: Any, where: str) -> dict[str, Any] | None:
         return None
     if fault := fault_of(value):
         raise InputError(f"{where}: the tests {fault}; see docs/data.md")
-    # A table has nulls for fields that only other rows have.
+    # A table has nulls for fields of other rows.
     return {name: part for name, part in value.items() if part is not None}
 
 
 def _known_form(value: Any, where: str) -> Any:
-    """Tests of a public set in Tramontane's form; values of no known form unchanged."""
+    """Tests of a public set in Tramontane's form; values of unknown form unchanged."""
     if isinstance(value, dict) and "type" not in value and value.get("rules"):
         known = _known_form(value.get("cases"), where)
         return known | {"rules": value["rules"]} if isinstance(known, dict) else known
@@ -114,13 +114,13 @@ def _from_pairs(
 
 
 def _joined(text: Any) -> Any:
-    """Text that some rows hold as a list of lines."""
+    """Text, which some rows hold as a list of lines."""
     is_lines = isinstance(text, list) and all(isinstance(line, str) for line in text)
     return "\n".join(text) + "\n" if is_lines else text
 
 
 def _calls(pairs: list[tuple[Any, Any]], name: Any, *, is_exact: bool) -> dict[str, Any]:
-    """Function tests with one assertion per call; `is_exact`: results are JSON text as it is."""
+    """Function tests with one assertion per call; `is_exact`: results are exact JSON text."""
     if not isinstance(name, str) or not name.isidentifier():
         return {"type": f"calls of {name!r}"}
     asserts = []
@@ -143,7 +143,8 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _with_integer_keys(value: Any) -> Any:
-    """An argument as it was before JSON made texts of its integer keys, as APPS's judge does it."""
+    """An argument with integer keys restored, which JSON had turned into texts, as in APPS's
+    judge."""
     if isinstance(value, list):
         return [_with_integer_keys(x) for x in value]
     if not isinstance(value, dict):
@@ -154,7 +155,7 @@ def _with_integer_keys(value: Any) -> Any:
 
 def _accepted(expected: Any, *, is_exact: bool) -> list[Any]:
     """The results that pass. APPS and TACO may wrap a result in a list, and write a text without
-    the quotes of JSON."""
+    JSON's quotes."""
     value = expected
     if isinstance(expected, str):
         try:
@@ -179,8 +180,8 @@ def parse_solutions(
 ) -> list[Solution]:
     """The distinct solutions in a problem's metadata, in order.
 
-    They come from the first of these names, or else from the others. Languages other than Python
-    and C++ are skipped. Without a named language, the program's text decides.
+    They come from the first of these names that has any, or else from the others. Languages other
+    than Python and C++ are skipped. Without a named language, the program's text decides.
     """
     first, *others = (_solutions(problem.metadata.get(name)) for name in names)
     return list(dict.fromkeys(first or [s for found in others for s in found]))
@@ -189,7 +190,7 @@ def parse_solutions(
 def _solutions(value: Any, language: Any = None) -> list[Solution]:
     if isinstance(value, str):
         text = value.lstrip()
-        if text[:1] in ("[", "{"):  # programs hardly ever begin like this
+        if text[:1] in ("[", "{"):  # programs rarely start like this
             try:
                 return _solutions(json.loads(text))
             except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Selects the next problem: from the stage's slice of the data, neither solved nor too hard.
 
 The paper's curriculum (arXiv 2506.10910) adds harder problems as the model improves, and removes
-solved ones. The run's record of each problem determines whether the problem is retired, resting or
-available; no other state is needed.
+solved ones. Whether a problem is retired, resting or available follows from its record in this run;
+there is no other state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record(NamedTuple):
 
     Args:
         visits: graded groups.
-        attempts: completions that could be judged.
+        attempts: judged completions.
         solved: right completions.
         all_solved: latest consecutive visits in which all completions were right.
         none_solved: latest consecutive visits in which no completion was right.
@@ -69,7 +69,7 @@ class Curriculum:
         self._recorded = [_recorded(data) for data in self._data]
         self._records: dict[str, Record] = {}
         self._retired: set[str] = set()
-        self._resting: set[str] = set()  # `_rests` tells which of these are due again
+        self._resting: set[str] = set()  # `_rests` determines which of these are due again
         for number, data in enumerate(self._data):
             self._check(number, data, f"stages.{number}.data" if len(stages) > 1 else "data")
 
@@ -132,7 +132,7 @@ class Curriculum:
         }
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The record of each visited problem, with its pass rate, for people and other runs."""
+        """The record of each visited problem, with its pass rate, for users and other runs."""
         records, retired = dict(self._records), set(self._retired)
 
         def row(id: str, r: Record) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Curriculum:
             self._classify(id, record)
 
     def _classify(self, id: str, record: Record) -> None:
-        """Retire a problem or let it rest, as its record requires."""
+        """Retire a problem or let it rest, according to its record."""
         rules = self._rules
         if rules.retire_after is not None and record.all_solved >= rules.retire_after:
             self._retired.add(id)
@@ -224,7 +224,7 @@ class Curriculum:
 
 
 def _source(data: DataConfig, first: DataConfig) -> str:
-    """What a stage draws from, by name: stages of the same source share a stream."""
+    """A key for a stage's source: stages with the same source share a stream."""
     if generated(data.train)[0] != "playground" or data.playground == first.playground:
         return data.train
     return f"{data.train} {data.playground.model_dump_json()}"
@@ -235,7 +235,7 @@ def _is_rate(value: Any) -> bool:
 
 
 def _within(rate: Any, data: DataConfig) -> bool:
-    """True if a pass rate is within the slice, or is not known yet."""
+    """True if a pass rate is within the slice, or not yet known."""
     if not _is_rate(rate):
         return True
     low = 0.0 if data.min_pass_rate is None else data.min_pass_rate

@@ -25,20 +25,20 @@ T = TypeVar("T")
 JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
-PYTHON_ROWS = ".python.jsonl"  # ending of a file to which rows given as Python objects were written
-MAX_CELL = 2**30  # characters of a cell of CSV
+PYTHON_ROWS = ".python.jsonl"  # suffix of files with rows that were given as Python objects
+MAX_CELL = 2**30  # characters in a CSV cell
 SCHEMES = ("playground:", "reasoning_gym:")
 
 
 def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
     """Yield (`file:line` or `name[index]`, row) with values in JSON's types (`data.values`).
 
-    A source without one of the file endings is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
-    from the hub or the folder of a local copy. `split` applies to datasets only.
+    A source without one of the file suffixes is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
+    from the hub or from a folder with a local copy. `split` applies to datasets only.
 
     Raises:
-        InputError: no such file or dataset, no rows, a file that is cut off or of another format,
-            a row that is not a JSON object, or half of a surrogate pair.
+        InputError: no such file or dataset, no rows, a file that is truncated or has a different
+            format, a row that is not a JSON object, or half of a surrogate pair.
     """
     path = Path(source).expanduser()
     folder = Path(source.partition("#")[0]).expanduser().is_dir()
@@ -63,7 +63,8 @@ def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
 
 
 def name_of(source: str) -> str:
-    """A source as messages name it: `data` or `data['eval']` for rows given as Python objects."""
+    """The name of a source in messages: `data` or `data['eval']` for rows given as Python
+    objects."""
     name = Path(source).name
     if not name.endswith(PYTHON_ROWS):
         return source
@@ -93,7 +94,7 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
             raise InputError(
                 f"{where}: a {type(row).__name__}; every line must hold one JSON object"
             )
-        # A file of UTF-8 holds half of a surrogate pair as an escape only.
+        # In UTF-8, half of a surrogate pair can only occur as an escape.
         yield where, encodable(row, where) if "\\u" in line else row
 
 
@@ -125,15 +126,15 @@ def _array_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _csv_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of text; an empty cell is null. The header names the columns, and shows by its first
-    line whether commas, semicolons or tabs separate them."""
+    """Rows of text; an empty cell is null. The header names the columns, and its first line shows
+    whether commas, semicolons or tabs separate them."""
     csv.field_size_limit(MAX_CELL)
     lines = _raw_lines(source, path)
     header = next(lines, "")
     separator = max(",;\t", key=header.count)
     reader = csv.reader(chain([header], lines), delimiter=separator, strict=True)
     names: list[str] = []
-    line = 1  # where the row begins: cells may hold line breaks
+    line = 1  # the row's first line: cells may contain line breaks
     try:
         for cells in reader:
             where, line = f"{source}:{line}", reader.line_num + 1
@@ -153,7 +154,7 @@ def _csv_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """A text file, also gzip, without the byte order mark with which some systems begin it."""
+    """A text file (also gzip), without the byte order mark that some systems put first."""
     opener = gzip.open if path.suffix == ".gz" else open
     return cast(TextIO, opener(path, "rt", encoding="utf-8-sig", errors=errors, newline=""))
 
@@ -161,10 +162,10 @@ def open_text(path: Path, errors: str = "strict") -> TextIO:
 def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tuple[int, str]]:
     """The lines of a text file (also gzip) that are not blank, numbered from 1.
 
-    With `errors="surrogateescape"`, bytes that are not UTF-8 pass, for the caller to judge.
+    With `errors="surrogateescape"`, bytes that are not UTF-8 are passed on to the caller.
 
     Raises:
-        InputError: the file is cut off, damaged, or not UTF-8.
+        InputError: the file is truncated, damaged, or not UTF-8.
     """
     for number, line in enumerate(_raw_lines(source, path, errors), 1):
         if line.strip():
@@ -193,9 +194,8 @@ def _raw_lines(source: str, path: Path, errors: str = "strict") -> Iterator[str]
 
 
 def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
-    """Rows of a table without the columns of types that no row can hold, which a warning names.
-
-    A table may have columns of dates or images that nobody asked for, so they are no error."""
+    """Rows of a table, without columns of unsupported types, which a warning names. They are not an
+    error, since a table may have unused columns of dates or images."""
     left_out: set[str] = set()
     for where, row in rows:
         kept: Row = {}

@@ -1,7 +1,7 @@
-"""The Berkeley Function-Calling Leaderboard's files: questions, and accepted answers next to them.
+"""The Berkeley Function-Calling Leaderboard's files: questions and accepted answers.
 
-Its repository is no dataset that `datasets` loads: each category is a file of questions, and a file
-of the same name in `possible_answer/` has the answers.
+`datasets` cannot load its repository: each category is a file of questions, with the answers in a
+file of the same name in `possible_answer/`.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ def bfcl_rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def bfcl(row: dict[str, Any]) -> dict[str, Any]:
-    """A question with one turn as a problem of the domain `calls`: functions and the form of the
-    answer are part of the statement, so that the system prompt stays that of the training.
+    """A question with one turn as a problem of the domain `calls`: functions and answer format are
+    part of the statement, so that the system prompt can be that of the training.
 
     Raises:
-        ValueError: a row of another layout, one with several turns, or one whose expected calls no
-            answer could make.
+        ValueError: a row with a different layout or several turns, or one whose expected calls are
+            impossible.
     """
     turns: Any = row.get("question")
     functions: Any = row.get("function")
     if not isinstance(turns, list) or len(turns) != 1 or not all(map(_is_message, turns[0])):
         raise ValueError("`question` must be a list of one turn, a list of chat messages")
-    if isinstance(functions, str):  # some tables hold JSON text
+    if isinstance(functions, str):  # JSON text in some tables
         functions = json.loads(functions)
     if isinstance(functions, dict):
         functions = [functions]
@@ -83,7 +83,7 @@ def _is_message(message: Any) -> bool:
 
 
 def _files(source: str) -> tuple[Path, Path]:
-    """The files of questions and of answers on this machine."""
+    """Local paths of the files of questions and answers."""
     name, _, file = source.partition("#")
     if not file:
         questions = Path(source).expanduser()

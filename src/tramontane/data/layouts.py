@@ -1,7 +1,7 @@
-"""Conversions of public datasets' rows whose layout is more than a renaming of columns.
+"""Converts rows of public datasets that need more than a renaming of columns.
 
-A layout is a function of one row that returns the row in the fields of docs/data.md, or None for a
-row that is no problem with a checkable answer. `data.catalog` names the layout of each known set.
+A layout is a function of one row that returns the row with the fields of docs/data.md, or None if
+it is not a problem with a checkable answer. `data.catalog` names the layout of each known set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Layout = Callable[[Row], "Row | None"]
 
 MAX_DECODED_BYTES = 2**30  # of one row's encoded tests; a release's largest row decodes to 0.2 GB
 
-# DAPO's statements carry an answer format of their own, which contradicts ours.
+# DAPO's statements include an answer format that contradicts ours.
 _DAPO_OPENING = re.compile(
     r"\s*Solve the following math problem step by step\.[^\n]*\bAnswer: \$Answer\b[^\n]*\n+"
 )
@@ -58,8 +58,8 @@ def verl(row: Row) -> Row:
 
 
 def numina(row: Row) -> Row | None:
-    """NuminaMath 1.5: rows whose problem or solution is incomplete, proofs, and rows without an
-    answer are left out."""
+    """NuminaMath 1.5: skips proofs, and rows with an incomplete problem or solution or without an
+    answer."""
     valid = all(row.get(k) in (None, "Yes") for k in ("problem_is_valid", "solution_is_valid"))
     answer = str(row.get("answer") or "").strip()
     return row if valid and answer not in ("", "proof", "notfound") else None
@@ -67,13 +67,13 @@ def numina(row: Row) -> Row | None:
 
 def big_math(row: Row) -> Row:
     """Big-Math: the solve rate of Llama 3.1 8B is the problem's pass rate, from 0 to 1. A row's
-    `domain` is a list of topics, here `topic`: a problem's domain names its verifier."""
+    `domain`, a list of topics, is renamed `topic`, since a problem's domain names its verifier."""
     rest = {k: v for k, v in row.items() if k != "domain"}
     return {**rest, "topic": row.get("domain"), "pass_rate": row.get("llama8b_solve_rate")}
 
 
 def intellect3(row: Row) -> Row:
-    """INTELLECT-3: tests lie in `info`, JSON text; the pass rate is that of Qwen3 4B."""
+    """INTELLECT-3: tests are in `info`, as JSON text; the pass rate is Qwen3 4B's."""
     rest = {k: v for k, v in row.items() if k not in ("info", "question")}
     problem = {**rest, "problem": _need(row, "question")}
     rates = [v for k, v in row.items() if k.startswith("avg@") and isinstance(v, int | float)]
@@ -87,7 +87,7 @@ def intellect3(row: Row) -> Row:
 
 def dolci(row: Row) -> Row | None:
     """Dolci: `dataset` names the kind of the reference. Maths and programs have verifiers here;
-    instructions and chats, which a judge grades, are left out."""
+    instructions and chats, which need a judge, are skipped."""
     kinds = row.get("dataset")
     kind = " ".join(kinds) if isinstance(kinds, list) else str(kinds)
     reference = row.get("ground_truth")
@@ -103,8 +103,8 @@ def dolci(row: Row) -> Row | None:
 
 
 def gpqa(row: Row) -> Row:
-    """GPQA: a question with four choices, of which the answer is a letter. The question's text
-    decides their order, which must not change between evaluations, and must favour no letter."""
+    """GPQA: a question with four choices; the answer is a letter. Their order depends on the
+    question's text alone, so that it is the same in all evaluations and favours no letter."""
     question = str(_need(row, "Question")).strip()
     right = str(_need(row, "Correct Answer")).strip()
     choices = [right, *(str(_need(row, f"Incorrect Answer {i}")).strip() for i in (1, 2, 3))]
@@ -123,7 +123,7 @@ def gpqa(row: Row) -> Row:
 
 
 def livecodebench(row: Row) -> Row:
-    """LiveCodeBench: public and private tests together; a program reads standard input, or, with
+    """LiveCodeBench: public and private tests combined; a program reads standard input, or, with
     starter code, completes a function."""
     cases = [*_cases(row.get("public_test_cases")), *_cases(row.get("private_test_cases"))]
     return {
@@ -138,8 +138,8 @@ def livecodebench(row: Row) -> Row:
 
 
 def deepcoder_lcb(row: Row) -> Row:
-    """DeepCoder's part of LiveCodeBench: the function's name and the starter code belong to the
-    row, not to its tests."""
+    """DeepCoder's part of LiveCodeBench: the function's name and the starter code are in the row,
+    not in its tests."""
     rest = {k: v for k, v in row.items() if k not in ("starter_code", "metadata")}
     cases = _cases(_need(row, "tests"))
     return {
@@ -151,7 +151,7 @@ def deepcoder_lcb(row: Row) -> Row:
 
 
 def olympiadbench(row: Row) -> Row:
-    """OlympiadBench: the final answers as one list, with the unit that the question leaves open."""
+    """OlympiadBench: the final answers as one list, with the unit that the question omits."""
     answers = _need(row, "final_answer")
     texts = [str(a).strip().strip("$").strip() for a in _as_list(answers)]
     unit = str(row.get("unit") or "").strip().strip("$")
@@ -169,7 +169,7 @@ def olympiadbench(row: Row) -> Row:
 
 
 def humaneval(row: Row) -> Row:
-    """HumanEval: the function's head and docstring; its `check` as the tests."""
+    """HumanEval: the function's head and docstring, with its `check` as the tests."""
     name = _need(row, "entry_point")
     head = str(_need(row, "prompt")).rstrip()
     return {
@@ -187,8 +187,8 @@ def humaneval(row: Row) -> Row:
 
 
 def mbpp(row: Row) -> Row:
-    """MBPP, whole (`text`) or sanitized (`prompt`): the first assertion is part of the statement,
-    since it alone names the function."""
+    """MBPP, full (`text`) or sanitized (`prompt`): the first assertion is part of the statement,
+    since only it names the function."""
     asserts = list(_need(row, "test_list"))
     if not asserts:
         raise ValueError("no assertions in column 'test_list'")
@@ -207,8 +207,8 @@ def mbpp(row: Row) -> Row:
 
 
 def ifeval(row: Row) -> Row:
-    """IFEval: `instruction_id_list`, and for each its arguments in `kwargs`, where the dataset has
-    the arguments of all kinds, null if the kind has no such argument."""
+    """IFEval: `instruction_id_list`, and the arguments of each in `kwargs`, where the dataset lists
+    the arguments of all kinds, null if a kind does not have them."""
     instructions = instructions_of(row)
     return {
         "id": f"ifeval-{_need(row, 'key')}",
@@ -234,7 +234,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def converted(layout: Layout, row: Row, where: str) -> Row | None:
-    """One row in the fields of docs/data.md.
+    """One row with the fields of docs/data.md.
 
     Raises:
         InputError: the row does not have this layout; the message begins with `where`.
@@ -251,14 +251,14 @@ def converted(layout: Layout, row: Row, where: str) -> Row | None:
 
 
 class _NoClasses(pickle.Unpickler):
-    """Reads pickled text and numbers, and nothing that could run code."""
+    """Unpickles text and numbers, but nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise ValueError(f"encoded tests name {module}.{name}, which text never does")
 
 
 def _cases(value: Any) -> list[Row]:
-    """Test cases: JSON text, or JSON text that is pickled, compressed and in base 64."""
+    """Test cases: JSON text, possibly pickled, compressed and base64-encoded."""
     if value is None or isinstance(value, list):
         return list(value or [])
     text = str(value)
@@ -276,7 +276,7 @@ def _cases(value: Any) -> list[Row]:
 
 
 def _with_starter(statement: Any, row: Row) -> str:
-    """LiveCodeBench's statement, and the form of its answer."""
+    """LiveCodeBench's statement, with the format of its answer."""
     starter = str(row.get("starter_code") or "").strip()
     task = (
         f"Complete this Python code, and give the whole of it in one block:\n\n"
@@ -288,7 +288,7 @@ def _with_starter(statement: Any, row: Row) -> str:
 
 
 def _with_function(cases: list[Row], row: Row) -> list[Row]:
-    """LiveCodeBench's test cases with the name of the function that the row's metadata has."""
+    """LiveCodeBench's test cases, with the function's name from the row's metadata."""
     metadata = _json_or_text(row.get("metadata"))
     name = metadata.get("func_name") if isinstance(metadata, dict) else None
     return [{**case, "fn_name": name} for case in cases]
@@ -302,7 +302,7 @@ def _need(row: Row, name: str) -> Any:
 
 
 def _json_or_text(value: Any) -> Any:
-    """The value of JSON text that holds a list or an object; any other value unchanged."""
+    """The value of JSON text with a list or an object; any other value unchanged."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
@@ -320,12 +320,12 @@ def _is_test(value: Any) -> bool:
 
 
 def _only(value: Any, reference: Any) -> Any:
-    """The one answer of a list; a list of several is an answer itself, e.g. an interval."""
+    """The single answer of a list; a list of several is itself an answer, e.g. an interval."""
     return value[0] if isinstance(value, list) and len(value) == 1 else reference
 
 
 def _tests(value: Any, function: Any) -> Any:
-    """Tests in a form that `data.code` reads: assertions become a program."""
+    """Tests in a form that `data.code` reads: assertions are joined to a program."""
     if isinstance(value, list) and value and all(isinstance(x, str) for x in value):
         return {"type": "python_assert", "code": "\n".join(value) + "\n"}
     if isinstance(value, dict) and function and "fn_name" not in value:

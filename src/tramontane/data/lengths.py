@@ -1,7 +1,7 @@
-"""Checks that prompts fit, in seconds for a million problems.
+"""Checks that prompts fit; takes seconds for a million problems.
 
-A token has at least one byte, so most prompts are known to fit by the size of their statement
-alone. Only statements too long for that are tokenized, the longest first.
+A token has at least one byte, so the size of the statement shows that most prompts fit. Only longer
+statements are tokenized, the longest first.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from tramontane.data.prompts import PromptEncoder
 
 FINITE_LIMIT = 1024  # tokens of a prompt from a finite source, if the config sets no limit
-MAX_MEASURED = 8192  # prompts that fit for certain and are still tokenized, to know the longest
+MAX_MEASURED = 8192  # prompts known to fit that are still tokenized, to find the longest
 _CHUNK = 1024  # prompts tokenized at once
-_SLACK = 16  # tokens that a statement may add at its ends, where it meets the template
-_ROOM = 1.5  # for the prompts of an endless source, times the longest of a sample
+_SLACK = 16  # tokens that a statement may add where it meets the template
+_ROOM = 1.5  # an endless source's bound, as a multiple of a sample's longest prompt
 
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """The longest prompt that is accepted.
+    """The longest accepted prompt.
 
     Args:
         tokens: maximum length of a prompt.
-        reason: the source of the limit, and the remedy, for messages.
+        reason: what sets the limit, and the remedy, for messages.
     """
 
     tokens: int
@@ -39,16 +39,16 @@ class PromptLimit:
 
     @classmethod
     def of(cls, max_prompt_tokens: int | None, context: int | None, max_tokens: int) -> PromptLimit:
-        """The lower one of the configured limit and the room in the model's context.
+        """The lower of the configured limit and the space in the model's context.
 
         Args:
             max_prompt_tokens: as in the config; None: `FINITE_LIMIT`.
-            context: the model's positions (`models.loading.context_length`), which hold prompt and
+            context: the model's positions (`models.loading.context_length`) for prompt and
                 completion; None: unknown, so no bound.
             max_tokens: maximum tokens of a completion.
 
         Raises:
-            InputError: the context holds no completion of `max_tokens`.
+            InputError: a completion of `max_tokens` does not fit into the context.
         """
         limit = FINITE_LIMIT if max_prompt_tokens is None else max_prompt_tokens
         if context is None or limit + max_tokens <= context:
@@ -83,7 +83,7 @@ class Lengths:
     Attributes:
         longest: upper bound of the prompts within the limit, in tokens; exact for up to
             `MAX_MEASURED` problems.
-        overlong: tokens of each prompt above the limit, by its place among the problems.
+        overlong: tokens of each prompt above the limit, by the problem's index.
     """
 
     longest: int
@@ -123,12 +123,12 @@ class PromptFilter:
 
     Args:
         encoder: makes the prompts.
-        limit: the longest prompt that is accepted.
-        drop: leave out problems whose prompt is above the limit; False: refuse them.
+        limit: the longest accepted prompt.
+        drop: drop problems whose prompt is above the limit; False: raise an error.
 
     Attributes:
         longest: upper bound of the prompts kept, in tokens.
-        dropped: number of problems left out.
+        dropped: number of problems dropped.
     """
 
     def __init__(self, encoder: PromptEncoder, limit: PromptLimit, *, drop: bool) -> None:
@@ -153,11 +153,11 @@ class PromptFilter:
         return [p for place, p in enumerate(problems) if place not in lengths.overlong]
 
     def bound_endless(self, sample: Sequence[Problem], least: int) -> None:
-        """Set the bound for the prompts of an endless source: at least `least` tokens, one and a
-        half times the longest of a sample, and never more than the limit.
+        """Set the bound for the prompts of an endless source: 1.5 times the longest of a sample, at
+        least `least` tokens, and at most the limit.
 
         Raises:
-            InputError: as `keep`.
+            InputError: see `keep`.
         """
         lengths = measure_prompts(self.encoder, sample, self.limit)
         self._check(sample, lengths.overlong)
@@ -166,7 +166,7 @@ class PromptFilter:
         )
 
     def _check(self, problems: Sequence[Problem], overlong: dict[int, int]) -> None:
-        """Refuse overlong prompts, unless they are to be dropped and others remain."""
+        """Reject overlong prompts, unless they are to be dropped and others remain."""
         if overlong and (not self.drop or len(overlong) == len(problems)):
             longest = max(overlong, key=overlong.__getitem__)
             counts = f"; {len(overlong):,} of {len(problems):,} prompts are too long"
@@ -176,7 +176,7 @@ class PromptFilter:
         """The prompt of a problem.
 
         Raises:
-            InputError: it is longer than `longest`, as an endless source may draw it.
+            InputError: it is longer than `longest`, which is possible for an endless source.
         """
         ids = self.encoder.encode(problem.prompt, problem.where)
         if len(ids) > self.limit.tokens:
@@ -191,12 +191,12 @@ class PromptFilter:
         return ids
 
     def accepts(self, problem: Problem) -> bool:
-        """False if the problem of an endless source is to be skipped."""
+        """False if a problem of an endless source must be skipped."""
         return not self.drop or len(self.encoder.encode(problem.prompt)) <= self.longest
 
 
 def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:
-    """[problems] int64, an upper bound of each prompt's tokens by the bytes of its statement."""
+    """[problems] int64, an upper bound of each prompt's tokens from the bytes of its statement."""
     empty = len(encoder.encode("?")) + _SLACK
     turn = 0  # tokens that the template may add for a message
     if any(problem.messages for problem in problems):

@@ -35,13 +35,13 @@ ALIASES = {
     "answer": ("final_answer", "expected_answer"),
     "difficulty": ("level",),
 }
-# Names of the answer in some sets, and of something else in others: of a derivation, a program, or
-# what only the user's own reward reads. They are read where a row has no other answer and no tests,
-# and stay in the metadata.
+# Names of the answer in some sets, but of something else in others: a derivation, a program, or
+# data for a user-defined reward. They are read if a row has no other answer and no tests, and are
+# kept in the metadata.
 UNSURE = ("ground_truth", "solution")
-MAX_ANSWER = 200  # characters of a text without a box that is an answer rather than a derivation
+MAX_ANSWER = 200  # longest text without a box that counts as an answer, not a derivation
 ROLES = ("system", "user", "assistant")
-# Names in the metadata that a stage of curation reads; `data.fields` can map these too.
+# Names in the metadata read by curation; `data.fields` can map these too.
 METADATA_FIELDS = ("solutions",)
 
 
@@ -50,10 +50,10 @@ class RowRules:
     """Rules for reading rows as problems.
 
     Args:
-        fields: names of a row's columns by field of a Problem, where they differ.
+        fields: names of a row's columns by field of a Problem, if different.
         domain: domain of every row; None: each row's own (`data.domain`).
         domains: the known domains, with the columns that they need (`verifier.domains`).
-        gradable: refuse rows without the columns that their domain needs.
+        gradable: reject rows without the columns that their domain needs.
         key: the key of the config that holds `fields`, for messages.
     """
 
@@ -88,13 +88,13 @@ def load_problems(
         split: the problems to train on, or to evaluate with. Files have no splits; no problem of a
             generated source is in both.
         limit: maximum number of problems, evenly spaced over the source (which may be sorted);
-            required for the generated sources, which are endless.
+            required for generated sources, which are endless.
         seed: seed of the generated sources.
         domains: the known domains (`verifier.domains`).
 
     Raises:
         InputError: no such source, a damaged file, a row that cannot be graded, an unknown domain,
-            an unknown name in `fields`, or too few different generated problems.
+            an unknown name in `fields`, or too few distinct generated problems.
     """
     mapped = config.fields, "data.fields"
     if split == "test" and config.eval_fields is not None:
@@ -134,7 +134,7 @@ def load_problems(
         hub_split = config.split if split == "train" else config.eval_split
         is_file = source.endswith(ENDINGS)
         stem = Path(source).name.partition(".")[0] if is_file else source
-        # A run may read both splits of a dataset: their rows are different problems.
+        # A run may read both splits of a dataset, whose rows are different problems.
         prefix = stem if is_file else f"{stem}-{hub_split}"
         rules = RowRules(mapped[0], config.domain, domains, key=mapped[1])
         problems = _row_problems(read_rows(source, hub_split), rules, stem, prefix)
@@ -204,7 +204,7 @@ def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
 
 
 def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iterator[Problem]:
-    size, unfit = 1000, 0  # 200 draws hold a test problem, except in 1 of 10¹¹ cases
+    size, unfit = 1000, 0  # 200 draws contain a test problem, except in 1 of 10¹¹ cases
     for start in range(seed, 2**63, size):
         for row in create_dataset(name, size=size, seed=start):
             statement, answer = row["question"].strip(), row["answer"]
@@ -230,7 +230,7 @@ def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iter
 
 
 def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:
-    """The first `count` different problems; fewer if new problems become rare."""
+    """The first `count` distinct problems; fewer if new ones become rare."""
     found: dict[str, Problem] = {}
     for problem in islice(problems, 20 * count + 1000):
         found.setdefault(problem.id, problem)
@@ -248,7 +248,7 @@ def _row_problems(
         rows: each with its location.
         rules: rules for reading them.
         source: name of the source, for problems that name none.
-        prefix: with a row's number, the id of a problem without an id of its own.
+        prefix: with the row's number, the id of a problem without an id.
     """
     problems: dict[str, Problem] = {}
     names: set[str] = set()
@@ -275,7 +275,7 @@ def parse_problem(
     """One row as a Problem; all values without a field in Problem go into `metadata`.
 
     Raises:
-        InputError: no statement, an unknown domain, tests of no known form, or, if the problem must
+        InputError: no statement, an unknown domain, tests of unknown form, or, if the problem must
             be gradable, no value in a column that its domain needs.
     """
     rest = {name: value for name, value in row.items() if value is not None}
@@ -300,7 +300,7 @@ def parse_problem(
         for name in rules.domains[domain].needs:
             if not {"answer": answer, "tests": tests}[name]:
                 raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
-    # Tests and references that are JSON text were decoded after the row was read.
+    # Tests and references given as JSON text were decoded after the row was read.
     encodable({"problem": statement, "answer": answer, "tests": tests}, where)
     is_program = bool(tests) or rules.domains[domain].verifier == "code"
     language, level = _language(values["language"], is_program), _level(values["difficulty"])
@@ -336,10 +336,10 @@ def _row_columns(row: dict[str, Any], rules: RowRules) -> str:
 
 
 def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
-    """(statement, messages) of a problem, which is a text or the messages of a chat.
+    """(statement, messages) of a problem, which is a text or a chat's messages.
 
     Raises:
-        InputError: a list that is no chat.
+        InputError: a list that is not a chat.
     """
     if not isinstance(value, list | tuple):
         return value, None
@@ -350,7 +350,7 @@ def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
         )
         if role not in ROLES or not isinstance(content, str):
             raise InputError(
-                f"{where}: message {place} of the prompt is no chat message: it needs a `role`, "
+                f"{where}: message {place} of the prompt is not a chat message: it needs a `role`, "
                 f"one of {', '.join(ROLES)}, and a `content` that is text"
             )
         messages.append({"role": role, "content": content})
@@ -374,7 +374,7 @@ def _domain(value: Any, where: str, rules: RowRules) -> str | None:
 
 
 def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> str:
-    """The fault of a row without a column that its domain needs."""
+    """What is wrong with a row that lacks a column needed by its domain."""
     says = _row_columns(row, rules)
     name = rules.fields.get(column, column)
     if column == "tests":
@@ -389,8 +389,8 @@ def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> 
 
 
 def answer_text(value: Any) -> str | None:
-    """The reference answer as text; in GSM8K's worked answers the number after `####`. None for a
-    value that is no answer, NaN and infinity among them; of a list of one value, that value's."""
+    """The reference answer as text; in GSM8K's worked answers, the number after `####`. None for a
+    value that is not an answer, such as NaN or infinity; for a list of one value, that value's."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, float) and value.is_integer():
@@ -403,8 +403,8 @@ def answer_text(value: Any) -> str | None:
 
 
 def _stated(value: Any) -> str | None:
-    """The answer that a column states which may hold a derivation: its last box, the text after
-    `####`, or the whole of a short line."""
+    """The answer in a column that may hold a derivation: its last box, the text after `####`, or
+    all of a short line."""
     answer = answer_text(value)
     if not answer or not isinstance(value, str) or "####" in value:
         return answer
@@ -414,7 +414,7 @@ def _stated(value: Any) -> str | None:
 
 
 def _language(value: Any, is_program: bool) -> str | None:
-    """The statement's language; in rows for programs, `language` is often the program's."""
+    """The statement's language; in programming rows, `language` is often the program's."""
     if is_program:
         return value if value in LANGUAGES else None
     return value if isinstance(value, str) and re.fullmatch("[a-z]{2}", value) else None

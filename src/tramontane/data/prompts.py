@@ -1,4 +1,4 @@
-"""Turns problem statements into the prompt tokens that the model continues.
+"""Turns problem statements into prompt tokens.
 
 The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
 """
@@ -31,7 +31,7 @@ and the summary in the language of the task.
 Task:
 """
 
-# Pairs that published models have as tokens, the paper's first: DeepSeek-R1, Qwen3 and many others;
+# Pairs that are tokens of published models, the paper's first: DeepSeek-R1, Qwen3 and many others;
 # Magistral 1.2; Command A Reasoning; Seed-OSS; Kimi-VL; OpenThinker.
 KNOWN_TAGS = (
     PAPER_TAGS,
@@ -68,22 +68,22 @@ def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> s
 class PromptEncoder:
     """Turns problem statements into prompts for one model.
 
-    A chat template may write the beginning of the response into its prompt: the opening thinking
-    tag (DeepSeek-R1, QwQ, Qwen3-Thinking), or an empty pair of tags (Qwen3 with `enable_thinking:
-    false`). This beginning and `response_prefix` are the start of every response's text, so that
-    formats, lengths of thoughts and rewards see whole responses (`response`).
+    A chat template may write the start of the response into its prompt: the opening thinking tag
+    (DeepSeek-R1, QwQ, Qwen3-Thinking), or an empty pair of tags (Qwen3 with `enable_thinking:
+    false`). This and `response_prefix` are prepended to every response's text, so that formats,
+    thought lengths and rewards see whole responses (`response`).
 
     Args:
         tokenizer: the model's.
-        config: system prompt, chat template and its variables, beginning of the response. A given
-            template becomes the tokenizer's.
-        tags: the thinking tags; None: those that the tokenizer has (`find_tags`).
+        config: system prompt, chat template and its variables, start of the response. A given
+            template replaces the tokenizer's.
+        tags: the thinking tags; None: the tokenizer's (`find_tags`).
 
     Attributes:
         tags: the thinking tags of the responses.
 
     Raises:
-        InputError: a template that fails or leaves the problem out; `chat_template_kwargs` that the
+        InputError: a template that fails or omits the problem; `chat_template_kwargs` that the
             template does not read; a second opening thinking tag in `response_prefix`.
     """
 
@@ -107,7 +107,7 @@ class PromptEncoder:
 
     @cached_property
     def opened(self) -> str:
-        """The beginning of the response that the chat template writes; usually empty."""
+        """The start of the response written by the chat template; usually empty."""
         opening, closing = map(re.escape, self.tags)
         found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", self._templated(_PROBE))
         return found[0] if found else ""
@@ -121,24 +121,25 @@ class PromptEncoder:
         """The text before a completion, by the tokenizer's chat template.
 
         A chat's own system message replaces the configured one. A base model without a template
-        reads the system text (by default the package's, since nothing else describes the format),
+        gets the system text (by default the package's, since nothing else describes the format),
         the messages, and a line break. If the template has no system role, the system text precedes
         the first message.
 
         Args:
             prompt: a statement or a chat.
-            where: the row that it comes from, for messages.
+            where: the row it comes from, for messages.
 
         Raises:
-            InputError: the chat template refuses the prompt, as one whose roles do not alternate.
+            InputError: the chat template rejects the prompt, e.g. because roles do not alternate.
         """
         return self._templated(prompt, where) + self.config.response_prefix
 
     def check_chats(self, problems: Iterable[Problem]) -> None:
-        """Render one chat of each order of roles among the problems; templates refuse no others.
+        """Render one chat for each order of roles among the problems, since templates only reject
+        orders of roles.
 
         Raises:
-            InputError: as `render`.
+            InputError: see `render`.
         """
         seen: set[tuple[str, ...]] = set()
         for problem in problems:
@@ -148,17 +149,17 @@ class PromptEncoder:
                 self.render(problem.prompt, problem.where)
 
     def encode(self, prompt: Prompt, where: str = "") -> list[int]:
-        """Token ids of `render`, which begin with BOS if the tokenizer or the template writes it,
+        """Token ids of `render`, which start with BOS if the tokenizer or the template writes it,
         and do not end with EOS.
 
-        Special tokens are the template's and the config's alone: those in a row's text are encoded
-        as text (`allow_special_tokens`). Only the thinking tags in its system and assistant
-        messages are tokens, as the system prompt of Magistral 1.2 needs them.
+        Only the template and the config may write special tokens: those in a row's text are encoded
+        as text (`allow_special_tokens`), except thinking tags in system and assistant messages,
+        which the system prompt of Magistral 1.2 needs.
         """
         return self.encode_all([prompt], [where])[0]
 
     def encode_all(self, prompts: Sequence[Prompt], where: Iterable[str] = ()) -> list[list[int]]:
-        """`encode` for many prompts, which the tokenizer may split over threads."""
+        """`encode` for many prompts, which the tokenizer may process in parallel."""
         places = chain(where, repeat(""))
         texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=False)]
         encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -169,8 +170,8 @@ class PromptEncoder:
 
     @cached_property
     def _first_tokens(self) -> list[int]:
-        """The tokens that a tokenizer without a template puts before every text: mostly BOS. What
-        it puts after a text ends texts, and a prompt does not end."""
+        """The tokens that a tokenizer without a template puts before every text, usually BOS. Those
+        after a text are omitted, since a prompt does not end there."""
         if self.tokenizer.chat_template is not None:
             return []
         bare: list[int] = self.tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
@@ -191,10 +192,10 @@ class PromptEncoder:
         return any(map(self._special.search, contents))
 
     def _encode_as_text(self, prompt: Prompt) -> list[int]:
-        """`encode` of a prompt with special tokens in its own text.
+        """`encode` for a prompt with special tokens in its own text.
 
-        A mark stands for each while the template is applied, which tells them from the template's.
-        The whole text is encoded as it would be otherwise, and only their tokens are replaced.
+        While the template is applied, a mark replaces each, to distinguish them from the
+        template's. The whole text is then encoded as usual, and only their tokens are replaced.
         """
         if not self.tokenizer.is_fast:
             raise InputError(
@@ -241,7 +242,7 @@ class PromptEncoder:
     def _templated(self, prompt: Prompt, where: str = "") -> str:
         try:
             return self._by_template(prompt)
-        except Exception as error:  # whatever the template's own operations raise
+        except Exception as error:  # a template may raise anything
             roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
             row = f"{where}: " if where else ""
             raise InputError(
@@ -282,7 +283,7 @@ class PromptEncoder:
             text = self._by_template(_PROBE)
         except TemplateSyntaxError as error:
             raise InputError(f"{name}: line {error.lineno}: {error.message}") from None
-        except Exception as error:  # whatever its operations raise, such as a division by 0
+        except Exception as error:  # a template may raise anything, e.g. a division by 0
             said = error if isinstance(error, TemplateError) else repr(error)
             raise InputError(f"{name}: cannot write a prompt: {said}") from None
         if given and _PROBE not in text:

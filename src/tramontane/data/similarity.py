@@ -1,14 +1,14 @@
 r"""Similarity of two statements, and an index of the statements seen so far.
 
-Statements are compared in a common spelling, which never changes the statements themselves. Two
-with the same spelling are exact duplicates. Near duplicates share most of their five-character
-pieces (Jaccard index). MinHash (Broder, 1997) with locality-sensitive hashing over bands finds
-candidates, which are then compared exactly. Maths problems that differ in a number or a sign are
-different, so near duplicates must have the same numbers and signs.
+Statements are compared in a normal spelling, without changing them. Two with the same spelling are
+exact duplicates. Near duplicates share most of their five-character pieces (Jaccard index). MinHash
+(Broder, 1997) with locality-sensitive hashing over bands finds candidates, which are then compared
+exactly. Maths problems that differ in a number or a sign are different, so near duplicates must
+have the same numbers and signs.
 
-No library is used for the index: the known ones hold a dictionary entry for each band and problem,
-and cannot continue from the files of a killed process. The sorted arrays here take 12 bytes per
-band and problem.
+No library is used for the index: known ones hold a dictionary entry for each band and problem, and
+cannot resume from a killed process's files. The sorted arrays here take 12 bytes per band and
+problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 Keys = npt.NDArray[np.uint64]
 PIECE = 5  # characters
 BANDS = 16
-MAX_CANDIDATES = 64  # compared with one statement, which bounds the time for hostile sets
+MAX_CANDIDATES = 64  # per statement, to bound the time for hostile sets
 _SEED = 20_250_612
 
 _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -51,7 +51,7 @@ _SPELLINGS = [
 
 
 def spelling(text: str) -> str:
-    """A statement in the compared form: NFKC, lower case, one way to write spaces and LaTeX."""
+    """A statement in normal spelling: NFKC, lower case, uniform spaces and LaTeX."""
     text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+", lambda m: f"^{m[0].translate(_SUPER)}", text)
     text = re.sub("(?<=[0-9])(?=[¼-¾⅐-⅞])", " ", text)  # 1½ is not 11/2
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -103,18 +103,18 @@ def similarity(a: str, b: str) -> float:
 
 
 class Copy(NamedTuple):
-    """A statement that is an original's, or nearly: the original's place, and the similarity."""
+    """A copy or near copy of an original: the original's index, and the similarity."""
 
     original: int
     similarity: float
 
 
 class Originals:
-    """Statements, and the copies of them among others.
+    """Statements, and a search for copies of them.
 
     Args:
         statements: the originals.
-        threshold, same_numbers: as in `SimilarityIndex`.
+        threshold, same_numbers: see `SimilarityIndex`.
     """
 
     def __init__(self, statements: Iterable[str], threshold: float, same_numbers: bool) -> None:
@@ -125,10 +125,10 @@ class Originals:
         self._index.add(np.array(keys, dtype=np.uint64), range(len(keys)))
 
     def copies(self, statements: Sequence[str]) -> list[Copy | None]:
-        """For each statement the first original that it is a copy of."""
+        """For each statement, the first original that it copies, if any."""
         found: list[Copy | None] = [None] * len(statements)
         spelt = {place: spelling(statement) for place, statement in enumerate(statements)}
-        if self._index.same_numbers:  # most others are told apart by these
+        if self._index.same_numbers:  # rules out most others
             spelt = {place: s for place, s in spelt.items() if numbers(s) in self._numbers}
         if spelt:
             keys = np.array([self._index.keys(text) for text in spelt.values()], dtype=np.uint64)
@@ -151,10 +151,10 @@ THRESHOLD = 0.8  # similarity of near copies with the same numbers
 
 
 def near_copies(statements: Sequence[str], originals: Sequence[str]) -> dict[int, Copy]:
-    """The statements that are among the originals, or nearly, by their places; the similarity is at
-    least `THRESHOLD`, and the numbers are the same.
+    """The statements, by index, that are copies or near copies of originals, with a similarity of
+    at least `THRESHOLD` and the same numbers.
 
-    Only statements with the digits of an original are compared, which are few of a large set.
+    Only statements with the same digits as an original are compared, which are few.
     """
     digits, known = [_digits(text) for text in statements], {_digits(text) for text in originals}
     suspects = [place for place, found in enumerate(digits) if found in known]
@@ -204,8 +204,8 @@ class SimilarityIndex:
         return np.array([exact, *(_hash(band.tobytes(), kind) for band in least)], dtype=np.uint64)
 
     def find(self, keys: Keys) -> list[list[int]]:
-        """For each row of `keys`, the items that share a key with it, in the order of adding, those
-        of the same spelling first."""
+        """For each row of `keys`, the items that share a key with it, in order of addition, those
+        with the same spelling first."""
         exact, near = ([set[int]() for _ in keys] for _ in range(2))
         for column, table in enumerate(self._tables):
             table.find(keys[:, column], near if column else exact)

@@ -1,4 +1,4 @@
-"""The endless stream of training problems, whose position a checkpoint saves and restores."""
+"""The endless stream of training problems, with a position that checkpoints save and restore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tramontane.errors import InputError
 from tramontane.types import Problem
 
 # Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
-# one block, and memory never holds more.
+# only one block, and only one is in memory.
 BLOCK = 64  # problems
 MAX_SKIPPED = (
     100 * BLOCK
@@ -36,10 +36,10 @@ class ProblemStream:
 
     Attributes:
         problems: all problems of a finite source, in the source's order; None for an endless one.
-        accepts: False for problems of an endless source that `next` skips.
+        accepts: returns False for problems of an endless source to skip.
 
     Raises:
-        InputError: the errors of `load_problems`, before any problem is handed out.
+        InputError: see `load_problems`; before any problem is handed out.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ProblemStream:
         """The next problem.
 
         Raises:
-            InputError: `MAX_SKIPPED` problems of an endless source in a row are not accepted.
+            InputError: `MAX_SKIPPED` consecutive problems of an endless source are not accepted.
         """
         size = len(self.problems) if self.problems else BLOCK
         for _ in range(MAX_SKIPPED):
@@ -93,8 +93,7 @@ class ProblemStream:
         )
 
     def keep(self, problems: list[Problem]) -> None:
-        """Replace the problems of a finite source by a part of them, before the first is handed
-        out."""
+        """Restrict a finite source to some of its problems, before the first is handed out."""
         self.problems = problems
         self._block = (-1, ())
         self._fingerprint = self._digest()
@@ -107,7 +106,7 @@ class ProblemStream:
         """Continue at the position of `state`.
 
         Raises:
-            InputError: the state belongs to other data, another order or another seed.
+            InputError: the state belongs to different data, order or seed.
         """
         if state["data"] != self._fingerprint:
             raise InputError(

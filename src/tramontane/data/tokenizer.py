@@ -48,7 +48,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         show_progress=False,
     )
     texts = list(texts)
-    # Every prompt holds the system text, so its words count as often as the texts.
+    # Every prompt contains the system text, so it is added once per text.
     tokenizer.train_from_iterator(texts + [TINY_SYSTEM_PROMPT] * len(texts), trainer)
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in THINK])
     fast = PreTrainedTokenizerFast(

@@ -1,8 +1,8 @@
-"""Values of rows: text, numbers, truth values, null, lists and objects, as JSON has them.
+"""Values of rows: text, numbers, booleans, null, lists and objects, as in JSON.
 
-A run records its rows and sends them to other processes, so a value of any other type is converted
-where nothing is lost (NumPy and tensors, whole tables of pandas, decimal numbers), and refused by
-name otherwise: as text it would reach a reward with another type than the user gave it.
+A run records its rows and sends them to other processes, so other types are converted if nothing is
+lost (NumPy, tensors, pandas tables, decimal numbers), and otherwise rejected with an error:
+converted to text, they would reach a reward with a different type than the user gave.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Row = dict[str, Any]
 
 
 class UnknownType(TypeError):
-    """A value has no place in a row; the message begins with its type."""
+    """A value of a type not allowed in a row; the message begins with its type."""
 
 
 def plain(value: Any) -> Any:
     """The value in JSON's types. Tuples become lists, arrays and tensors nested lists.
 
     Raises:
-        UnknownType: the type has no equal among them.
+        UnknownType: the type has no JSON equivalent.
     """
     if value is None or type(value) in (str, int, bool, float):
         return value
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
     is_time = getattr(getattr(value, "dtype", None), "kind", None) in ("m", "M")
     if hasattr(value, "tolist") and not is_time:
         listed = value.tolist()
-        if type(listed) is not type(value):  # NumPy's longdouble has no equal
+        if type(listed) is not type(value):  # NumPy's longdouble has no equivalent
             return plain(listed)
     raise UnknownType(f"{_kind(value)}{_remedy(value)}")
 
@@ -58,8 +58,8 @@ def plain_row(row: Mapping[str, Any], where: str) -> Row:
     """A row in JSON's types.
 
     Raises:
-        InputError: a value of another type, or half of a surrogate pair; the message begins with
-            `where` and names the field.
+        InputError: a value of an unsupported type, or half of a surrogate pair; the message begins
+            with `where` and names the field.
     """
     found: Row = {}
     for name, value in row.items():
@@ -73,18 +73,17 @@ def plain_row(row: Mapping[str, Any], where: str) -> Row:
 
 
 def encodable(row: Row, where: str) -> Row:
-    """The row, whose text can be written as UTF-8.
+    """The row, if its text can be written as UTF-8.
 
     Raises:
-        InputError: half of a surrogate pair, as JSON's escapes can name it; the message names the
-            field.
+        InputError: half of a surrogate pair, which JSON escapes allow; the message names the field.
     """
     for name, value in row.items():
         if not is_encodable(value) or not is_encodable(name):
             shown = name.encode(errors="backslashreplace").decode()
             raise InputError(
                 f"{where}: field {shown!r} has half of a surrogate pair (\\ud800 to \\udfff), "
-                f"which is no character: remove it, or write the whole pair"
+                f"which is not a character: remove it, or write the whole pair"
             )
     return row
 
@@ -100,12 +99,12 @@ def is_encodable(value: Any) -> bool:
 
 
 def is_missing(value: Any) -> bool:
-    """True for null, and for NaN, which tables have in its place."""
+    """True for null, and for NaN, which tables have instead."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _number(value: Decimal) -> int | float:
-    """A decimal number as a whole number or a float that prints the same digits."""
+    """A decimal number as an integer, or as a float that prints the same digits."""
     if not value.is_finite():
         return float(value)
     if abs(value.adjusted()) < 300:

@@ -1,6 +1,7 @@
 """What completions depend on: settings, problems and weights.
 
-`NAME.json` next to `NAME.jsonl` records it, so that only the same evaluation continues the file.
+It is recorded in `NAME.json` next to `NAME.jsonl`, so that only the same evaluation can continue
+the file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tramontane.workplace import write_whole
 if TYPE_CHECKING:
     from tramontane.evaluation.checkpoint import Settings
 
-# They decide how fast completions are made, not which; the problems have a hash of their own.
+# These affect speed, not completions; the problems have their own hash.
 FREE = {"sampling": {"slots", "problems"}, "generator": {"workers"}, "verifier": {"workers"}}
 MODEL_FILES = (
     *("*.safetensors", "*.bin", "config.json", "generation_config.json"),
@@ -36,10 +37,10 @@ class Basis:
 
     Args:
         model: its path or name, and
-        source: that of the problems, for the reader: a checkpoint and a file may be moved.
+        source: of the problems; both for the reader only, as checkpoints and files may be moved.
         settings: sampling, prompts, generator and verifier, in JSON types.
         problems: hash of the problems, in order.
-        weights: hash of the files of a checkpoint folder; of a Hugging Face name, its commit.
+        weights: hash of a checkpoint folder's files; for a Hugging Face name, its commit.
     """
 
     model: str
@@ -72,7 +73,7 @@ class Basis:
         """Check that a file of completions, if there is one, has this basis.
 
         Raises:
-            InputError: it has another, or none that can be read.
+            InputError: it has a different one, or none that can be read.
         """
         record = record_of(file)
         begun = file.is_file() and file.stat().st_size > 0
@@ -93,11 +94,11 @@ class Basis:
             )
 
     def write(self, file: Path, figures: Mapping[str, Any]) -> None:
-        """Record the basis of a file of completions, and figures of them."""
+        """Record the basis of a file of completions, and their results."""
         write_whole(record_of(file), json.dumps(asdict(self) | dict(figures), indent=1) + "\n")
 
     def _changes(self, before: Mapping[str, Any]) -> list[str]:
-        """Differences from a recorded basis, in words."""
+        """Differences from a recorded basis, as text."""
         keys = [
             f"{part}.{key}"
             for part, values in self.settings.items()
@@ -111,7 +112,7 @@ class Basis:
 
 
 def record_of(file: Path) -> Path:
-    """The file that records the basis of a file of completions.
+    """The path of the file that records the basis of a file of completions.
 
     Raises:
         InputError: they would be the same file.
@@ -122,7 +123,7 @@ def record_of(file: Path) -> Path:
 
 
 def problems_hash(problems: Sequence[Problem]) -> str:
-    """Hash of problems: statements, answers, tests and all that verifiers read, in order."""
+    """Hash of problems: statements, answers, tests and everything that verifiers read, in order."""
     found = hashlib.sha256()
     for problem in problems:
         fields = asdict(problem)
@@ -132,8 +133,8 @@ def problems_hash(problems: Sequence[Problem]) -> str:
 
 
 def weights_hash(model: str) -> str:
-    """Hash of a model's weights, architecture and tokenizer by their content, so that a copy has
-    the same; `NAME@COMMIT` for a Hugging Face name."""
+    """Hash of the content of a model's weights, architecture and tokenizer, so that a copy has the
+    same hash; `NAME@COMMIT` for a Hugging Face name."""
     from tramontane.models import loading
 
     folder = Path(resolve(model)).expanduser()
@@ -148,7 +149,7 @@ def weights_hash(model: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _file_hash(file: Path, size: int, mtime_ns: int) -> str:
-    """Hash of a file, read once as long as size and time of change stay."""
+    """Hash of a file, read again only if its size or modification time changes."""
     found = hashlib.sha256()
     with file.open("rb") as content:
         while block := content.read(1 << 20):

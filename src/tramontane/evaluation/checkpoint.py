@@ -1,8 +1,8 @@
-"""Measure or sample a checkpoint as training would: the work behind `tramontane eval` and
-`tramontane generate`.
+"""Evaluate or sample a checkpoint as training would: implements `tramontane eval` and `tramontane
+generate`.
 
-The settings are those of a config; for a checkpoint of a run, by default those of the run. So the
-system prompt, the chat template's variables, the thinking tags, domains and rewards are the same.
+The settings are a config's; for a run's checkpoint, by default the run's, so that system prompt,
+chat template variables, thinking tags, domains and rewards are the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tramontane.workplace import owned_file
 if TYPE_CHECKING:
     from tramontane.data.prompts import PromptEncoder
 
-ENDLESS_PROBLEMS = 256  # problems drawn from an endless source, unless a number is given
+ENDLESS_PROBLEMS = 256  # default number of problems from an endless source
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -57,8 +57,8 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a checkpoint is sampled. A config gives other defaults: those of its `evaluation`
-    section, its `seed` and its last `l_max`.
+    """How a checkpoint is sampled. A config's `evaluation` section, `seed` and last `l_max` replace
+    the defaults.
 
     Args:
         problems: maximum number of problems; None: all of a finite source, 256 of an endless one.
@@ -67,7 +67,7 @@ class Sampling:
         top_p: the paper uses 1.0 for maths and 0.95 for code.
         top_k: 0 is off.
         max_tokens: maximum length of a completion, in tokens.
-        slots: completions generated at once.
+        slots: maximum number of completions generated at once.
         seed: for sampling and for generated sources.
     """
 
@@ -108,7 +108,7 @@ class Settings:
 
 
 def run_of(model: str | Path) -> Path | None:
-    """Folder of the run that a checkpoint (`RUN/checkpoints/step_N/weights`) is of, if any."""
+    """Folder of a checkpoint's run (`RUN/checkpoints/step_N/weights`), if any."""
     path = Path(find_weights(str(model))).expanduser().absolute()
     if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
         return None
@@ -126,9 +126,9 @@ def settings_for(
     """The settings for a checkpoint.
 
     Args:
-        model: as a config's `model`.
+        model: see a config's `model`.
         source: source of problems; None: the config's `data.eval`.
-        config: a config or the path of one; None: that of the run that the checkpoint is of.
+        config: a config or the path of one; None: that of the checkpoint's run.
         overrides: `key.sub=value` texts.
         options: keywords of the command.
 
@@ -140,7 +140,7 @@ def settings_for(
     raw = config.model_dump() if isinstance(config, Config) else read_settings(path) if path else {}
     data = raw.setdefault("data", {})
     if run and source not in (None, data.get("train"), data.get("eval")):
-        # The run's columns and domain are those of its data, not of this source.
+        # The run's columns and domain belong to its data, not to this source.
         kept = {*PromptConfig.model_fields, "sets"}
         raw["data"] = data = {k: v for k, v in data.items() if k in kept}
     if source is not None:
@@ -149,7 +149,7 @@ def settings_for(
         options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
     named = find_weights(str(model))
     if find_weights(str(raw.get("model"))) != named:
-        raw["tokenizer"] = None  # it belongs to the config's model; a run's checkpoints have theirs
+        raw["tokenizer"] = None  # the config's model's; a run's checkpoints have their own
     raw["model"] = named
     device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
     parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
@@ -183,19 +183,19 @@ def evaluate_checkpoint(
     split: Split = "test",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """Measure a checkpoint on the problems of `data.eval`.
+    """Evaluate a checkpoint on the problems of `data.eval`.
 
     Args:
         settings: see `settings_for`.
         write_to: JSONL file for every completion.
-        resume: continue the file that an earlier process with this basis began, and record the
-            basis next to it; False: replace the file.
+        resume: continue the file of an earlier process with the same basis, which is recorded next
+            to it; False: replace the file.
         split: problems to evaluate with, or to train on; no generated problem is in both.
         on_progress: called with (completions graded, completions in all).
 
     Raises:
-        InputError: no such model or data, a prompt that does not fit, or completions of another
-            basis in the file; before any work is done.
+        InputError: no such model or data, a prompt that does not fit, or completions with a
+            different basis in the file; before any work is done.
     """
     with owned_file(write_to, "evaluated") if write_to is not None else nullcontext():
         work = prepare(settings, problems_of(settings, split))
@@ -211,7 +211,7 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
     """The problems of `data.eval`.
 
     Raises:
-        InputError: as `load_problems`.
+        InputError: see `load_problems`.
     """
     config, sampling = settings.config, settings.sampling
     source = config.data.eval or config.data.train
@@ -227,7 +227,7 @@ def problems_of(settings: Settings, split: Split = "test") -> list[Problem]:
 
 
 def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
-    """Check that a checkpoint can be measured on problems; its weights are not read.
+    """Check that a checkpoint can be evaluated on problems, without reading its weights.
 
     Raises:
         InputError: no such model or device, or a prompt that does not fit.
@@ -253,16 +253,16 @@ def continue_evaluation(
     file: Path,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """Measure a checkpoint, or what is left of it: whole problems in the file are kept.
+    """Evaluate a checkpoint, resuming a partial evaluation: complete problems in the file are kept.
 
     Args:
         settings: see `settings_for`.
-        work: made of them by `prepare`.
-        file: JSONL of completions, which the caller owns; the basis and the figures are next to it.
+        work: from `prepare` with the same settings.
+        file: JSONL of completions, which the caller owns; basis and results are written next to it.
         on_progress: called with (completions graded, completions in all).
 
     Raises:
-        InputError: the file has completions of another basis.
+        InputError: the file has completions with a different basis.
     """
     basis, samples = Basis.of(settings, work.problems), work.plan.samples
     basis.check(file)
@@ -297,7 +297,7 @@ def _evaluate_here(
     record: CompletionsFile | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
-    """Measure with one generator in this process."""
+    """Evaluate with one generator in this process."""
     from tramontane.generator import load_generator
     from tramontane.verifier import VerifierPool
 
@@ -344,7 +344,7 @@ def sample_checkpoint(settings: Settings, prompt: Prompt, n: int) -> list[str]:
 
 @contextmanager
 def as_source(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """A file with these rows, while they are evaluated."""
+    """A temporary file with these rows."""
     with temporary_folder("eval") as folder:
         file = Path(folder) / f"data{PYTHON_ROWS}"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

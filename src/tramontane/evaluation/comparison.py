@@ -1,9 +1,9 @@
-"""Several models on several suites: every completion kept, figures side by side, and each model's
-difference from the first, problem by problem.
+"""Compares several models on several suites: keeps every completion, and tabulates results and each
+model's difference from the first, problem by problem.
 
 The folder holds, for each suite and model, `SUITE/MODEL.jsonl` (completions) and `SUITE/MODEL.json`
-(settings and figures), and in all `comparison.md`, `comparison.html` and, for each model,
-`MODEL.card.yaml`: its results as the front matter of a model card.
+(settings and results); `comparison.md` and `comparison.html`; and for each model `MODEL.card.yaml`,
+its results as the front matter of a model card.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Measured:
     Args:
         result: the figures.
         difference: from the first model on the same problems; None for the first itself.
-        left_out: problems of the suite that are not in the figures, since their prompts are too
-            long for one of the models (`data.overlong_prompts: drop`).
+        left_out: problems of the suite that are excluded, since their prompts are too long for one
+            of the models (`data.overlong_prompts: drop`).
     """
 
     result: EvaluationResult
@@ -60,12 +60,12 @@ Plan = Mapping[str, Mapping[str, Settings]]  # likewise
 
 @dataclass(frozen=True)
 class PreparedSuite:
-    """One suite, whose problems are loaded and checked.
+    """One suite, with its problems loaded and checked.
 
     Args:
         works: by model, the problems whose prompts fit.
         common: ids of the problems whose prompts fit for every model.
-        left_out: number of the others.
+        left_out: number of the other problems.
     """
 
     works: dict[str, Work]
@@ -79,18 +79,18 @@ def compare(
     *,
     on_progress: Progress = lambda suite, model, done, total: None,
 ) -> Comparison:
-    """Measure every model on every suite, and write the folder.
+    """Evaluate every model on every suite, and write the folder.
 
-    What an earlier process finished is kept: whole evaluations, and whole problems of the one that
-    it was at. All input is loaded and checked before the first completion.
+    Results of an earlier process are kept: complete evaluations, and complete problems of an
+    unfinished one. All input is loaded and checked before the first completion.
 
     Args:
-        plan: the settings by suite, then by model; the first model is what others are compared to.
-        out: the folder, made if missing.
+        plan: the settings by suite, then by model; the others are compared to the first model.
+        out: the folder, created if missing.
         on_progress: called as completions are graded.
 
     Raises:
-        InputError: as `prepare_suites`, or the folder holds completions of another basis.
+        InputError: see `prepare_suites`; or the folder holds completions with a different basis.
     """
     with owned_folder(out, "compared"):
         return _compare(plan, out, on_progress)
@@ -127,7 +127,7 @@ def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
 
     Raises:
         InputError: no such model, source or device, a prompt that does not fit, or models that
-            would not be measured on the same problems.
+            would not be evaluated on the same problems.
     """
     found = {}
     problems_of_suites = {suite: _load(suite, models) for suite, models in plan.items()}
@@ -147,7 +147,8 @@ def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
 
 
 def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]]:
-    """A suite's problems by model; a source that several models read alike is loaded once."""
+    """A suite's problems by model; a source that several models read with the same settings is
+    loaded once."""
     by_settings: dict[str, list[Problem]] = {}
     found = {}
     for model, settings in models.items():
@@ -168,21 +169,21 @@ def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]
 
 
 def labels(models: Sequence[str]) -> dict[str, str]:
-    """Models by label. `LABEL=MODEL` names the label; by default it is the end of the path, or, for
-    a run's checkpoint, the run and the step.
+    """Models by label. `LABEL=MODEL` sets the label; the default is the end of the path, or, for a
+    run's checkpoint, the run and the step.
 
     Raises:
-        InputError: two models with one label.
+        InputError: two models with the same label.
     """
     return _by_label(models, _label, "LABEL", "model")
 
 
 def suites(sources: Sequence[str]) -> dict[str, str]:
-    """Suites, or sources of problems, by name. `NAME=SOURCE` names it; by default it is the suite's
-    name, or the end of the path.
+    """Suites, or sources of problems, by name. `NAME=SOURCE` sets the name; the default is the
+    suite's name, or the end of the path.
 
     Raises:
-        InputError: two with one name.
+        InputError: two with the same name.
     """
     return _by_label(sources, _suite_name, "NAME", "source of problems")
 
@@ -220,7 +221,7 @@ def _suite_name(source: str) -> str:
 
 
 def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
-    """The figures of one suite by model, from the rows of their common problems."""
+    """The results of one suite by model, from the rows of their common problems."""
     first, found = counts_of(next(iter(rows.values()))), {}
     for place, (model, of_model) in enumerate(rows.items()):
         difference = paired_difference(first, counts_of(of_model)) if place else None
@@ -243,7 +244,7 @@ def markdown(found: Comparison) -> str:
 
 
 def _tables(found: Comparison) -> list[dict[str, Any]]:
-    """Values for the templates: one table for each suite."""
+    """Values for the templates: one table per suite."""
     tables = []
     for suite, models in found.items():
         rows = []

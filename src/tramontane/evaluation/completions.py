@@ -1,4 +1,4 @@
-"""The file of an evaluation's completions, which an interrupted evaluation continues."""
+"""The file of an evaluation's completions, which an interrupted evaluation can continue."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class CompletionsFile:
 
     Args:
         path: the file.
-        resume: keep the rows that an earlier process wrote; otherwise the file is replaced.
-        samples: completions of each problem. Rows after the last whole problem, and a line that
-            was cut off, are dropped.
+        resume: keep an earlier process's rows; otherwise the file is replaced.
+        samples: completions of each problem. Rows after the last complete problem, and a truncated
+            line, are dropped.
 
     Attributes:
         rows: the rows that were kept.
@@ -40,10 +40,10 @@ class CompletionsFile:
         self._file.truncate(kept)
 
     def check(self, problems: Sequence[Problem], samples: int) -> None:
-        """Check that the kept rows are of these problems, `samples` of each, in order.
+        """Check that the kept rows belong to these problems, `samples` of each, in order.
 
         Raises:
-            InputError: a row is of another problem.
+            InputError: a row belongs to a different problem.
         """
         for place, row in enumerate(self.rows):
             due = problems[place // samples] if place < len(problems) * samples else None
@@ -66,7 +66,7 @@ class CompletionsFile:
         self._file.close()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append rows; they are on disk when this returns, so a killed process loses none."""
+        """Append rows, which are flushed to disk, so a killed process loses none."""
         self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         self._file.flush()
 

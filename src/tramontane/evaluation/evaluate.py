@@ -1,4 +1,4 @@
-"""Measure a model: sample every problem several times, grade the completions, and count.
+"""Evaluate a model: sample every problem several times, grade the completions, and count.
 
 `tramontane eval` and the measurements before and after a training run use the same code.
 """
@@ -39,7 +39,7 @@ VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 
 
 class Sampler(Protocol):
-    """The part of a generator that evaluation needs."""
+    """The part of a generator's interface that evaluation needs."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase: ...
@@ -52,7 +52,7 @@ class Sampler(Protocol):
 
 
 class Scorer(Protocol):
-    """The part of a verifier pool that evaluation needs."""
+    """The part of a verifier pool's interface that evaluation needs."""
 
     def score(self, problem: Problem, responses: Responses) -> Future[list[Verdict]]: ...
 
@@ -66,7 +66,7 @@ class SamplingPlan:
     Args:
         samples: completions of each problem.
         sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
-        seed: with a problem's id and the sample's number, decides each completion's randomness.
+        seed: with a problem's id and the sample's number, determines each completion's randomness.
         encoder: makes the prompts; None: by the chat template alone.
     """
 
@@ -78,7 +78,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class Slice:
-    """Figures of the problems of one language, or of one difficulty."""
+    """Results for the problems of one language, or of one difficulty."""
 
     n_problems: int
     pass_at_1: Estimate
@@ -89,7 +89,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a model on a set of problems; docs/evaluation.md has every definition.
+    """Results of a model on a set of problems; docs/evaluation.md defines them all.
 
     Args:
         n_problems, samples: the number of problems, and of completions of each.
@@ -97,11 +97,11 @@ class EvaluationResult:
         pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over problems whose
             answers can be equal (not programs), and empty without them.
         format_rate: share of completions that are not malformed.
-        language_rate: share of completions with the language reward, malformed ones included.
+        language_rate: share of completions with the language reward, including malformed ones.
         mean_thinking_tokens: generated tokens between the thinking tags, over all completions.
         mean_completion_tokens: generated tokens, EOS included.
         length_limited_rate: share of completions cut at `max_tokens`.
-        unscorable_rate: share of completions that could not be judged; they count as not right.
+        unscorable_rate: share of completions that could not be judged; they count as wrong.
         by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
         malformed: the malformed completions, by the condition that failed.
     """
@@ -122,7 +122,7 @@ class EvaluationResult:
     malformed: Malformed
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, for JSON (where the keys `k` become text)."""
+        """Plain numbers, for JSON (where the keys `k` become strings)."""
         return asdict(self)
 
 
@@ -138,15 +138,14 @@ def evaluate(
 ) -> EvaluationResult:
     """Sample every problem, grade the completions, and count. Grading overlaps with generation.
 
-    Seven parameters: three workers' inputs, the plan, and three independent options.
 
     Args:
         generator: idle, with room for the longest prompt plus `plan.sampling.max_tokens`.
         pool: grades the completions of a problem together.
         problems: at least one.
         plan: number of completions, how they are drawn, and their seed.
-        write_to: JSONL file for every completion, in the order of the problems; one that an earlier
-            process began is continued (`CompletionsFile`).
+        write_to: JSONL file for every completion, in the order of the problems; a file begun by an
+            earlier process is continued (`CompletionsFile`).
         on_progress: called with (completions graded, completions in all).
         timeout_s: longest wait for the next verdicts once everything is generated, in seconds.
 
@@ -184,19 +183,19 @@ def request_seed(seed: int, problem: Problem, index: int) -> int:
 class Evaluation:
     """The completions of an evaluation: being generated, being graded, or finished rows.
 
-    `evaluate` drives a single generator through it, a training run the generators that it has.
+    `evaluate` drives it with a single generator, a training run with its own generators.
 
     Args:
         problems: at least one.
         plan: number of completions, how they are drawn, and their seed.
         pool: grades the completions of a problem together.
-        encoder: makes the prompts, and has the tokenizer that counts thinking tokens.
+        encoder: makes the prompts; its tokenizer counts thinking tokens.
         record: file for every completion; its problems are not generated again.
         on_progress: called with (completions graded, completions in all).
 
     Attributes:
-        generating: number of completions still to be taken.
-        grading: futures of the verdicts that are still to come, each with its problem's place.
+        generating: number of completions still being generated.
+        grading: futures of pending verdicts, each with its problem's index.
         rows: the finished rows, in the order of the problems.
 
     Raises:
@@ -219,7 +218,7 @@ class Evaluation:
         self.on_progress = on_progress or (lambda done, total: None)
         self.record = record
         self.rows: list[Row] = list(record.rows) if record else []
-        self._first = len(self.rows) // plan.samples  # problems that an earlier process finished
+        self._first = len(self.rows) // plan.samples  # problems finished by an earlier process
         self.generating = (len(problems) - self._first) * plan.samples
         self.grading: dict[Future[list[Verdict]], int] = {}
         self._thinking = ThinkingCounter(encoder.tokenizer, encoder.response)
@@ -228,7 +227,8 @@ class Evaluation:
         self._done = len(self.rows)
 
     def requests(self) -> list[Request]:
-        """All requests. Problem i is group −1 − i: negative numbers tell them from training's."""
+        """All requests. Problem i is group −1 − i: negative numbers distinguish them from
+        training's."""
         plan = self.plan
         return [
             Request(-1 - i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
@@ -238,7 +238,7 @@ class Evaluation:
         ]
 
     def take(self, completions: Iterable[Completion]) -> None:
-        """Hand a problem's completions to the pool once all of them have ended."""
+        """Pass a problem's completions to the pool once all of them have ended."""
         for completion in completions:
             self.generating -= 1
             place = -1 - completion.group
@@ -255,7 +255,7 @@ class Evaluation:
         self.collect()
 
     def collect(self) -> bool:
-        """Take the verdicts that are ready; returns True if there were any."""
+        """Take the finished verdicts; returns True if there were any."""
         done = [future for future in self.grading if future.done()]
         for future in done:
             self._graded[self.grading.pop(future)] = future.result()
@@ -299,7 +299,7 @@ class Evaluation:
 
 
 def summarize(rows: Sequence[Row]) -> EvaluationResult:
-    """Compute all figures from the rows that `evaluate` writes (the same number per `group`).
+    """Compute all results from the rows that `evaluate` writes (the same number per `group`).
 
     Raises:
         ValueError: no rows.
@@ -367,7 +367,7 @@ def hub_results(
 
 
 def _voted_domains(rows: Sequence[Row]) -> set[str]:
-    """Domains whose answers can be equal: not programs, and not what rewards alone judge."""
+    """Domains whose answers can be equal: not programs, and not domains judged by rewards alone."""
     answered = {row["domain"] for row in rows if row["answer"] is not None}
     return (answered | {"math"}) - {"code"}
 

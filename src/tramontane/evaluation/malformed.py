@@ -1,4 +1,4 @@
-"""Explains completions that lack the required format: what is missing, how often, and a remedy."""
+"""Explains malformed completions: what is missing, how often, and a remedy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SHOWN = 1200  # characters of the example
-REASONS = 5  # reasons that are listed
-FREQUENT = 0.5  # share of malformed completions from which a result is explained
+REASONS = 5  # maximum number of listed reasons
+FREQUENT = 0.5  # minimum share of malformed completions for an explanation
 
 _SFT = (
     "a model that has never seen the format learns it first from a few hundred examples "
     "(tramontane sft, cold_start)"
 )
 _LONGER = "allow longer completions (pipeline.l_max, --max-tokens)"
-# Remedies by the beginning of a reason, the first that fits.
+# Remedies by the start of a reason; the first match counts.
 REMEDIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "does not start with",
@@ -70,7 +70,7 @@ class Malformed:
         )
 
     def explain(self, completions: int) -> list[str]:
-        """Lines that explain a result in which malformed completions are frequent; else none.
+        """Lines that explain a result with many malformed completions; empty if there are few.
 
         Args:
             completions: number of completions in the evaluation.
@@ -92,7 +92,7 @@ class Malformed:
 
 
 def remedies(reason: str, *, cut_off: bool) -> list[str]:
-    """What to try against completions that are malformed for a reason, the cheapest first.
+    """Remedies for completions that are malformed for a given reason, the cheapest first.
 
     Args:
         reason: the failed condition.

@@ -1,7 +1,7 @@
 """pass@1, pass@k and maj@k with 95 % intervals, from counts alone.
 
-Samples of one problem are not independent, so every interval is clustered: each problem counts as
-one observation, its own rate (Miller 2024, arXiv 2411.00640).
+Samples of one problem are not independent, so every interval is clustered: each problem's rate
+counts as one observation (Miller 2024, arXiv 2411.00640).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def mean_interval(values: Sequence[float] | np.ndarray, samples: int = 1) -> Est
     estimated, the quantile is Student's with m − 1 degrees of freedom instead of the normal one.
 
     Args:
-        values: one for each problem, in [0, 1], e.g. the share of its samples that are right.
+        values: one per problem, in [0, 1], e.g. the share of its samples that are right.
         samples: number of samples behind each value.
 
     Raises:
-        ValueError: no problems at all.
+        ValueError: no problems.
     """
     x = np.asarray(values, dtype=np.float64)
     m = len(x)
@@ -100,8 +100,8 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def maj_at_k(votes: Sequence[str | None], right: Sequence[bool], k: int, seed: int = 0) -> float:
     """P(the most frequent answer among k of a problem's n samples is right).
 
-    Samples vote with their answer, `None` abstains. Among equally frequent answers the first seen
-    wins; without any vote the result is wrong. For k < n this is the mean over all subsets of k
+    Samples vote with their answer, `None` abstains. Among equally frequent answers the first one
+    wins; without votes the result is wrong. For k < n this is the mean over all subsets of k
     samples, or over MAX_SUBSETS seeded subsets if there are more.
 
     Args:

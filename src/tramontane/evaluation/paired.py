@@ -19,9 +19,9 @@ class Difference:
     Args:
         value: the mean over problems, in [−1, 1].
         low, high: its 95 % interval over problems of this kind.
-        p_value: probability of a difference at least as large, if neither model were better on any
+        p_value: probability of a difference at least this large if neither model were better on any
             problem (exact two-sided permutation test).
-        better, worse: number of problems that the second model solves more often, and less often.
+        better, worse: number of problems that the second model solves more often and less often.
         n_problems: number of problems.
     """
 
@@ -44,7 +44,7 @@ Counts = Mapping[str, tuple[int, int]]  # by problem: (right samples, samples)
 
 
 def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Right samples and all samples of each problem, by its id, from the rows of an evaluation."""
+    """Right samples and all samples of each problem, by id, from the rows of an evaluation."""
     counts: dict[str, tuple[int, int]] = {}
     for row in rows:
         right, n = counts.get(row["problem_id"], (0, 0))
@@ -55,12 +55,12 @@ def counts_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
 def paired_difference(first: Counts, second: Counts) -> Difference:
     """Compare two models by their rates on each problem.
 
-    The interval is Student's, with each problem's difference as one observation. If all problems
-    differ alike, their variance says nothing: the interval then has the width that Wilson's has for
-    a share without a single exception.
+    The interval is Student's, with each problem's difference as one observation. If all differences
+    are equal, their variance is uninformative: the interval then has the width of Wilson's for a
+    share of 0 or 1.
 
     Raises:
-        ValueError: no problems, or problems that only one of the models was measured on.
+        ValueError: no problems, or problems that only one of the models was evaluated on.
     """
     if first.keys() != second.keys():
         alone = sorted(first.keys() ^ second.keys())
@@ -96,9 +96,9 @@ def paired_difference(first: Counts, second: Counts) -> Difference:
 def sign_flip_p_value(differences: np.ndarray) -> float:
     """Exact two-sided p-value of the sum of differences, under all 2^m changes of their signs.
 
-    If the models were equally good on every problem, each difference could as well have the other
-    sign. The distribution of the sum is that of the product of m polynomials, multiplied in pairs,
-    by Fourier transforms where they are long: m log² m steps for each unit of the largest
+    If the models were equally good on every problem, each difference could equally have the
+    opposite sign. The distribution of the sum is that of the product of m polynomials, multiplied
+    in pairs, by Fourier transforms where they are long: m log² m steps for each unit of the largest
     difference, not 2^m. Their rounding errors add up to about 1e-15.
 
     Args:

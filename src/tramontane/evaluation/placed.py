@@ -1,6 +1,6 @@
-"""An evaluation by the generators and verifiers of a placement: several on threads, or Ray actors.
+"""Evaluation with the generators and verifiers of a placement: several threads, or Ray actors.
 
-A training run drives its measurements through the same `generate` and `grade`.
+Training runs use the same `generate` and `grade` for their measurements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger("tramontane")
 
 @dataclass(frozen=True)
 class Work:
-    """The problems of an evaluation, and how they are asked.
+    """The problems of an evaluation, and their sampling settings.
 
     Args:
         problems: at least one.
@@ -52,7 +52,7 @@ class Work:
 
 
 def is_placed(config: Config) -> bool:
-    """True if the config asks for more than one generator in this process."""
+    """True if the config requires more than one generator in this process."""
     return config.placement.kind != "thread" or config.generator.workers > 1
 
 
@@ -62,14 +62,14 @@ def evaluate_placed(
     record: CompletionsFile | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
-    """Start the generators and verifiers of the config's placement, measure, and end them.
+    """Start the generators and verifiers of the config's placement, evaluate, and end them.
 
-    A worker that is lost is replaced, as in training.
+    A lost worker is replaced, as in training.
 
     Raises:
-        InputError: no cluster at the address, or too little room in it.
+        InputError: no cluster at the address, or one that is too small.
         WorkerLost: a worker cannot be replaced.
-        WorkerStalled: a wait outlasted its timeout.
+        WorkerStalled: a wait exceeded its timeout.
     """
     from tramontane.placement.place import place
     from tramontane.run.interrupt import Interrupt
@@ -77,7 +77,7 @@ def evaluate_placed(
 
     config = _sized(config, work)
     with (
-        torch_threads(1),  # each worker has a thread of its own
+        torch_threads(1),  # each worker has its own thread
         closing(place(config, _note)) as placement,
         closing(_verifiers(config, work, placement)) as verifiers,
     ):
@@ -109,10 +109,10 @@ async def generate(
     generators: GeneratorPool,
     check: Callable[[Completion], None] = lambda completion: None,
 ) -> None:
-    """Have the generators complete all requests; verdicts are taken as they come.
+    """Have the generators complete all requests; verdicts are taken as they arrive.
 
     Args:
-        evaluation: used by one thread at a time: rows are made beside the event loop.
+        evaluation: used by one thread at a time; rows are made outside the event loop.
         generators: have slots for the longest completion.
         check: called with every completion.
 
@@ -122,7 +122,7 @@ async def generate(
     taking = asyncio.Lock()
 
     async def poll(generator: PooledGenerator) -> None:
-        """Waits for one generator, whose polls this task shares with the pipeline."""
+        """Wait for one generator, whose polls this task shares with the pipeline."""
         while generator.has_evaluation:
             completions = await generator.poll_evaluation()
             for completion in completions:
@@ -136,14 +136,14 @@ async def generate(
     tasks = [asyncio.create_task(poll(generator)) for generator in generators]
     try:
         await asyncio.gather(*tasks)
-    finally:  # if one fails, the others must not go on
+    finally:  # if one fails, the others must stop
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: TimeoutsConfig) -> None:
-    """Wait for the verdicts that are still to come.
+    """Wait for the pending verdicts.
 
     Raises:
         WorkerStalled: the verifiers returned no verdict within their timeout.
@@ -162,7 +162,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the sizes of the evaluation, and without a trainer to make room for."""
+    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
     samples, workers = work.plan.samples, config.generator.workers
     most = len(work.problems) * samples
     pipeline = config.pipeline.model_copy(
@@ -205,7 +205,7 @@ def _verifiers(config: Config, work: Work, placement: Placement) -> Verifiers:
 
     verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
     l_max = work.plan.sampling.max_tokens
-    if not config.placement.replaces_workers:  # the pool itself keeps its processes alive
+    if not config.placement.replaces_workers:  # the pool itself replaces its processes
         return VerifierPool(verifier, l_max, 0)
     make = partial(Grader, verifier, l_max, 0)
     return VerifierActors(
@@ -222,4 +222,4 @@ def _replaced(lost: WorkerLost) -> None:
 
 
 def _note(worker: str, **facts: Any) -> None:
-    """Ignore facts about workers, which a run logs for programs to read."""
+    """Ignore facts about workers, which only a run logs."""

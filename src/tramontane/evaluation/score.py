@@ -1,4 +1,4 @@
-"""Grade recorded responses with the code that training uses: a JSONL file in, a JSONL file out."""
+"""Grade recorded responses with the same code as in training: a JSONL file in, a JSONL file out."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from tramontane.verifier.custom import Response
 from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import check_file, owned_file
 
-WINDOW = 256  # rows being graded at once
+WINDOW = 256  # rows graded at once
 ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
 
 
 @dataclass
 class ScoreSummary:
     """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
-    a message for each row that could not be read; the number of rows of each id that occurs more
-    than once."""
+    a message for each unreadable row; the number of rows of each id that occurs more than once."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     unscorable: Counter[str] = field(default_factory=Counter)
@@ -63,21 +62,21 @@ def score_file(
 
     Args:
         path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
-            `language` (ISO 639-1) and `response_tokens`. For rewards of a whole group, rows with
-            one id that follow each other are a group.
+            `language` (ISO 639-1) and `response_tokens`. For rewards of a whole group, consecutive
+            rows with the same id are a group.
         out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
-            (the answer that was extracted, null if there is none). Each is
-            written as soon as all rows before it are graded; an existing file is replaced.
-        config: limits and weights; `workers`, if not set, is the number of cores.
+            (the extracted answer, null if there is none). Each is written as soon as all earlier
+            rows are graded; an existing file is replaced.
+        config: limits and weights; `workers` defaults to the number of cores.
         l_max: upper end of the length penalty, in tokens; None turns the penalty off.
         l_cache: tokens below `l_max` at which the penalty starts.
         progress: called with (rows done, rows in all).
 
-    A row that cannot be read is listed in `bad_rows` with its line, and does not stop the rest.
+    Unreadable rows are listed in `bad_rows` with their line numbers; the others are still graded.
 
     Raises:
-        InputError: no such file or folder, no rows, a file that is cut off or damaged, or a
-            verifier or reward that cannot be imported or fails; before anything is graded.
+        InputError: no such file or folder, no rows, a truncated or damaged file, or a verifier or
+            reward that cannot be imported or fails; before anything is graded.
     """
     path = Path(path)
     total = _check_files(path, out)
@@ -90,8 +89,8 @@ def score_file(
     with (
         owned_file(out, "scored") if out is not None else nullcontext(),
         VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
-        # Line by line: a command that is killed leaves whole rows. Half a surrogate pair becomes a
-        # JSON escape.
+        # Line by line, so that a killed command leaves complete rows. Half a surrogate pair becomes
+        # a JSON escape.
         open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
     ):
 
@@ -119,7 +118,7 @@ def score_file(
 def _parsed_rows(
     path: Path, domains: Mapping[str, DomainConfig], summary: ScoreSummary
 ) -> Iterator[tuple[Problem, Response]]:
-    """The rows of a file; those that cannot be read go to `summary.bad_rows`."""
+    """The rows of a file; unreadable ones go to `summary.bad_rows`."""
     for number, line in row_lines(path):
         try:
             problem, text, tokens = parse_row(line, domains)
@@ -132,7 +131,7 @@ def _parsed_rows(
 def _groups(
     rows: Iterable[tuple[Problem, Response]], grouped: bool
 ) -> Iterator[tuple[Problem, list[Response]]]:
-    """Rows of one id that follow each other, if `grouped`; else each row for itself."""
+    """Consecutive rows with the same id, if `grouped`; else single rows."""
     if not grouped:
         yield from ((problem, [response]) for problem, response in rows)
         return
@@ -142,7 +141,7 @@ def _groups(
 
 
 def _check_files(path: Path, out: str | Path | None) -> int:
-    """Refuse files that cannot be read or written; returns the number of rows."""
+    """Check that the files can be read and written; returns the number of rows."""
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if out is not None and Path(out).resolve() == path.resolve():
@@ -158,7 +157,8 @@ def _check_files(path: Path, out: str | Path | None) -> int:
 
 
 def row_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines; bytes that are not UTF-8 pass, so that `parse_object` can report them."""
+    """Numbered lines; bytes that are not UTF-8 are passed on, so that `parse_object` can report
+    them."""
     return read_lines(str(path), path, errors="surrogateescape")
 
 
@@ -190,8 +190,7 @@ def parse_row(
         domains: the known domains (`verifier.domains`).
 
     Raises:
-        InputError: not UTF-8, not JSON, an unknown domain, or a field that is missing or of the
-            wrong type.
+        InputError: not UTF-8, not JSON, an unknown domain, or a missing or wrongly typed field.
     """
     row = parse_object(line)
     if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
@@ -214,7 +213,7 @@ def parse_row(
     language = row.get("language")
     if not isinstance(language, str | None):
         raise InputError("language is of the wrong type (needed: str)")
-    # The `language` of a code row is its programming language; tests and fence tell that already.
+    # The `language` of a code row is its programming language, already known from tests and fence.
     spoken = language.lower() if language and len(language) == 2 else None
     tokens = 0 if row.get("response_tokens") is None else row["response_tokens"]
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:

@@ -2,8 +2,8 @@
 
 The protocols are the paper's (arXiv 2506.10910, section 5): temperature 0.7; top-p 1.0 for
 mathematics and GPQA, 0.95 for programs; 40,000 tokens for AIME and LiveCodeBench, 32,000 otherwise;
-64 samples of AIME and 16 of LiveCodeBench. It does not print the samples of the other sets: sets of
-a few hundred problems get 4 here, larger ones 1. Every part can be replaced by an option.
+64 samples of AIME and 16 of LiveCodeBench. It does not give the samples of the other sets: here,
+sets of a few hundred problems get 4, larger ones 1. Options can replace every part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Suite:
     """The protocol of one evaluation.
 
     Args:
-        data: source of the problems, mostly a short name (`data.catalog`).
+        data: source of the problems, usually a short name (`data.catalog`).
         samples: completions of each problem.
         max_tokens: longest completion, in tokens.
         top_p: probability mass that is sampled from.
@@ -53,25 +53,25 @@ SUITES: dict[str, Suite] = {
     "livecodebench_v6": Suite("livecodebench_v6", samples=16, max_tokens=40_000, top_p=0.95),
     "humaneval": Suite("humaneval", samples=4, top_p=0.95),
     "mbpp": Suite("mbpp", samples=4, top_p=0.95),
-    # What training does to other abilities.
+    # Effects of training on other abilities.
     "ifeval": Suite("ifeval", samples=1),
     "ifeval_loose": Suite("ifeval_loose", samples=1),
     "bfcl_simple": Suite("bfcl_simple", samples=1),
     "bfcl_multiple": Suite("bfcl_multiple", samples=1),
     "bfcl_parallel": Suite("bfcl_parallel", samples=1),
     "bfcl_parallel_multiple": Suite("bfcl_parallel_multiple", samples=1),
-    # The results list languages and levels; `data.playground` chooses them.
+    # The results list languages and levels, selected by `data.playground`.
     "playground": Suite("playground:", samples=4, max_tokens=512),
 }
 
 
 def suite_of(source: str) -> Suite | None:
-    """The suite that `NAME` or `NAME@FILE` stands for; None for any other source of problems."""
+    """The suite for `NAME` or `NAME@FILE`; None for any other source of problems."""
     return SUITES.get(source.partition("@")[0])
 
 
 def source_of(source: str) -> str:
-    """The source of problems behind `NAME` or `NAME@FILE`; any other source unchanged."""
+    """The source of problems for `NAME` or `NAME@FILE`; any other source unchanged."""
     name, _, file = source.partition("@")
     suite = SUITES.get(name)
     if suite is None:

@@ -1,4 +1,4 @@
-"""Counts the thinking tokens of completions from their token ids, without tokenising text again."""
+"""Counts the thinking tokens of completions from their token ids, without retokenising text."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class TagFinder:
     """Finds a tag among token ids, whether it is one token of the vocabulary or spelt by several.
 
     Every spelling of the tag has a token with a given character of the tag, so only the
-    neighbourhood of such tokens is decoded.
+    surroundings of such tokens are decoded.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
         self._tokenizer, self._tag = tokenizer, tag
         self._reach = len(tag.encode())  # a tag has at most this many tokens
-        # Outside ASCII, vocabularies spell characters as bytes, and white space has its own signs.
+        # Vocabularies spell non-ASCII characters as bytes, and white space by special signs.
         # Punctuation is rarer than letters.
         marks = sorted((c for c in tag if c.isascii() and not c.isspace()), key=str.isalnum)
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
@@ -39,7 +39,7 @@ class TagFinder:
         )
 
     def find(self, ids: NDArray[np.int32], start: int) -> Place | None:
-        """The first occurrence of the tag that lies at `start` or after."""
+        """The first occurrence of the tag at or after `start`."""
         for i in start + np.flatnonzero(self._marked[ids[start:]]):
             low, high = max(start, int(i) - self._reach), min(len(ids), int(i) + self._reach)
             if not self._has_tag(ids[low:high]):
@@ -59,8 +59,8 @@ class ThinkingCounter:
     """Counts the tokens between the thinking tags of a completion.
 
     A missing opening tag is assumed at the start, a missing closing tag at the end. Without either
-    tag there are no thoughts. Tags, the beginning of a response that the prompt ends with, and the
-    special tokens at the end of a completion do not count.
+    tag there are no thoughts. Tags, the part of a response in the prompt, and special tokens at the
+    end of a completion do not count.
 
     Args:
         tokenizer: the tokenizer of the model that sampled the tokens.

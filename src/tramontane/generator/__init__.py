@@ -25,7 +25,7 @@ def load_generator(
     Args:
         model: checkpoint folder, Hugging Face name or `tiny`.
         config: its `kind` chooses the engine.
-        slots: completions decoded at once.
+        slots: maximum number of completions decoded at once.
         max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
         response: thinking tags, and the beginning of every response, for the completions' text.
         heartbeat: longest silence before vLLM's process counts as hung, in seconds.

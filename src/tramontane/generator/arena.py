@@ -1,10 +1,10 @@
 """Keys and values at fixed addresses, for decode steps of fixed shapes, as CUDA graphs need them.
 
-All sequences share one tensor, the *arena*. Each has an *extent* of it: contiguous positions, some
-more than it uses, so memory is proportionate to the tokens that are live. A sequence that fills its
-extent gets another, a quarter longer, at the arena's end; when the end is reached, the extents in
-use are moved together. Contiguous extents, and not pages, because the flash attention kernel that
-torch ships takes no block tables, but does take the start and the length of each sequence.
+All sequences share one tensor, the *arena*. Each has an *extent* of it: contiguous positions, a few
+more than it uses, so memory is proportional to the live tokens. A sequence that fills its extent
+gets another, a quarter longer, at the arena's end; when the end is reached, the extents in use are
+compacted. Extents are contiguous, not paged, because the flash attention kernel in torch takes no
+block tables, but does take each sequence's start and length.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tramontane.generator.lanes import CacheSize, Layout, Prefix, capacity_ladde
 from tramontane.models.attention import supports_varlen
 
 # Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
-# copied about 1 / (1 - 1/1.25) = 5 times, which is nothing next to L reads of its positions.
+# copied about 1 / (1 - 1/1.25) = 5 times, negligible next to L reads of its positions.
 _SHORTEST, _FACTOR = 256, 1.25
-_CHUNK = 2048  # positions that are moved at once
-# Share of the arena that no new sequence is admitted into, at most the longest extent. In a
-# simulation (lognormal lengths of mean 6,000 and at most 36,864; 262,144 positions) 85 % of the
-# arena then hold tokens, and half a token is prefilled again for each token that is generated;
-# with no such share 89 % and 2.7 tokens.
+_CHUNK = 2048  # positions moved at once
+# Share of the arena kept free of new sequences, at most the longest extent. In a simulation
+# (lognormal lengths of mean 6,000 and at most 36,864; 262,144 positions) 85 % of the arena then
+# hold tokens, and half a token is prefilled again per generated token; without it, 89 % and 2.7
+# tokens.
 _KEPT_FREE = 1 / 16
 
 
@@ -46,14 +46,14 @@ def extent_capacities(max_len: int) -> list[int]:
 
 
 def arena_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
-    """Slots and positions of an arena of at most `limit` positions, None for no limit.
+    """Slots and positions of an arena of at most `limit` positions; None: no limit.
 
-    Without a limit there is room for all slots at their longest. The arena has one more position
-    for each slot, where rows without a sequence write.
+    Without a limit, all slots fit at their longest. The arena has one more position per slot, where
+    rows without a sequence write.
     """
     capacities = extent_capacities(max_len)
     longest = capacities[-1]
-    # A sequence that moves has two extents for a moment.
+    # A moving sequence briefly has two extents.
     most = slots * (longest + 1) + (longest if slots > 1 else 0)
     if limit is None or limit >= most:
         return CacheSize(slots, most)
@@ -62,7 +62,7 @@ def arena_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
 
 
 class ArenaCache(Cache):
-    """The cache that a model's forward is given while decoding with fixed shapes.
+    """The cache passed to a model's forward while decoding with fixed shapes.
 
     One tensor [planes, positions, heads, d] for each shape of the layout. A step's rows are the
     slots with a sequence, in the order of their extents, then empty slots.
@@ -87,7 +87,7 @@ class ArenaCache(Cache):
             for planes, heads, d in layout.shapes
         ]
         self._extents: dict[int, Extent] = {}  # by slot, in the order of their starts
-        self._end = 0  # no extent lies beyond
+        self._end = 0  # of the last extent
         self._slots = size.slots
         self.slots: list[int] = []  # slot of each row
         # Recorded steps read these at their addresses: the start of each row and the end of the
@@ -108,20 +108,21 @@ class ArenaCache(Cache):
 
     @property
     def span(self) -> int:
-        """Positions of a row that a step's attention covers, from the row's start."""
-        # Flash attention reads the used positions only, so one recorded step serves all lengths.
+        """Number of positions, from a row's start, that a step's attention covers."""
+        # Flash attention reads only the used positions, so one recorded step serves all lengths.
         if all(supports_varlen(arena[0]) for arena in self.arenas):
             return self.max_len
         longest = max((extent.capacity for extent in self._extents.values()), default=1)
         return int(min(self.capacities[-1], 1 << (longest - 1).bit_length()))
 
     def capacity_for(self, length: int) -> int:
-        """Length of the extent of a sequence with `length` cached positions: room for one more."""
+        """Length of the extent of a sequence with `length` cached positions; has room for one
+        more."""
         return next(capacity for capacity in self.capacities if capacity > length)
 
     def count_admissible(self, lengths: Iterable[int]) -> int:
-        """Number of new sequences, from the first, that find room, given the positions that each
-        has cached. Next to others, some of the arena is kept free for those that grow."""
+        """Number of new sequences, from the first, that fit, given each one's cached positions. If
+        others are live, some of the arena is kept free for their growth."""
         kept = min(self.capacities[-1], int(self._positions * _KEPT_FREE))
         free, count = self.free, 0
         for length in lengths:
@@ -132,7 +133,7 @@ class ArenaCache(Cache):
         return count
 
     def admit(self, slots: Sequence[int], key: Hashable, prefix: Prefix) -> None:
-        """Write a prefix into new extents of the slots; there must be `free` positions. `key` is
+        """Write a prefix into new extents of the slots; enough positions must be `free`. `key` is
         unused."""
         capacity = self.capacity_for(prefix.length)
         for slot in slots:
@@ -140,7 +141,7 @@ class ArenaCache(Cache):
             self._write(slot, prefix)
 
     def release(self, slots: Iterable[int]) -> None:
-        """Free the extents of sequences that leave."""
+        """Free the extents of finished sequences."""
         for slot in slots:
             del self._extents[slot]
 
@@ -172,12 +173,12 @@ class ArenaCache(Cache):
         return extent
 
     def _compact(self) -> None:
-        """Move all extents to the beginning of the arena, in their order."""
+        """Move all extents to the start of the arena, in order."""
         sources, self._end = [torch.empty(0, dtype=torch.int64)], 0
         for extent in self._extents.values():
             sources.append(torch.arange(extent.start, extent.start + extent.capacity))
             extent.start, self._end = self._end, self._end + extent.capacity
-        # Every position moves down or stays: a chunk overwrites nothing that is still to be read.
+        # Positions only move down, so a chunk overwrites nothing that is still to be read.
         for first, source in enumerate(torch.cat(sources).to(self.layout.device).split(_CHUNK)):
             for arena in self.arenas:
                 moved = arena.index_select(1, source)
@@ -224,7 +225,7 @@ class ArenaCache(Cache):
 
 
 class ArenaStep:
-    """One decode step of an arena's rows, as attention sees it.
+    """One decode step of an arena's rows, as seen by attention.
 
     Args:
         cache: the arena.
@@ -232,15 +233,15 @@ class ArenaStep:
     """
 
     def __init__(self, cache: ArenaCache, lengths: torch.Tensor) -> None:
-        # No reference to the cache: the cache holds its newest step, and a cycle would keep the
-        # arena's memory until the next garbage collection.
+        # Holds no reference to the cache: the cache holds its newest step, and a cycle would keep
+        # the arena's memory until the next garbage collection.
         self._arenas, self._plane_index = cache.arenas, cache.layout.plane_index
         self._span = cache.span
         self._batch = len(lengths)
         self._query_ends = cache.query_ends[: self._batch + 1]
         self._starts = cache.starts[: self._batch + 1]
         self._used = (lengths + 1).int()
-        # Recording a step repeats it: none of the repetitions may write beyond a row's extent.
+        # Recording repeats a step: no repetition may write beyond a row's extent.
         self._places = self._starts[:-1] + torch.minimum(lengths, cache.room[: self._batch] - 1)
         self._layer = 0
         self._written: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -252,7 +253,7 @@ class ArenaStep:
             self._plane(which).index_copy_(0, self._places, new[:, :, 0])
 
     def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """True if these are the tensors last written."""
+        """True if these are the tensors written last."""
         return self._written is not None and key is self._written[0] and value is self._written[1]
 
     def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
@@ -289,7 +290,7 @@ class ArenaStep:
         visible = position < self._used[:, None]
         if window is not None:
             visible = visible & (position >= self._used[:, None] - window)
-        # Positions behind a row's extent are hidden; they must only exist.
+        # Positions behind a row's extent are hidden, but must exist.
         places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
         keys, values = (
             self._plane(which)[places].transpose(1, 2)  # [B, heads, span, d]

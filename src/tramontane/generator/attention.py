@@ -1,7 +1,7 @@
 """Attention of decode steps: one query token per sequence, against that sequence's cached keys.
 
 Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
-other forwards go to `packed_attention`.
+other forwards use `packed_attention`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tramontane.generator.cache import LaneStep, Part
 from tramontane.generator.lanes import Lane
 from tramontane.models.attention import packed_attention, refuse_unsupported
 
-# Below this, a weight is no longer exact to float32's digits.
+# Below this, a weight loses float32 precision.
 _UNDERFLOW = 1e-35
 
 
@@ -44,10 +44,10 @@ def slot_attention(
 
     Args:
         module: the attention layer.
-        query: [B, Hq, 1, d]; rows after those of the step are filler, whose output is 0.
+        query: [B, Hq, 1, d]; rows after the step's are filler, whose output is 0.
         key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
         value: [B, Hkv, 1, dv], already written to the same cache.
-        attention_mask: unused: the step decides which positions are visible.
+        attention_mask: unused: the step determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         decode: the step; None in any forward other than a decode step.
         sliding_window: number of positions that a token sees, itself included; None for all.
@@ -57,8 +57,8 @@ def slot_attention(
         [B, 1, Hq, dv].
 
     Raises:
-        InputError: attention that is not computed here: soft-capped scores, attention sinks, or
-            keys that are cached in another form (multi-head latent attention).
+        InputError: unsupported attention: soft-capped scores, attention sinks, or keys cached in a
+            different form (multi-head latent attention).
     """
     refuse_unsupported(module, kwargs)
     if decode is None:
@@ -89,7 +89,7 @@ def slot_attention(
 def _attend(
     query: torch.Tensor, step: LaneStep, parts: Sequence[Part], window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Softmax attention to each part's lane alone.
+    """Softmax attention to each part's lane separately.
 
     Returns:
         The output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
@@ -119,7 +119,7 @@ def _attend(
 
 
 def _log_sum_exp(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """log Σ exp s, from any one entry of a softmax w = exp s / Σ exp s."""
+    """log Σ exp s, from any entry of a softmax w = exp s / Σ exp s."""
     first = weights[..., 0]
     # On a CPU two maxima cost more than a softmax; on a GPU, reading a value would block.
     if first.device.type == "cpu" and bool((first > _UNDERFLOW).all()):  # nearly always
@@ -132,7 +132,7 @@ def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tenso
     n, rows, length = weights.shape
     if rows > 1 or weights.device.type != "cpu":
         return torch.bmm(weights, values)
-    # embedding_bag takes half the time of a product of one row, and a third in bfloat16.
+    # embedding_bag takes half the time of a one-row product, and a third in bfloat16.
     index = lane.position_numbers(n)
     return F.embedding_bag(
         index,

@@ -1,10 +1,9 @@
 """The cache of keys and values of all sequences in flight, for decode steps over lanes.
 
-A sequence's keys and values are in two parts. The part that the sequence was admitted with is its
-*prefix*: the members of a group share the prefix of their prompt, and up to 16 members read it
-together, as one matrix product (a *block*). The part that the sequence generates is *unshared*.
-Both parts lie in lanes; a sequence that outgrows its lane moves to the next, so a long sequence
-adds no cost to the others.
+A sequence's keys and values have two parts. The part it was admitted with is its *prefix*: the
+members of a group share the prefix of their prompt, and up to 16 members read it together, as one
+matrix product (a *block*). The part it generates is *unshared*. Both parts are stored in lanes; a
+sequence that outgrows its lane moves to the next, so a long sequence does not slow down the others.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from transformers.cache_utils import Cache
 from tramontane.generator.lanes import CacheSize, Lane, Layout, Prefix, capacity_ladder
 
 BLOCK_MEMBERS = 16
-# With few slots, the extra calls cost more than the reading that they save: below this number of
-# slots, each sequence has a copy of its prefix, and there are fewer lanes.
+# With few slots, the extra calls cost more than the reads they save: below this number of slots,
+# each sequence has its own copy of its prefix, and there are fewer lanes.
 SHARING_SLOTS = 48
 # Shortest lane in positions, and the factor to the next lane: with shared prefixes, and without.
 _FINE_LANES, _COARSE_LANES = (32, 1.5), (64, 3.0)
@@ -28,7 +27,7 @@ _FINE_LANES, _COARSE_LANES = (32, 1.5), (64, 3.0)
 
 @dataclass(eq=False)
 class Block:
-    """Sequences that read one prefix together; `members` are their slots."""
+    """Sequences that read the same prefix together; `members` are their slots."""
 
     key: Hashable
     length: int
@@ -36,7 +35,7 @@ class Block:
 
 
 class Part(Protocol):
-    """A lane's part in a decode step: its entries, and the rows of the batch that read them."""
+    """A lane in a decode step: its entries, and the rows of the batch that read them."""
 
     lane: Lane
 
@@ -120,7 +119,7 @@ class PrefixPart:
 
 
 def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:
-    # Not −∞: a softmax over hidden positions alone must stay finite. It weighs nothing next to a
+    # Not −∞: a softmax over hidden positions alone must stay finite. It has no weight next to a
     # softmax over visible ones.
     dtype = lane.stacks[0].dtype
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
@@ -128,7 +127,7 @@ def _hide(hidden: torch.Tensor, lane: Lane) -> torch.Tensor:
 
 
 class LaneStep:
-    """One decode step as attention sees it: the parts to read, and the layer being computed.
+    """One decode step as seen by attention: the parts to read, and the layer being computed.
 
     Args:
         layout: layout of the model's keys and values.
@@ -165,12 +164,12 @@ class LaneStep:
                 )
 
     def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
-        """True if these are the tensors last written. Some models cache one tensor and attend to
+        """True if these are the tensors written last. Some models cache one tensor and attend to
         another made from it, e.g. from compressed latents."""
         return (key.data_ptr(), value.data_ptr()) == self._written
 
     def read(self, lane: Lane) -> tuple[torch.Tensor, torch.Tensor]:
-        """A lane's keys and values, [entries, heads, capacity, d] each: views, contiguous."""
+        """A lane's keys and values, [entries, heads, capacity, d] each, as contiguous views."""
         self.reads += 1
         n = len(lane.owners)
         return self._plane(lane, 0)[:n], self._plane(lane, 1)[:n]
@@ -186,19 +185,19 @@ def lane_capacities(slots: int, max_len: int) -> list[int]:
 
 
 def max_positions(slots: int, max_len: int) -> int:
-    """Maximum of positions that all lanes of a `SlotCache` hold together.
+    """Maximum number of positions in all lanes of a `SlotCache`.
 
-    A lane keeps the room that it once had, so each lane may in time have room for every slot. So do
-    the lanes of shared prefixes, of which the long ones serve sequences that are continued after an
-    interruption. While a lane grows, its old copy comes on top.
+    Lanes never shrink, so each may in time have room for every slot. So may the lanes of shared
+    prefixes; the long ones serve sequences continued after an interruption. While a lane grows, its
+    old copy is needed too.
     """
     kinds = 2 if slots >= SHARING_SLOTS else 1  # unshared positions, and prefixes
     return sum(lane_capacities(slots, max_len)) * slots * kinds
 
 
 def lane_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
-    """Slots and positions of a `SlotCache` that never holds more than `limit` positions, None for
-    no limit."""
+    """Slots and positions of a `SlotCache` that never holds more than `limit` positions; None: no
+    limit."""
     if limit is not None:
         fitting = (n for n in range(slots, 0, -1) if max_positions(n, max_len) <= limit)
         slots = next(fitting, 0)
@@ -206,7 +205,7 @@ def lane_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
 
 
 class SlotCache(Cache):
-    """The lanes, and the cache that a model's forward is given while decoding.
+    """The lanes, and the cache passed to a model's forward while decoding.
 
     Args:
         layout: layout of the model's keys and values.
@@ -229,7 +228,7 @@ class SlotCache(Cache):
 
     @property
     def reads(self) -> int:
-        """Number of times that attention has read a lane in the open step."""
+        """How often attention has read a lane in the open step."""
         return self._step.reads if self._step else 0
 
     @property
@@ -244,12 +243,12 @@ class SlotCache(Cache):
 
     @property
     def capacities(self) -> list[int]:
-        """Unshared positions that each row of a step's batch has room for in its lane."""
+        """Number of unshared positions that fit into the lane of each row of a step's batch."""
         return [lane.capacity for lane in self.lanes for _ in lane.owners]
 
     def admit(self, slots: Sequence[int], key: Hashable, prefix: Prefix) -> None:
-        """Add sequences that start with `prefix`, and share it among all of the same `key`; each
-        has its own copy where prefixes are not shared."""
+        """Add sequences that start with `prefix`, which those with the same `key` share; without
+        sharing, each gets its own copy."""
         self._prefix_parts = None
         if not self.shares_prefixes:
             lane = next(lane for lane in self.lanes if lane.capacity > prefix.length)
@@ -266,15 +265,15 @@ class SlotCache(Cache):
             remaining = self._join(block, remaining)
 
     def _join(self, block: Block, slots: list[int]) -> list[int]:
-        """Add slots to a block up to its maximum; returns the others."""
+        """Add slots to a block up to its maximum; returns the rest."""
         n = BLOCK_MEMBERS - len(block.members)
         block.members += slots[:n]
         self._blocks |= dict.fromkeys(slots[:n], block)
         return slots[n:]
 
     def begin(self, unshared: torch.Tensor) -> LaneStep:
-        """Open a decode step; `unshared` [B] int64 are the cached positions of each row that are
-        not in a shared prefix."""
+        """Open a decode step; `unshared` [B] int64 counts each row's cached positions outside a
+        shared prefix."""
         parts, first = [], 0
         for lane in self.lanes:
             if lane.owners:

@@ -1,8 +1,8 @@
 """Decode steps: every live slot is fed its newest token and draws the next one.
 
-`LaneDecoder` computes the live slots only, in shapes that follow the batch. `ArenaDecoder` fills up
-the live slots with empty ones to fixed shapes that can be recorded and replayed. The engine chooses
-one of the two at construction.
+`LaneDecoder` computes only the live slots, in shapes that follow the batch. `ArenaDecoder` pads the
+live slots with empty ones to fixed shapes, which can be recorded and replayed. The engine chooses
+one at construction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StepFlags(NamedTuple):
 
 
 class Decoder(ABC):
-    """Cache and state of the slots, and the decode step over both.
+    """The slots' cache and state, and the decode step over both.
 
     Row b of a step's batch belongs to slot `cache.slots[b]`.
 
@@ -46,7 +46,7 @@ class Decoder(ABC):
             texts.
     """
 
-    is_recorded = False  # True if steps read the weights at the addresses that they once had
+    is_recorded = False  # True if steps read the weights at fixed addresses
     cache: SlotCache | ArenaCache
     state: SlotState
     _plan: SamplingPlan
@@ -65,46 +65,48 @@ class Decoder(ABC):
 
     @abstractmethod
     def size_within(self, slots: int, max_len: int, limit: int | None) -> CacheSize:
-        """The cache for at most `slots` sequences of up to `max_len` tokens, of at most `limit`
-        positions; None for no limit."""
+        """The cache size for at most `slots` sequences of up to `max_len` tokens, with at most
+        `limit` positions; None: no limit."""
 
     @abstractmethod
     def allocate(self, size: CacheSize, max_len: int) -> None:
-        """Make an empty cache of a size from `size_within`, and the state of its slots."""
+        """Allocate an empty cache of a size from `size_within`, and the state of its slots."""
 
     @abstractmethod
     def free(self) -> None:
-        """Free the cache and the state of `allocate`, before new ones are allocated."""
+        """Free the cache and the state from `allocate`, before new ones are allocated."""
 
     @abstractmethod
     def count_admissible(self, lengths: Iterable[int]) -> int:
-        """Number of new sequences, from the first, that the cache has room for, given the positions
-        that each has cached at admission."""
+        """Number of new sequences, from the first, that fit into the cache, given each one's cached
+        positions at admission."""
 
     @abstractmethod
     def refresh_batch(self, live: Mapping[int, SamplingParams]) -> None:
-        """Take note of the live slots and their sampling; due before a step whenever slots were
-        admitted or released."""
+        """Update the list of live slots and their sampling; required before a step whenever slots
+        were admitted or released."""
 
     @abstractmethod
     def step(self) -> StepFlags:
-        """Draw one token for every live slot, and write it to `state`."""
+        """Draw one token for every live slot, and write it to `state`; [B] rows in the order of the
+        batch."""
 
     @abstractmethod
     def release(self, finished: Sequence[int], full: Sequence[int]) -> list[int]:
-        """Empty the slots of the rows `finished`. Returns those slots of the rows `full` that must
+        """Empty the slots of the rows `finished`. Of the rows `full`, returns the slots that must
         `grow` before the next step; the others have more room now."""
 
     @abstractmethod
     def grow(self, slot: int) -> bool:
-        """Give a sequence more room; False if the cache has none left."""
+        """Give a sequence more room; False if the cache is full."""
 
     @abstractmethod
     def evict(self, slot: int) -> None:
         """Empty the slot of an unfinished sequence."""
 
     def _advance(self, slots: torch.Tensor, capacities: torch.Tensor) -> StepFlags:
-        """Draw a token for each of `slots` [B], which have room for `capacities` [B] positions."""
+        """Draw a token for each of `slots` [B] int64, which have room for `capacities` [B]
+        positions."""
         s = self.state
         counts = s.count[slots]
         lengths = s.offset[slots] + counts
@@ -130,7 +132,7 @@ class Decoder(ABC):
 
 
 class LaneDecoder(Decoder):
-    """Keys and values in lanes; a batch of the live slots, lane by lane. Lanes have room for all
+    """Keys and values in lanes; the batch has the live slots, lane by lane. Lanes have room for all
     slots at their longest."""
 
     cache: SlotCache
@@ -170,14 +172,14 @@ class LaneDecoder(Decoder):
 
 
 class ArenaDecoder(Decoder):
-    """Keys and values in an arena; a batch of the live slots and some empty ones, by recorded
-    steps.
+    """Keys and values in an arena; the batch has the live slots and some empty ones, and steps are
+    recorded.
 
     Args:
         model: as in `Decoder`.
         layout: as in `Decoder`.
         is_eos, may_end: as in `Decoder`.
-        record: makes steps quicker to repeat.
+        record: records steps for faster repetition.
     """
 
     cache: ArenaCache
@@ -200,7 +202,7 @@ class ArenaDecoder(Decoder):
         device = self.layout.device
         self.cache = ArenaCache(self.layout, size, max_len)
         self.state = SlotState(size.slots, max_len, device)
-        # Recorded steps read them where they lie: all stay for as long as the arena.
+        # Recorded steps read them at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
         self._recorded: dict[tuple[int, int, SamplingPlan], Callable[[], StepFlags]] = {}
 
@@ -223,15 +225,15 @@ class ArenaDecoder(Decoder):
             state = self.state
             count, last = state.count.clone(), state.last.clone()
             self._recorded[key] = self._record(lambda: self._advance_rows(rows))
-            # Recording runs the step, and its tokens are drawn again in the replay: only count and
-            # newest token have to be put back.
+            # Recording runs the step, and the replay draws its tokens again: only count and newest
+            # token must be restored.
             state.count.copy_(count)
             state.last.copy_(last)
         return self._recorded[key]()
 
     def _advance_rows(self, rows: int) -> StepFlags:
-        """Step the first rows. Empty slots draw tokens that nothing reads: their count stays 0,
-        and they are neither finished nor full."""
+        """Step the first rows. Empty slots draw tokens that are ignored: their count stays 0, and
+        they are neither finished nor full."""
         slots = self._slots[:rows]
         flags = self._advance(slots, self.cache.room[:rows])
         self.state.count.clamp_(max=self.state.limit)

@@ -1,4 +1,4 @@
-"""The ends of completions: EOS tokens, stop tokens and stop texts, and the text before them."""
+"""What ends a completion: EOS tokens, stop tokens and stop texts."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tramontane.types import Completion, ResponseText
 
 
 class Endings:
-    """Everything that ends a completion of a model, apart from its length.
+    """Everything that ends a completion of a model, except its length.
 
     Args:
-        model: for the EOS tokens of its generation config, and the size of its vocabulary.
+        model: for its generation config's EOS tokens and its vocabulary size.
         tokenizer: for its EOS token and the texts.
         stop: `generator.stop`.
         response: thinking tags, and the beginning of every response.
 
     Attributes:
         ids: tokens that end a completion.
-        texts: finds the texts that end a completion; None without any.
+        texts: finds the texts that end a completion; None if there are none.
     """
 
     def __init__(

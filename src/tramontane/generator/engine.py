@@ -1,9 +1,8 @@
 """The slot engine: continuous batching over a model's own forward.
 
-One decode step feeds each sequence in flight its newest token, whose keys and values are not
-cached yet, and samples the next one. So *every* generated token comes out of a decode step, and
-the weights of that step are its version; prefill only fills caches, with all of a sequence but its
-last token.
+One decode step feeds each sequence in flight its newest token, whose keys and values are not cached
+yet, and samples the next one. So *every* generated token comes from a decode step, whose weights
+are its version; prefill only fills caches, with all of a sequence but its last token.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Stats:
 
 @dataclass(frozen=True)
 class _Flight:
-    """An unfinished request: `key` names the prefix that it shares with others, `serial` is its
-    place in the order of submission."""
+    """An unfinished request: `key` names the prefix that it shares, `serial` is its place in the
+    order of submission."""
 
     request: Request
     key: Key
@@ -78,12 +77,10 @@ class _Flight:
 
 
 class SlotEngine:
-    """Runs requests through `slots` slots, and refills each slot as soon as it is free.
+    """Runs requests in `slots` slots, and refills each slot as soon as it is free.
 
-    Where memory is limited, as many sequences are in flight as it holds, and if they outgrow it,
-    the latest return to the queue with their tokens: they are prefilled again once there is room.
-
-    Eight parameters: the model, three sizes, two conditions that end a completion, two for speed.
+    With limited memory, as many sequences are in flight as fit. If they outgrow it, the latest
+    return to the queue with their tokens, and are prefilled again once there is room.
 
     Args:
         model: a causal LM whose attention goes through transformers' attention interface; its
@@ -92,13 +89,14 @@ class SlotEngine:
         max_len: longest prompt plus completion, in tokens.
         eos_ids: tokens that end a completion.
         kv_bytes: memory limit of keys and values, in bytes; None for no limit.
-        prefill_tokens: maximum tokens in one prefill forward (a longer sequence has one to itself).
-        record: makes steps of fixed shapes quicker to repeat; keys and values then lie in an arena
-            instead of in lanes. A model whose forward reads values of tensors is not recorded.
+        prefill_tokens: maximum tokens in one prefill forward (a longer sequence gets its own).
+        record: records steps of fixed shapes for faster repetition; keys and values are then in an
+            arena instead of lanes. A model whose forward reads values of tensors is not recorded.
         stop_texts: texts that end a completion; None costs nothing.
 
     Raises:
-        InputError: the engine cannot run the model, or `kv_bytes` do not hold the longest sequence.
+        InputError: the engine cannot run the model, or the longest sequence does not fit into
+            `kv_bytes`.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class SlotEngine:
 
         Raises:
             RuntimeError: a sequence is in flight or waiting.
-            InputError: `kv_bytes` do not hold a sequence of `max_len` tokens.
+            InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`.
         """
         if self.unfinished:
             raise RuntimeError(f"resize with {self.unfinished} sequences unfinished")
@@ -166,7 +164,7 @@ class SlotEngine:
 
     @contextmanager
     def vacated(self) -> Iterator[None]:
-        """Within a `with`, another engine has the memory of the slots, if nothing is unfinished."""
+        """Context manager: if nothing is unfinished, free the slots' memory for another engine."""
         if self.unfinished:
             yield
             return
@@ -178,7 +176,7 @@ class SlotEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights, from 0 on; recorded with every token that is sampled."""
+        """Version of the weights, from 0; recorded with every sampled token."""
         return self._version
 
     @version.setter
@@ -188,8 +186,7 @@ class SlotEngine:
 
     @property
     def needs_fixed_addresses(self) -> bool:
-        """True if decode steps read the weights at the addresses that they had when the steps were
-        recorded."""
+        """True if decode steps read the weights at the addresses from the time of recording."""
         return self._decoder.is_recorded
 
     # --- requests
@@ -210,7 +207,7 @@ class SlotEngine:
         return self._decoder.cache.nbytes
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; each step admits as many as there are free slots, in order.
+        """Queue requests; each step admits as many as fit, in order.
 
         Raises:
             InputError: a request that can never run: empty prompt, unknown tokens, longer than a
@@ -228,14 +225,14 @@ class SlotEngine:
     def pending(self) -> list[Request]:
         """All unfinished requests, in order of submission, with the tokens generated so far.
 
-        Submitted again, to this engine or another, they continue to the same tokens.
+        Submitted again, to this engine or another, they continue with the same random numbers.
         """
         flights = [(f.serial, self._snapshot(slot)) for slot, f in self._flights.items()]
         flights += [(f.serial, replace(f.request)) for f in self._waiting]
         return [request for _, request in sorted(flights, key=lambda pair: pair[0])]
 
     def take_growth(self) -> Growth:
-        """Tokens that each unfinished sequence gained since its submission or the last call."""
+        """New tokens of each unfinished sequence since its submission or the last call."""
         slots, growth = list(self._flights), Growth()
         for flight in self._waiting if self._unreported else ():
             request, n = flight.request, self._unreported.pop(flight.serial, None)
@@ -255,7 +252,7 @@ class SlotEngine:
         reported = [self._reported[slot] for slot in slots]
         self._reported |= zip(slots, counts, strict=True)
         most = max(now - before for now, before in zip(counts, reported, strict=True))
-        # The newest `most` tokens of each sequence, reported or not: one read for all sequences.
+        # The newest `most` tokens of each sequence, reported or not, in a single read.
         places = s.count[index, None] - torch.arange(most, 0, -1, device=index.device)
         columns = [
             column[index].gather(1, places.clamp(min=0)).tolist()
@@ -284,15 +281,14 @@ class SlotEngine:
         self._decoder.allocate(self._size, self.max_len)
         self._flights: dict[int, _Flight] = {}  # by slot
         self._reported: dict[int, int] = {}  # by slot: tokens that `take_growth` has returned
-        # Of preempted sequences with tokens that `take_growth` has not returned: by serial, the
-        # number that it has.
+        # For preempted sequences with unreported tokens: by serial, how many were reported.
         self._unreported: dict[int, int] = {}
         self._free_slots = list(range(self.slots))  # a heap: the lowest is taken first
         self._waiting: deque[_Flight] = deque()
-        # Prefixes are kept until the last sequence that starts with them is admitted.
+        # A prefix is kept until the last sequence that starts with it is admitted.
         self._sharers: Counter[Key] = Counter()
         self._prefixes: dict[Key, Prefix] = {}
-        self._batch_changed = False  # since the decoder last learned its batch
+        self._batch_changed = False  # since the decoder's last `refresh_batch`
 
     def _check(self, request: Request) -> None:
         context = context_length(self.model.config) or self.max_len
@@ -306,7 +302,7 @@ class SlotEngine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Admit waiting requests to free slots, decode one token for every live slot, and return
-        the completions that this finished."""
+        the finished completions."""
         self._admit()
         if not self._flights:
             return []
@@ -349,7 +345,7 @@ class SlotEngine:
         return self._flights.pop(slot)
 
     def _make_room(self, growing: list[int]) -> None:
-        """Give the sequences of these slots more room. Where memory is short, the latest sequences
+        """Give the sequences of these slots more room. If memory is short, the latest sequences
         return to the queue, so the earliest always advances."""
         self._batch_changed = True
         for slot in sorted(growing, key=lambda slot: self._flights[slot].serial):
@@ -425,7 +421,7 @@ class SlotEngine:
             known = len(flight.request.token_ids)
             self._reported[slot] = self._unreported.pop(flight.serial, known)
         self._batch_changed = True
-        # One forward's prefixes at a time: they are copied into the cache before the next.
+        # One forward's prefixes at a time, copied into the cache before the next forward.
         prefilled = zip(missing, self._prefill(list(missing.values())), strict=True)
         for key, members in groupby(zip(slots, flights, strict=True), lambda pair: pair[1].key):
             if key not in self._prefixes:

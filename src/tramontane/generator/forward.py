@@ -1,4 +1,4 @@
-"""The engine's calls of the model: packed prefill, one-token decode, and a check of fitness."""
+"""The engine's calls of the model: packed prefill, one-token decode, and a compatibility check."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _CACHED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def prefill(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> PackedCache:
-    """Keys and values of non-empty token sequences, computed in one packed forward. Filler may come
-    after them."""
+    """Keys and values of non-empty token sequences, computed in one packed forward; filler may
+    follow."""
     cache = PackedCache()
     if filler := _filler(model, sum(map(len, sequences))):
         sequences = [*sequences, [0] * filler]
@@ -64,7 +64,7 @@ def decode(
 
 
 def _filler(model: PreTrainedModel, rows: int) -> int:
-    """Number of rows to add, for a shape that comes again."""
+    """Number of rows to add, so that shapes recur."""
     if model.device.type != "cpu" or model.dtype == torch.float32:
         return 0
     return recurring(rows, SHAPES_PER_OCTAVE) - rows
@@ -72,13 +72,13 @@ def _filler(model: PreTrainedModel, rows: int) -> int:
 
 @torch.inference_mode()
 def examine_model(model: PreTrainedModel, max_len: int) -> tuple[Layout, bool]:
-    """Set the model's attention to `slots`, and run one prefill and one decode step.
+    """Set the model's attention to `slots`, and test one prefill and one decode step.
 
-    An unsuitable model fails here, not in the middle of a run.
+    An unsuitable model fails here, not in mid-run.
 
     Returns:
-        The layout of the model's keys and values, and whether a decode step can be recorded: its
-        forward reads no values of tensors.
+        The layout of the model's keys and values, and whether a decode step can be recorded, i.e.
+        its forward reads no values of tensors.
 
     Raises:
         InputError: the engine would not run the model, or would compute it wrongly.

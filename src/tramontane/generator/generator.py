@@ -26,14 +26,14 @@ from tramontane.types import Completion, Progress, Request, ResponseText, Sampli
 class Generator:
     """Samples completions, with the log-prob of each token and the weight version that drew it.
 
-    A plain class: it does not know where it runs, and shares no memory with other workers.
+    A plain class, independent of where it runs; shares no memory with other workers.
 
     Args:
         model: a causal LM; the generator replaces its attention and its weights.
         tokenizer: for the EOS token and the completions' text.
-        config: all keys but `slots`, `dtype` and `device` are used here.
-        slots: maximum number of completions decoded at once; the memory for keys and values may
-            hold fewer.
+        config: all keys except `slots`, `dtype` and `device` are used here.
+        slots: maximum number of completions decoded at once; memory for keys and values may allow
+            fewer.
         max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
         response: thinking tags, and the beginning of every response, for the completions' text.
 
@@ -101,12 +101,12 @@ class Generator:
         total = torch.cuda.get_device_properties(device).total_memory
         weights = self.model.get_memory_footprint()
         if config.staging == "device":
-            weights *= 2  # the next version arrives next to the one in use
+            weights *= 2  # the next version is received while the current one is in use
         return kv_budget(total, weights, config.gpu_memory_utilization or GPU_MEMORY_SHARE)
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Change the number of slots and their length, and free the memory of the old slots. The
-        arguments are those of the constructor.
+        """Change the number of slots and their length, and free the old slots' memory. Arguments as
+        in the constructor.
 
         Raises:
             RuntimeError: a request is unfinished.
@@ -116,7 +116,7 @@ class Generator:
 
     @property
     def version(self) -> int:
-        """Version of the weights that sample the next token."""
+        """Version of the weights that will sample the next token."""
         return self._engine.version
 
     def submit(self, requests: list[Request]) -> None:
@@ -152,8 +152,8 @@ class Generator:
 
     def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
         """Take new requests, `step` until `seconds` have passed, and return the finished
-        completions and the new tokens of unfinished ones: another generator can continue from
-        these tokens if this generator dies.
+        completions and the new tokens of unfinished ones, from which another generator can continue
+        if this one dies.
 
         Raises:
             InputError: see `submit`.
@@ -168,10 +168,10 @@ class Generator:
         return Progress(completions, growth, self._busy_seconds)
 
     def fetch(self, version: int, weights: Weights) -> None:
-        """Copy new weights next to those in use, and check them; `swap` puts them into use.
+        """Copy and check new weights beside those in use; `swap` puts them into use.
 
-        May run in another thread while any other method runs. Only the newest version that was
-        fetched can be swapped in.
+        May run in another thread, concurrently with any other method. Only the newest fetched
+        version can be swapped in.
 
         Args:
             version: number of the weights.
@@ -185,18 +185,17 @@ class Generator:
         self._staged.fetch(version, weights)
 
     def swap(self, version: int) -> float:
-        """Use the weights of a `fetch` from the next decode step on; everything in flight stays in
-        flight.
+        """Use fetched weights from the next decode step on; everything in flight stays in flight.
 
         Cached keys and values stay as they are (`kv_cache: keep`, the paper's choice, section 3)
-        or are rebuilt under the new weights (`recompute`). Nothing happens if the version is not
-        there, because it is in use already or a newer one is being fetched.
+        or are rebuilt under the new weights (`recompute`). Does nothing if the version is not
+        available, because it is already in use or a newer one is being fetched.
 
         Args:
             version: recorded with every token sampled from now on.
 
         Returns:
-            Seconds that generation stood still.
+            Seconds for which generation paused.
         """
         start = time.perf_counter()
         with self._timed():
@@ -210,7 +209,7 @@ class Generator:
         """`fetch` and `swap` weights given as one dictionary.
 
         Raises:
-            InputError: see `fetch`; or tensors that the model ties differ; nothing is changed.
+            InputError: see `fetch`; or tied tensors differ. Nothing is changed then.
         """
         weights = from_state(state, self.model.state_dict(keep_vars=True))
         self.fetch(version, weights)
@@ -229,9 +228,8 @@ class Generator:
     ) -> list[Completion]:
         """Complete `prompts` by exactly `tokens` tokens each; requests in flight are not affected.
 
-        The prefill and decode path is the same, with a cache for the probe alone, which takes the
-        memory of the slots if nothing is in flight; EOS is ignored. Its log-probs are compared with
-        the trainer's.
+        Same prefill and decode path, with a separate cache, which uses the slots' memory if nothing
+        is in flight. EOS is ignored. The log-probs are compared with the trainer's.
         """
         sampling = SamplingParams(tokens, temperature)
         requests = [Request(i, 0, p, seed + i, sampling) for i, p in enumerate(prompts)]
@@ -242,7 +240,7 @@ class Generator:
         return sorted(completions, key=lambda c: c.group)
 
     def _probed(self, requests: list[Request]) -> list[Completion]:
-        """Completions of the requests by an engine of their own."""
+        """Completions of the requests by a separate engine."""
         engine = SlotEngine(
             self.model,
             len(requests),

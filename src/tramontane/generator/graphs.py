@@ -1,7 +1,7 @@
 """CUDA graphs: a decode step recorded once and replayed as one launch.
 
-On a GPU a small batch's step is hundreds of kernels of a few microseconds each, and Python takes
-longer to launch them than they take to run. A replayed graph runs them back to back without Python.
+On a GPU a small batch's step is hundreds of kernels of a few microseconds each, and launching them
+from Python takes longer than running them. A replayed graph runs them back to back without Python.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 T = TypeVar("T")
 
-_WARM_UP = 3  # runs before recording, in which libraries choose kernels and allocate workspaces
+_WARM_UP = 3  # runs before recording, for libraries to choose kernels and allocate workspaces
 _RECORDING = threading.Lock()  # CUDA records one graph at a time in a process
 
 
 class StepRecorder(Protocol):
-    """Turns a step into a function that is quicker to repeat.
+    """Turns a step into a function that is faster to repeat.
 
-    The step takes no arguments, reads and writes tensors that stay at their addresses, and reads
-    none of their values in Python. Recording may run the step any number of times. The returned
-    function does the same as the step; its result is valid until its next call.
+    The step takes no arguments, reads and writes tensors at fixed addresses, and reads none of
+    their values in Python. Recording may run the step any number of times. The returned function is
+    equivalent to the step; its result is valid until its next call.
     """
 
     def __call__(self, step: Callable[[], T]) -> Callable[[], T]: ...
 
 
 def run_directly(step: Callable[[], T]) -> Callable[[], T]:
-    """A `StepRecorder` for steps that are not to be recorded."""
+    """A `StepRecorder` that does not record."""
     return step
 
 
@@ -52,7 +52,7 @@ class CudaGraphs:
                 for _ in range(_WARM_UP):
                     step()
             current.wait_stream(self._warm_up)
-            # Other threads of the process, a trainer's for example, may use the GPU meanwhile.
+            # Other threads of the process, e.g. a trainer's, may use the GPU meanwhile.
             mode = "thread_local"
             with torch.cuda.graph(graph, stream=self._capture, capture_error_mode=mode):
                 outputs = step()
@@ -65,8 +65,8 @@ class CudaGraphs:
 
 
 class ValueReadDetector(TorchDispatchMode):
-    """Within a `with`: notes operations that read values of tensors, or move tensors between
-    devices. A graph would repeat what was read in recording, and CUDA refuses to record the rest.
+    """Context manager that notes operations which read values of tensors or move tensors between
+    devices. A graph would replay the values read in recording, and CUDA refuses to record moves.
 
     Attributes:
         operations: names of the operations noted.

@@ -1,8 +1,8 @@
 """Lanes: contiguous storage of keys and values.
 
 A decode step is bound by reading keys and values, so reads must be contiguous (2–3 times faster
-than strided reads on a CPU) and short. Hence *lanes*: entries of similar length lie side by side
-without gaps.
+than strided reads on a CPU) and short. Hence *lanes*: entries of similar length are stored side by
+side without gaps.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CAPACITY_MULTIPLE = 16
 
 
 class CacheSize(NamedTuple):
-    """Slots of a cache, and the maximum of positions that it holds. No slots: the memory is too
-    small for the longest sequence."""
+    """Slots of a cache, and the maximum number of positions in it. 0 slots: memory is too small for
+    the longest sequence."""
 
     slots: int
     positions: int
 
 
 def capacity_ladder(longest: int, shortest: int, factor: float) -> list[int]:
-    """Capacities in positions from `shortest` or above to `longest` or above, each about `factor`
-    times the one before."""
+    """Capacities in positions, from at least `shortest` to at least `longest`, each about `factor`
+    times the previous one."""
     multiple = _CAPACITY_MULTIPLE
     capacities = [-(-longest // multiple) * multiple]
     while (shorter := int(capacities[0] / factor) // multiple * multiple) >= shortest:
@@ -46,7 +46,7 @@ class Prefix:
     planes: list[torch.Tensor]
 
     def split(self, length: int) -> tuple[Prefix, Prefix]:
-        """The first `length` positions, and the others; views."""
+        """The first `length` positions and the rest, as views."""
         first = [planes[:, :, :length] for planes in self.planes]
         rest = [planes[:, :, length:] for planes in self.planes]
         return Prefix(length, first), Prefix(self.length - length, rest)
@@ -72,13 +72,13 @@ class PackedCache(Cache):
 
 
 class Layout:
-    """Stacking of a model's keys and values, so that a sequence moves in one copy.
+    """How a model's keys and values are stacked, so that a sequence moves in one copy.
 
     A *plane* is the keys, or the values, of one layer. Planes with equal heads and head size form
-    one tensor, a *stack*; nearly all models have a single stack, of 2 · layers planes.
+    one tensor, a *stack*; nearly all models have a single stack with 2 · layers planes.
 
     Args:
-        example: a recorded prefill, which shows the model's planes.
+        example: a recorded prefill, for the model's planes.
 
     Attributes:
         shapes: (planes, heads, head size) of each stack.
@@ -105,8 +105,8 @@ class Layout:
         return sum(planes * heads * d for planes, heads, d in self.shapes) * self.dtype.itemsize
 
     def split(self, packed: PackedCache, lengths: Sequence[int]) -> list[Prefix]:
-        """The recorded keys and values of each sequence, given the sequences' `lengths`; what comes
-        after them is filler."""
+        """The recorded keys and values of each sequence, given the sequences' `lengths`; the rest
+        is filler."""
         stacks = [torch.cat([packed.recorded[p] for p in planes]) for planes in self._stacks]
         parts = [s.narrow(2, 0, sum(lengths)).split(list(lengths), dim=2) for s in stacks]
         return [Prefix(n, [p[i] for p in parts]) for i, n in enumerate(lengths)]
@@ -129,8 +129,8 @@ class Lane(Generic[Owner]):
         self.owners: list[Owner] = []
         self.stacks: list[torch.Tensor] = []
         self._layout, self._most = layout, most
-        self._room = 0  # entries that memory is reserved for
-        self._initialised = 0  # the first entries, which hold no uninitialised memory
+        self._room = 0  # entries with reserved memory
+        self._initialised = 0  # number of initialised entries, from the first
         self._positions = torch.empty(0)
 
     def append(self, owners: Sequence[Owner], planes: Sequence[torch.Tensor] = ()) -> None:
@@ -162,7 +162,7 @@ class Lane(Generic[Owner]):
         ]
 
     def remove(self, places: Collection[int]) -> None:
-        """Remove entries; the last entries fill their places."""
+        """Remove entries; the last entries take their places."""
         remaining = len(self.owners) - len(places)
         holes = [p for p in places if p < remaining]
         fillers = [p for p in range(remaining, len(self.owners)) if p not in places]

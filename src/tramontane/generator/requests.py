@@ -1,4 +1,4 @@
-"""The rules that every request keeps, whichever engine runs it."""
+"""Rules that every request must meet, whichever engine runs it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from tramontane.types import Request
 
 
 def check_request(request: Request, vocab: int, limit: int, holder: str) -> None:
-    """Refuse a request that can never run.
+    """Reject a request that can never run.
 
     Args:
         request: with the tokens it has so far.
         vocab: number of tokens in the model's vocabulary.
         limit: longest prompt plus `max_tokens`, in tokens.
-        holder: name of what sets the limit, for the error.
+        holder: what sets the limit, for the error message.
 
     Raises:
         InputError: an empty prompt, unknown tokens, more than `limit` tokens, nothing left to

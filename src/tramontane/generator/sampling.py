@@ -1,8 +1,8 @@
-"""Drawing tokens, with random numbers that depend on the request alone.
+"""Drawing tokens, with random numbers that depend only on the request.
 
 The uniform for a token is a hash of the request's seed and the token's place in its completion
 (a counter-based generator, which has no state to carry or restore). So a request draws the same
-numbers in any slot, next to any neighbours, and after any number of interruptions.
+numbers in any slot, with any neighbours, and after any number of interruptions.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tramontane.types import SamplingParams
 
 _MASK = (1 << 64) - 1
 _BLOCK_TOKENS = 64
-_UNDIVIDED_VOCAB = 512  # largest vocabulary that is not worth dividing into blocks
+_UNDIVIDED_VOCAB = 512  # largest vocabulary not worth dividing into blocks
 
 
 def _signed(x: int) -> int:
-    """The int64 with the bits of the unsigned 64-bit `x`."""
+    """The int64 with the bits of the unsigned 64-bit integer `x`."""
     x &= _MASK
     return x - (1 << 64) if x >> 63 else x
 
@@ -62,14 +62,15 @@ def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Operations that some row of a batch requires. The others are skipped without reading the
-    rows' parameters: on a GPU, reading a value waits for everything launched before.
+    """Operations that some row of a batch requires. Others are skipped without reading the rows'
+    parameters, since on a GPU, reading a value waits for everything launched before.
 
     Attributes:
         scaled: a temperature other than 1.
         truncated: top-k or top-p.
         greedy: a temperature of 0.
-        static_shapes: no shape may depend on values, so every row gets what any row requires.
+        static_shapes: no shape may depend on values, so every row gets the operations that any row
+            requires.
     """
 
     scaled: bool = True
@@ -98,8 +99,8 @@ def sample(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 
-    A row's draw depends on that row alone: a neighbour's top-p does not change how it is computed.
-    Top-k is applied first, then top-p to the tokens that top-k kept.
+    A row's draw depends only on that row: a neighbour's top-p does not affect it. Top-k is applied
+    first, then top-p to the tokens that top-k kept.
 
     Args:
         logits: [B, V] float32.
@@ -150,7 +151,7 @@ def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
         # Below the last edge, even for the largest double below 1.
         target = uniform[:, None] * edges[:, -1:]
         return torch.searchsorted(edges, target, right=True)[:, 0]
-    # The last block has the tokens that fill no whole block, possibly none.
+    # The last block has the remaining tokens, possibly none.
     blocks = vocab // _BLOCK_TOKENS
     divided = blocks * _BLOCK_TOKENS
     whole = mass[:, :divided].unflatten(1, (blocks, _BLOCK_TOKENS)).sum(-1)

@@ -1,4 +1,4 @@
-"""State of an engine's slots as tensors, which stay on the device while decoding."""
+"""The state of an engine's slots as tensors, which stay on the device while decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tramontane.types import Request
 
 
 class SlotState:
-    """One entry per slot: [slots], or [slots, max_len] for the generated tokens."""
+    """One entry per slot: [slots], or [slots, max_len] for generated tokens. Integers are int64,
+    `top_p`, `temperature` and `logprobs` float32."""
 
     def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -37,7 +38,11 @@ class SlotState:
             column.index_fill_(0, slots, 0)
 
     def write(self, slots: list[int], requests: list[Request]) -> None:
-        """Put requests into slots."""
+        """Write N requests, with the tokens they have so far, into N slots.
+
+        Sets the slots' entries of each [slots] tensor, and the first tokens of their rows in each
+        [slots, max_len] tensor.
+        """
         index = torch.tensor(slots, device=self.last.device)
         columns: list[tuple[torch.Tensor, list]] = [
             (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),

@@ -1,9 +1,9 @@
 """Texts that end a completion (`generator.stop`), found while its tokens are sampled.
 
-Decoding the text of every sequence after every token would cost more than the decode step. A
-completion can end in a stop text only after a token whose own text holds the end of that text: a
-table over the vocabulary marks these tokens, on the device, and only after such a token are the
-last tokens of the sequence decoded and searched.
+Decoding the text of every sequence after every token would cost more than the decode step. A stop
+text can only be complete after a token whose own text holds its end. A table over the vocabulary
+marks these tokens, on the device, and the last tokens of a sequence are decoded and searched only
+after such a token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tramontane.generator.text import Detokenizer
 
-_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a token with a part of a character's bytes decodes to this
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # a token with part of a character's bytes decodes to this
 
 
 class StopTexts:
@@ -29,12 +29,13 @@ class StopTexts:
     Attributes:
         may_end: [V] bool on the CPU, True for each token whose text may hold the end of a stop
             text.
-        tail: number of last tokens of a completion that hold a stop text which ends in the last.
+        tail: number of last tokens that are enough to hold any stop text that ends in the last
+            token.
     """
 
     def __init__(self, detokenizer: Detokenizer, texts: Sequence[str], vocab: int) -> None:
         self.texts, self._detokenizer = tuple(texts), detokenizer
-        # A token has at least one byte; a few more tokens, since the first may hold a part of a
+        # A token has at least one byte; a few more tokens, since the first may hold part of a
         # character.
         self.tail = max(len(text.encode()) for text in texts) + 4
         self.may_end = torch.zeros(vocab, dtype=torch.bool)
@@ -48,7 +49,7 @@ class StopTexts:
         ] = True
 
     def found(self, token_ids: list[int]) -> bool:
-        """True if the text of these tokens has a stop text."""
+        """True if the text of these tokens contains a stop text."""
         text = self._detokenizer.decode(token_ids)
         return any(stop in text for stop in self.texts)
 
@@ -60,7 +61,7 @@ class StopTexts:
     def _may_end(self, piece: str, ends: list[str]) -> bool:
         if _PARTIAL in piece:
             return True
-        # Some tokenizers drop the space before a token that is decoded alone.
+        # Some tokenizers drop the leading space of a token that is decoded alone.
         return any(
             any(stop in text for stop in self.texts) or any(text.startswith(end) for end in ends)
             for text in (piece, f" {piece}")

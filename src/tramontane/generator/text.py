@@ -1,4 +1,4 @@
-"""Completions as text: token ids stay the truth, and the text is derived from them."""
+"""Completions as text, derived from the token ids, which are authoritative."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tramontane.types import Completion, ResponseText
 class Detokenizer:
     """Decodes completions to the texts of responses.
 
-    Special tokens are left out, except thinking tags: in some tokenizers (Magistral 1.2) the tags
-    are special tokens, and without them no response would have the format.
+    Special tokens are removed, except thinking tags: in some tokenizers (Magistral 1.2) the tags
+    are special tokens, and without them every response would be malformed.
 
     Args:
         tokenizer: the model's.
@@ -39,7 +39,7 @@ class Detokenizer:
 
         Args:
             completion: its prompt ends with the prefix.
-            end_ids: tokens that end a completion; such a token at the end has no text.
+            end_ids: tokens that end a completion; one at the end is omitted from the text.
         """
         ids, prefix = completion.token_ids, self.response.prefix
         if ids and ids[-1] in end_ids:

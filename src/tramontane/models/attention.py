@@ -25,7 +25,7 @@ class _Options(NamedTuple):
 
 
 def refuse_unsupported(module: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Refuse options of an attention layer that would be ignored here.
+    """Reject options of an attention layer that are not supported here.
 
     Raises:
         InputError: soft-capped scores, or attention sinks.
@@ -58,10 +58,10 @@ def packed_attention(
         query: [1, Hq, N, d].
         key: [1, Hkv, N, d]; Hkv divides Hq.
         value: [1, Hkv, N, dv].
-        attention_mask: unused: the packing decides which positions are visible.
+        attention_mask: unused: the packing determines the visible positions.
         scaling: factor of the scores, by default 1/√d.
         dropout: dropout probability of attention weights.
-        packing: the row's sequences; without it, the batch is a rectangle without padding.
+        packing: the row's sequences; None: the batch is a rectangle without padding.
         sliding_window: number of positions that a token sees, itself included; None for all.
         **kwargs: further arguments of transformers.
 
@@ -130,8 +130,8 @@ def _varlen_attention(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """One kernel for the whole row on a GPU, without padding. Its causal mask is aligned at the
-    sequences' ends, so that a sequence's queries see all tokens of the sequence it continues."""
+    """One kernel for the whole row on a GPU, without padding. Its causal mask is aligned to the
+    sequences' ends, so a sequence's queries see all tokens of the sequence it continues."""
     if layout.keys is not None:
         k, v = k.index_select(0, layout.keys), v.index_select(0, layout.keys)
     out = varlen_attn(
@@ -152,8 +152,8 @@ def _varlen_attention(
 
 class _ShortAttention(torch.autograd.Function):
     """Attention by plain matrix products: for sequences of up to SHORT tokens on a CPU, several
-    times as fast as the fused kernel, especially in training. One function serves all blocks of a
-    row, so that autograd need not track the blocks' views; rows of long blocks are left zero.
+    times as fast as the fused kernel, especially in training. One function handles all blocks of a
+    row, so that autograd need not track the blocks' views; rows of long blocks are zero.
 
     The query heads that share a key-value head are rows of one matrix product. With S = Q Kᵀ,
     P = softmax(S) and O = P V: ∂V = Pᵀ ∂O, ∂P = ∂O Vᵀ, ∂S = P (∂P − Σ P ∂P), ∂Q = ∂S K, ∂K = ∂Sᵀ Q.
@@ -197,8 +197,8 @@ class _ShortAttention(torch.autograd.Function):
         grads = _make_rows(grad, packing, *ctx.shapes)
         grads_q, grads_k, grads_v = (x.split(packing.sizes) for x in grads)
         grads_out, saved = grad.split(packing.sizes), iter(ctx.saved_tensors)
-        # In the row's order: a block adds to the gradient of the block that it continues, which has
-        # been written before.
+        # In the row's order: a block adds to the gradient of the block it continues, which is
+        # already written.
         for i, block in packing.short:
             q, keys, values, p = (next(saved) for _ in range(4))
             places, key_places = block.query_places(heads), block.key_places(kv_heads)
@@ -219,13 +219,14 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def _make_rows(like: torch.Tensor, packing: Packing, *shapes: Sequence[int]) -> list[torch.Tensor]:
-    """Tensors to be filled block by block; zero if long blocks leave rows unfilled."""
+    """Tensors to fill block by block; zeros if long blocks leave rows unfilled."""
     make = like.new_zeros if packing.long else like.new_empty
     return [make(shape) for shape in shapes]
 
 
 def _visible_rows(rows: Sequence[torch.Tensor], i: int, block: Block) -> torch.Tensor:
-    """Keys or values that block `i` attends to: of the sequence that it continues, then its own."""
+    """Keys or values that block `i` attends to: those of the sequence it continues, then its
+    own."""
     return rows[i] if block.context is None else torch.cat([rows[block.context], rows[i]])
 
 

@@ -1,4 +1,4 @@
-"""The user's folder for what can be fetched again. This file imports no torch."""
+"""The user's cache folder. torch is not imported here."""
 
 from __future__ import annotations
 

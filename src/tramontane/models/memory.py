@@ -11,17 +11,17 @@ _CGROUP_LIMITS = (
 
 
 def machine_memory() -> int:
-    """Bytes of memory that processes of this machine, or of this container, may use."""
+    """Bytes of memory available to processes on this machine or in this container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     texts = [path.read_text(encoding="ascii").strip() for path in _CGROUP_LIMITS if path.is_file()]
     return min([total, *(int(text) for text in texts if text.isdigit())])
 
 
 def release_free_memory() -> None:
-    """Return the free memory that malloc holds to the system; nothing happens without glibc.
+    """Return free memory held by malloc to the system; does nothing without glibc.
 
-    Tensors of varying sizes leave holes in malloc's heaps, and the heaps keep growing: after half
-    an hour, workers in threads held more free memory than memory in use.
+    Tensors of varying sizes fragment malloc's heaps, which keep growing: after half an hour,
+    workers in threads held more free memory than they used.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):

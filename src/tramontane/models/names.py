@@ -1,4 +1,4 @@
-"""What the name of a model stands for, the same for every command; this file imports no torch.
+"""Resolves names of models, alike for every command. torch is not imported here.
 
 A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
 Hugging Face name.
@@ -26,15 +26,14 @@ TOKENIZER_FILES = (
 
 
 def find_weights(model: str) -> str:
-    """The checkpoint that a name stands for: for a run's folder, the weights of its newest
-    checkpoint; for the folder of a checkpoint (`step_20`), its weights. Other names stay as they
-    are.
+    """The checkpoint that a name means: for a run's folder, the weights of its newest checkpoint;
+    for a checkpoint's folder (`step_20`), its weights. Other names are returned unchanged.
 
     Raises:
         InputError: a file, the folder of a run that has no checkpoint, or nearly `tiny`.
     """
     path = Path(model).expanduser()
-    # The hub has no such name, and is asked for it over and over where it cannot be reached.
+    # The hub has no such name, and an unreachable hub would be queried repeatedly.
     if model != "tiny" and get_close_matches(model, ["tiny"], cutoff=0.8) and not path.exists():
         raise InputError(f"model {model!r}: no such model; did you mean 'tiny'?")
     if path.is_file():
@@ -61,7 +60,7 @@ def resolve(model: str) -> str:
 
 
 def is_local(model: str) -> bool:
-    """True if a name can only be that of a folder on this machine, or is one."""
+    """True if a name is, or can only be, a folder on this machine."""
     path = Path(model).expanduser()
     begins_as_path = model.startswith((".", "/", "~", "runs/")) or model.count("/") > 1
     return model == "tiny" or begins_as_path or path.exists()
@@ -72,8 +71,8 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
 
     Args:
         name: see above.
-        files: patterns of the files that are needed; None: all.
-        what: what the name is of, for errors.
+        files: patterns of the needed files; None: all.
+        what: what the name refers to, for errors.
 
     Raises:
         InputError: no such folder, and no such name.
@@ -96,13 +95,13 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """True if a checkpoint folder holds the vocabulary of a tokenizer, or its settings."""
+    """True if a checkpoint folder holds a tokenizer's vocabulary or settings."""
     return any(_is_tokenizer(file) and "template" not in file.name for file in folder.iterdir())
 
 
 def with_tokenizer(model: str, tokenizer: str | None) -> str:
     """A checkpoint with another's tokenizer, as a folder of links in the user's cache, which is
-    loaded, sent and hashed like any other. None: the model as it is.
+    loaded, sent and hashed like any other. None: the model unchanged.
 
     Raises:
         InputError: no such model, or no such tokenizer.
@@ -129,8 +128,8 @@ def with_tokenizer(model: str, tokenizer: str | None) -> str:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The folders of checkpoints (`step_20`) in a folder, oldest first; what has another name, such
-    as `step_x`, is none."""
+    """The folders of checkpoints (`step_20`) in a folder, oldest first; other names, such as
+    `step_x`, are skipped."""
     names = re.compile(r"[a-z]+_[0-9]{1,18}")
     found = [f for f in folder.glob("*_*") if names.fullmatch(f.name) and f.is_dir()]
     return sorted(found, key=lambda f: int(f.name.partition("_")[2]))

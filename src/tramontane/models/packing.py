@@ -1,6 +1,6 @@
-"""*Packed* rows: several sequences of different lengths lie one after the other in a single row,
-so that linear layers, which are nearly all of the cost, see no padding. Only attention is padded,
-in blocks; this file lays the blocks out, and `attention.py` computes them.
+"""*Packed* rows: several sequences of different lengths are concatenated in a single row, so that
+linear layers, which are nearly all of the cost, see no padding. Only attention is padded, in
+blocks, which are laid out here and computed in `attention.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-# On a CPU, attention of up to this number of tokens is computed by plain matrix products.
+# On a CPU, attention of up to this many tokens is computed by plain matrix products.
 SHORT = 512
-# An additional block of attention costs about as much as this number of scores of a head.
+# An additional attention block costs about as much as this many scores of one head.
 SPLIT_COST = 4096
 # Blocks of attention on a CPU are rounded up to a multiple of this number of tokens: a softmax
 # takes half the time over such rows, and fewer shapes require fewer kernels.
@@ -24,10 +24,10 @@ BLOCK_MULTIPLE = 32
 
 
 def recurring(n: int, per_octave: int = 32) -> int:
-    """Round up to a size that comes again: one of `per_octave` to twice as many in an octave.
+    """Round up to a recurring size: one of `per_octave` to twice as many in an octave.
 
     On a CPU, kernels for bfloat16 are built per shape, in a millisecond each: building them took a
-    tenth of a trainer's step, and an eighth of a decode step, when every row had a size of its own.
+    tenth of a trainer's step, and an eighth of a decode step, when every row had its own size.
     """
     step = max(1, (1 << n.bit_length()) // (2 * per_octave))
     return -(-n // step) * step
@@ -35,14 +35,14 @@ def recurring(n: int, per_octave: int = 32) -> int:
 
 @dataclass(frozen=True)
 class Packed:
-    """Sequences laid one after the other in one row.
+    """Sequences concatenated in one row.
 
     Args:
         input_ids: [1, N].
-        position_ids: [1, N], starting at 0 in every sequence that continues no other.
+        position_ids: [1, N], from 0 in every sequence that does not continue another.
         lengths: lengths of the sequences, summing to N.
-        continues: for each sequence, the index of the sequence that its tokens come after, or None
-            if it starts at position 0.
+        continues: for each sequence, the index of the sequence it continues, or None if it starts
+            at position 0.
     """
 
     input_ids: torch.Tensor
@@ -66,17 +66,16 @@ def pack(
     device: torch.device | str = "cpu",
     continues: Sequence[int | None] | None = None,
 ) -> Packed:
-    """Lay token sequences one after the other.
+    """Concatenate token sequences.
 
-    A sequence may continue an earlier sequence (which itself continues none): it sees the earlier
-    tokens as if they stood before its own. So a beginning shared by several sequences is computed
-    once.
+    A sequence may continue an earlier one (which itself continues none): it sees the earlier tokens
+    as if they came before its own. So a prefix shared by several sequences is computed once.
     """
     continues = (None,) * len(sequences) if continues is None else tuple(continues)
     lengths = tuple(len(s) for s in sequences)
     starts = [0 if c is None else lengths[c] for c in continues]
     ends = np.cumsum(lengths)
-    # Places in the row, less the place at which each sequence would have its position 0.
+    # Places in the row, minus the place of each sequence's position 0.
     positions = np.arange(ends[-1]) - np.repeat(ends - lengths - starts, lengths)
     ids = np.concatenate([np.asarray(sequence, np.int64) for sequence in sequences])
     row = torch.from_numpy(np.stack([ids, positions])).to(device)
@@ -108,7 +107,7 @@ class Packing:
         self.lengths, self.continues, self.device = lengths, continues, torch.device(device)
         self.blocks: list[Block] = []
         self.sizes: list[int] = []
-        # A sequence that others continue has a block to itself.
+        # A sequence that others continue gets its own block.
         block_of: dict[int, int] = {}  # first sequence of a block → the block's index
         for run in _runs(lengths, continues):
             context = continues[run[0]]
@@ -133,8 +132,8 @@ class VarlenLayout:
     """A packed row for kernels that take sequences of different lengths, without padding.
 
     Attributes:
-        keys: [K] int64, the tokens of the row that are keys, sequence after sequence: of the
-            sequence that it continues, then its own. None: every token once, in order.
+        keys: [K] int64, the row's tokens that are keys, for each sequence in order: those of the
+            sequence it continues, then its own. None: every token once, in order.
         query_ends: [sequences + 1] int32: 0, then the end of each sequence's queries in the row.
         key_ends: [sequences + 1] int32: 0, then the end of each sequence's keys in `keys`.
         longest_query: maximum number of queries of a sequence.
@@ -159,7 +158,7 @@ class VarlenLayout:
 
 
 def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[list[int]]:
-    """Indices of neighbours that form a block, block by block."""
+    """Indices of neighbours that form a block, for each block."""
     shared = set(continues) - {None}
     run: list[int] = []
     longest = 0
@@ -183,8 +182,8 @@ def _runs(lengths: Sequence[int], continues: Sequence[int | None]) -> Iterator[l
 
 class Block:
     """A padded [B, L] rectangle of sequences, which may all continue one other sequence and then
-    see its keys before their own. Padding follows a row's last token, where causal attention
-    never looks; L is the longest length, rounded up.
+    see its keys before their own. Padding follows a row's last token, where causal attention does
+    not see it; L is the longest length, rounded up.
 
     Args:
         lengths: lengths of the B sequences.
@@ -243,7 +242,7 @@ class Block:
 
 class PaddingIndex:
     """Maps tokens [before + n, heads, d] to places in a rectangle [B, heads, width, d] whose rows
-    all start with the same `before` tokens. Tokens move by index alone: padding repeats a
+    all start with the same `before` tokens. Tokens are only moved by index: padding repeats a
     sequence's last token.
 
     Args:

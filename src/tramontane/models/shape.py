@@ -1,4 +1,4 @@
-"""Sizes of a model, known from its config alone: no weights are read or allocated."""
+"""Sizes of a model from its config alone: no weights are read or allocated."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LinearLayer(NamedTuple):
 
 
 def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
-    """The linear layers of a model, maybe on the meta device, in its order."""
+    """The linear layers of a model, possibly on the meta device, in its order."""
     uses = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
     head = model.get_output_embeddings()
     return tuple(
@@ -55,7 +55,7 @@ class ModelShape:
     """Sizes of a decoder-only language model.
 
     Args:
-        name: the model that the sizes belong to, for people.
+        name: readable name of the model.
         parameters: of the whole model; tied tensors count once.
         block: parameters of the largest block.
         outside: parameters outside the blocks: embeddings, last norm and head.
@@ -67,10 +67,10 @@ class ModelShape:
         kv_heads: heads of keys and values of a layer.
         head_dim: width of a head.
         vocabulary: rows of the output head.
-        context: positions that the model was made for; None if its config does not say.
+        context: maximum number of positions; None if the config does not say.
         linear_layers: all linear layers.
-        soft_capped: True if the logits are no linear function of the head's output, so that a
-            microbatch's logits exist as a whole (`trainer.head`).
+        soft_capped: True if the logits are not a linear function of the head's output, so that all
+            logits of a microbatch must be in memory (`trainer.head`).
     """
 
     name: str
@@ -91,7 +91,7 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """Parameters of the output head; the input embeddings have as many, or are the same."""
+        """Parameters of the output head; the input embeddings have as many, or are tied to it."""
         return self.vocabulary * self.hidden
 
     @property
@@ -104,7 +104,7 @@ class ModelShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 
-# Models whose sizes are known without their files. Mistral Small 3.1 is the base of Magistral
+# Models with known sizes, whose files are not needed. Mistral Small 3.1 is the base of Magistral
 # Small; Mistral publishes no sizes of Medium 3, so Mistral Large 2 stands for it. LlamaRL (arXiv
 # 2505.24034) trained Llama 3.1, whose architecture is the same.
 KNOWN_SHAPES: dict[str, dict[str, Any]] = {
@@ -166,10 +166,10 @@ def load_shape(model: str) -> ModelShape:
 
     Args:
         model: a name in `KNOWN_SHAPES`, the path of a `config.json`, a folder that holds one,
-            `tiny`, or a Hugging Face name. Weights and tokenizer need not be there.
+            `tiny`, or a Hugging Face name. Weights and tokenizer are not needed.
 
     Raises:
-        InputError: no config there, or not that of a causal LM.
+        InputError: no config there, or not a causal LM's.
     """
     if sizes := KNOWN_SHAPES.get(model):
         return shape_of(MistralConfig(**sizes), model)

@@ -1,7 +1,7 @@
-"""A version of the weights next to the version in use: collected and checked, then swapped in.
+"""A new version of the weights beside the one in use: collected and checked, then swapped in.
 
-Collecting takes as long as the weights travel and changes nothing that is in use, so a generator
-goes on decoding meanwhile. It stands still only for the swap.
+Collecting takes as long as the transfer and does not touch the weights in use, so a generator keeps
+decoding meanwhile. Generation pauses only for the swap.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
 
     Args:
         weights: on any device, in any dtype.
-        targets: a tensor by each name, on any device; tied names have the same tensor, which is
-            written once or twice.
+        targets: a tensor by name, on any device; tied names share a tensor, which is written once
+            or twice.
 
     Raises:
-        InputError: names or shapes that are not those of `targets` (nothing is written then), or a
-            weight that is incomplete or not finite; the error names the weight. What `targets`
-            hold is undefined then.
+        InputError: names or shapes that differ from `targets` (nothing is written then), or a
+            weight that is incomplete or not finite (`targets` are undefined then); the error names
+            the weight.
     """
     _check_shapes(weights.shapes(), targets)
     arrived: Counter[str] = Counter()
@@ -93,15 +93,15 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 class StagedWeights:
-    """A model's weights, and room for their next version: the weights' memory once more, from the
-    first `fetch` on.
+    """A model's weights, and memory for their next version, which doubles the weights' memory from
+    the first `fetch` on.
 
     `fetch` may run in one thread while the model computes in another; `swap` may not.
 
     Args:
         model: the tensors of its state dict; tied parameters are one tensor.
-        on_host: the room is in the host's pinned memory, not on the model's device; no effect on a
-            CPU.
+        on_host: the next version is in the host's pinned memory, not on the model's device; no
+            effect on a CPU.
     """
 
     def __init__(self, model: torch.nn.Module, on_host: bool = False) -> None:
@@ -111,15 +111,15 @@ class StagedWeights:
             self._names.setdefault(id(tensor), []).append(name)
             self._used[id(tensor)] = tensor
         self._spare: dict[int, torch.Tensor] = {}  # the next version of each tensor
-        self._version: int | None = None  # complete and checked in `_spare`, and not in use
+        self._version: int | None = None  # complete and checked in `_spare`, not yet in use
         self._changing = threading.Lock()  # `_version`, and which tensors are spare
         device = next(model.parameters()).device
         self._on_host = on_host and device.type != "cpu"
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def fetch(self, version: int, weights: Weights) -> None:
-        """Copy a version of the weights from where it is, and check it. It takes the place of a
-        version that was fetched and is not in use yet.
+        """Copy and check a version of the weights. It replaces a fetched version that is not in use
+        yet.
 
         Raises:
             InputError: see `collect`. The weights in use are not affected.
@@ -129,7 +129,7 @@ class StagedWeights:
             if not self._spare:
                 self._spare = {key: self._room_for(t.data) for key, t in self._used.items()}
             targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
-        # On a GPU the copies have a stream of their own, so that decode steps do not wait for them.
+        # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
         with self._on_stream():
             collect(weights, targets)
         if self._stream is not None:
@@ -142,12 +142,12 @@ class StagedWeights:
 
         Args:
             version: the version to use.
-            in_place: the model's tensors keep their addresses, and the new values are copied;
-                otherwise they change places with the spare tensors.
+            in_place: copy the new values, so that the model's tensors keep their addresses;
+                otherwise swap them with the spare tensors.
 
         Returns:
-            False if the version is not there, because it is in use already or a newer one is being
-            fetched; nothing is changed then.
+            False, with nothing changed, if the version is not available, because it is already in
+            use or a newer one is being fetched.
         """
         with self._changing:
             if self._version != version:

@@ -1,8 +1,8 @@
 """Puts a trained language model back into its multimodal parent.
 
-Magistral did so after reinforcement learning on text alone, and multimodal reasoning rose with it
-(arXiv 2506.10910). Weights are copied from file to file, one tensor at a time, in the
-parent's shards; the bytes of all other weights stay as they are.
+Magistral did so after reinforcement learning on text alone, which also improved multimodal
+reasoning (arXiv 2506.10910). Weights are copied from file to file, one tensor at a time, in the
+parent's shards; all other weights are copied unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tramontane.models.names import folder_of
 from tramontane.models.weight_files import DTYPES, INDEX, SINGLE
 from tramontane.workplace import whole_folder
 
-CHUNK = 16 << 20  # bytes that are copied at once
+CHUNK = 16 << 20  # bytes copied at once
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
-# Settings by which a model computes, next to the shapes of its weights.
+# Settings, besides weight shapes, that affect what a model computes.
 _COMPUTING = (
     "hidden_act", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim",
     "rope", "partial_rotary_factor", "layer_types", "query_pre_attn_scalar", "logit_scale",
@@ -40,10 +40,9 @@ class Transplant(NamedTuple):
     Args:
         out: the new checkpoint.
         replaced: tensors that come from the language model.
-        kept: tensors that are the parent's, bit for bit.
-        rounded: replaced tensors whose number type the parent's files do not have, and which were
-            converted to the parent's.
-        prefix: what the parent's names have before the language model's own.
+        kept: tensors unchanged from the parent.
+        rounded: replaced tensors that were converted to the dtype of the parent's files.
+        prefix: prefix of the parent's names before the language model's own.
     """
 
     out: Path
@@ -54,7 +53,7 @@ class Transplant(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor in a safetensors file: its type and shape, and the place of its bytes."""
+    """A tensor in a safetensors file: its type and shape, and the offsets of its bytes."""
 
     file: Path
     dtype: str
@@ -68,10 +67,10 @@ def transplant(
 ) -> Transplant:
     """Write the parent with the language model's weights in place of its own text weights.
 
-    Names map if the parent has all of the language model's names behind one prefix, such as
-    `language_model.model.` or `model.language_model.`; `maps` names another. Config, tokenizer and
-    processor are the parent's. An output head that the language model ties to its embeddings is
-    written into a parent that has a head of its own.
+    Names map if the parent has all of the language model's names with one prefix, such as
+    `language_model.model.` or `model.language_model.`; `maps` gives a different one. Config,
+    tokenizer and processor are the parent's. If the language model ties its output head to the
+    embeddings and the parent does not, the embeddings are written as the parent's head.
 
     Args:
         language_model: checkpoint folder (such as a run's `checkpoints/step_N/weights`) or name.
@@ -80,9 +79,9 @@ def transplant(
         maps: prefix of the parent's names by prefix of the language model's; None: found by names.
 
     Raises:
-        InputError: no safetensors files, names without a counterpart on either side, other shapes,
-            settings by which the two compute differently, or an output folder that is not empty or
-            that another process writes.
+        InputError: no safetensors files, names without a counterpart on either side, different
+            shapes or settings that affect computation, or an output folder that is not empty or is
+            being written by another process.
     """
     out = Path(out)
     with whole_folder(out, "written") as unfinished:
@@ -108,7 +107,7 @@ def text_names(
     """(name in the language model by name in the parent, prefix of the parent's text names).
 
     Raises:
-        InputError: the names do not map, one to one.
+        InputError: the names do not map one to one.
     """
     language, multimodal = list(language), set(multimodal)
     embeddings = [name for name in language if name.endswith(EMBEDDINGS)]
@@ -154,7 +153,7 @@ def text_names(
 
 
 def _prefix(language: Sequence[str], multimodal: set[str], base: str) -> str:
-    """The prefix behind which the parent has most of the language model's names."""
+    """The prefix with which the parent has most of the language model's names."""
     found = [name.removesuffix(EMBEDDINGS) for name in multimodal if name.endswith(EMBEDDINGS)]
     body = [name.removeprefix(base) for name in language if name.startswith(base)]
     counts = {prefix: sum(prefix + stem in multimodal for stem in body) for prefix in sorted(found)}
@@ -168,7 +167,7 @@ def _prefix(language: Sequence[str], multimodal: set[str], base: str) -> str:
 
 
 def _placed(name: str, multimodal: set[str], places: Mapping[str, str], base: str) -> str:
-    """The name in the parent of one of the language model's."""
+    """The parent's name for one of the language model's."""
     for prefix in sorted(places, key=len, reverse=True):
         if prefix and name.startswith(prefix):
             return places[prefix] + name.removeprefix(prefix)
@@ -179,7 +178,7 @@ def _placed(name: str, multimodal: set[str], places: Mapping[str, str], base: st
 
 
 def _is_head(name: str, prefix: str) -> bool:
-    """True for the output head of the text weights: `lm_head` behind a part of their prefix."""
+    """True for the output head of the text weights: `lm_head` after part of their prefix."""
     before = name.removesuffix(HEAD)
     return name.endswith(HEAD) and prefix.startswith(before)
 
@@ -210,7 +209,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def _header(path: Path) -> tuple[dict[str, Stored], int]:
-    """The tensors of a safetensors file by name, and where they begin."""
+    """The tensors of a safetensors file by name, and their start offset."""
     with path.open("rb") as file:
         try:
             length = int.from_bytes(file.read(8), "little")
@@ -237,7 +236,7 @@ def _stored(path: Path, entry: Mapping[str, Any], begin: int) -> Stored:
 
 
 def _write_shard(path: Path, names: Mapping[str, Stored], replaced: Mapping[str, Stored]) -> None:
-    """Write one of the parent's files: its header as it is, then each tensor's bytes."""
+    """Write one of the parent's files: its header unchanged, then each tensor's bytes."""
     source = next(iter(names.values())).file
     _, begin = _header(source)
     with path.open("wb") as target, source.open("rb") as file:
@@ -290,7 +289,7 @@ def _check_shapes(
 
 
 def _check_settings(language_model: str, parent: str) -> None:
-    """Refuse settings by which the same weights compute something else."""
+    """Reject settings with which the same weights would compute something else."""
     language, multimodal = load_config(language_model), load_config(parent).get_text_config()
     for key in (*_COMPUTING, *_OFF_IF_NONE):
         first, second = _setting(language, key), _setting(multimodal, key)
@@ -310,8 +309,8 @@ def _setting(config: Any, key: str) -> Any:
 
 
 def _rope(parameters: Any) -> Any:
-    """Parameters of the rotary embeddings, by type of layer if they differ, without those of
-    positions in images (`mrope_section`), by which text is not rotated."""
+    """Parameters of the rotary embeddings, by layer type if they differ, without those for image
+    positions (`mrope_section`), which do not affect text."""
     if not isinstance(parameters, dict):
         return parameters
     return {

@@ -1,5 +1,5 @@
 """Weights in safetensors files, in the Hugging Face layout: read slice by slice, written tensor by
-tensor. Nothing here holds a whole model.
+tensor. A whole model is never in memory.
 
 A file is the header's length (8 bytes, little-endian), the header (JSON: type, shape and place of
 each tensor) and the tensors' bytes.
@@ -44,7 +44,7 @@ class WeightFiles:
         folder: the checkpoint.
 
     Raises:
-        InputError: an index that names a file which is not there.
+        InputError: an index that names a missing file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,8 +85,8 @@ class WeightFiles:
         return tensor
 
     def misfit(self, model: PreTrainedModel) -> str | None:
-        """Describe the first weight of the model that the files lack or hold in another form; None
-        if the files fit. Tied weights must be in the files once."""
+        """Describe the first weight of the model that the files lack or hold in a different form;
+        None if the files fit. Tied weights must be in the files once."""
         names: dict[int, list[str]] = {}
         tensors = model.state_dict(keep_vars=True)
         for name, tensor in tensors.items():
@@ -104,7 +104,7 @@ class WeightFiles:
 
 
 class Entry(NamedTuple):
-    """A tensor that is to be written."""
+    """A tensor to write."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -115,8 +115,8 @@ class Entry(NamedTuple):
 
 
 def plan_files(entries: Mapping[str, Entry], shard_bytes: int) -> dict[str, list[str]]:
-    """Distribute tensors, in order, over files of at most `shard_bytes`; a larger tensor has a
-    file to itself. Returns the names of each file's tensors."""
+    """Distribute tensors, in order, over files of at most `shard_bytes`; a larger tensor gets its
+    own file. Returns the names of each file's tensors."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name, entry in entries.items():
@@ -140,7 +140,7 @@ def write_files(
     tensors: Iterable[tuple[str, torch.Tensor]],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write tensors as they come, in the order of `entries`; only one is held at a time."""
+    """Write tensors as they arrive, in the order of `entries`; only one is held at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     files = plan_files(entries, shard_bytes)
     for old in [*folder.glob("model-*-of-*.safetensors"), folder / SINGLE, folder / INDEX]:
@@ -173,5 +173,5 @@ def _write_header(file: IO[bytes], entries: Mapping[str, Entry]) -> None:
             "data_offsets": places,
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     file.write(len(text).to_bytes(8, "little") + text)

@@ -1,4 +1,4 @@
-"""Weights in transit from the trainer to the generators, bucket by bucket."""
+"""Weights in transfer from the trainer to the generators, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUCKET_BYTES = 64 << 20
 
 
 class Part(NamedTuple):
-    """A weight, or those of its rows that one rank of the trainer holds.
+    """A weight, or the rows of it that one trainer rank holds.
 
     Attributes:
         names: the weight's name; several names if it is tied.
@@ -35,10 +35,8 @@ Bucket = list[Part]
 
 
 class Weights(ABC):
-    """One version of a whole model: every rank of the trainer adds the rows that it holds, every
-    generator iterates over all of them.
-
-    The placement decides how a bucket travels.
+    """One version of a whole model: every trainer rank adds the rows that it holds, every generator
+    iterates over all of them. The placement decides how a bucket travels.
 
     Attributes:
         borrowed: the values are the trainer's parameters, so the trainer must not step before all
@@ -85,8 +83,8 @@ class Weights(ABC):
 
 
 class LocalWeights(Weights):
-    """The trainer's parameters, for generators in its process: the only copy made is the one that
-    a generator fetches. Valid until the trainer's next step."""
+    """The trainer's parameters, for generators in its process: the only copies are those that
+    generators fetch. Valid until the trainer's next step."""
 
     borrowed = True
 
@@ -97,7 +95,7 @@ class LocalWeights(Weights):
 
     def add_all(self, source: Callable[[], Iterator[Bucket]]) -> None:
         """Keep the source, which each generator iterates over: parameters are not copied, and
-        weights that the trainer computes for this purpose exist one bucket at a time."""
+        weights that the trainer has to compute exist one bucket at a time."""
         for bucket in source():
             self._note_shapes(bucket)
         self._sources.append(source)
@@ -120,7 +118,7 @@ class CopiedWeights(LocalWeights):
 
     borrowed = False
 
-    add_all = Weights.add_all  # copied at once
+    add_all = Weights.add_all  # copied immediately
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Protocols side by side on the same questions: the work behind `tramontane oversight`.
+"""Compares protocols on the same questions: implements `tramontane oversight`.
 
 The folder holds, for each arm, `ARM/replies.jsonl` (every reply, in the order of arrival),
-`ARM/transcripts.jsonl` and `ARM/transcripts.md` (to be read), and in all `figures.json` and
+`ARM/transcripts.jsonl` and `ARM/transcripts.md` (readable); and `figures.json` and
 `oversight.html`.
 """
 
@@ -61,9 +61,9 @@ class Comparison:
         transcripts: of each arm, in the order of the questions.
         figures: of each arm.
         tests: of each pair of arms, the later one compared to the earlier one.
-        elo: ratings of debaters, one for each set of arms with the same judge and numbers, whose
-            debates alone can be compared.
-        faults: of each arm without figures, why none of its discussions was judged.
+        elo: ratings of debaters, one for each set of arms with the same judge and rules, since only
+            their debates are comparable.
+        faults: for each arm without figures, why none of its discussions was judged.
     """
 
     transcripts: dict[str, list[Transcript]]
@@ -90,17 +90,16 @@ def compare_protocols(
 ) -> Comparison:
     """Play every arm on every question, and write the folder `config.out`.
 
-    Replies that an earlier process recorded are not requested again, and discussions go on where
-    they were.
+    Replies recorded by an earlier process are not requested again, and discussions resume.
 
     Args:
         config: questions, models and arms.
         on_progress: called when a discussion has ended.
 
     Raises:
-        InputError: a source, model or wording that cannot be read, a model that cannot answer, a
-            folder with replies of other settings, or, when all else has been written, an arm none
-            of whose discussions was judged.
+        InputError: an unreadable source, model or wording, a model that cannot answer, a folder
+            with replies for different settings, or, after everything else is written, an arm
+            without judged discussions.
     """
     with owned_folder(config.out, "compared"):
         return _compare(config, Path(config.out), on_progress)
@@ -184,7 +183,7 @@ def _games(
     journal: Journal,
     examples: Sequence[Transcript],
 ) -> list[Game]:
-    """The discussions of an arm; six parameters, since each comes from another place."""
+    """The discussions of an arm."""
     arm, recorded = config.arms[name], recorded_replies(journal)
     games = []
     for question in questions:
@@ -216,7 +215,7 @@ def _used(config: OversightConfig) -> dict[str, Any]:
 
 
 def _examples(config: WorkedExamples | None) -> list[Transcript]:
-    """Worked examples of a file of transcripts; those without a right answer are left out."""
+    """Worked examples from a file of transcripts; those without a right answer are skipped."""
     if config is None:
         return []
     path = Path(config.file)
@@ -251,7 +250,7 @@ def _settings(config: OversightConfig, name: str) -> dict[str, Any]:
 
 
 def _hashes(names: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of those that are files, since replies depend on what is in them."""
+    """SHA-256 of those that are files, since replies depend on their content."""
     paths = {name: Path(name).expanduser() for name in names}
     return {
         name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -261,13 +260,13 @@ def _hashes(names: Sequence[str]) -> dict[str, str]:
 
 
 def _weights(models: Sequence[ModelConfig]) -> dict[str, str]:
-    """Hashes of the checkpoints, since a model may be trained again in the same folder."""
+    """Hashes of the checkpoints, since a model may be retrained in the same folder."""
     found = {m.checkpoint.path: m.checkpoint.files for m in models if m.checkpoint}
     return {path: weights_hash(files) for path, files in sorted(found.items())}
 
 
 def _check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder with replies of other settings."""
+    """Reject a folder with replies for different settings."""
     if not _has_replies(folder):
         return
     file = folder / SETTINGS
@@ -281,7 +280,8 @@ def _check_same(folder: Path, settings: dict[str, Any]) -> None:
     changed = [key for key, value in settings.items() if before.get(key) != value]
     if changed:
         raise InputError(
-            f"{folder}: its replies were made with other settings ({', '.join(changed)}); {remedy}"
+            f"{folder}: its replies were made with different settings "
+            f"({', '.join(changed)}); {remedy}"
         )
 
 
@@ -291,7 +291,7 @@ def _has_replies(folder: Path) -> bool:
 
 
 def _record(folder: Path, settings: dict[str, Any]) -> None:
-    """Keep the settings of a folder's replies, before the first."""
+    """Record the settings of a folder's replies, before the first reply."""
     folder.mkdir(parents=True, exist_ok=True)
     if not _has_replies(folder):
         write_whole(folder / SETTINGS, json.dumps(settings, indent=1))

@@ -1,10 +1,9 @@
-"""Drills: facts without sense that are to be said again in another order, from which a tiny model
-learns to look up.
+"""Drills: meaningless facts to repeat in a different order, which teach a tiny model to look up.
 
-An answer to a generated question has two look-ups in thirty tokens, which a model can guess half
-right from the two choices; a drill has one in six tokens, and nothing in it can be guessed. Its
-sentences have the forms of the questions' facts, with names, numbers and goals at any place, so
-that only the words before a place tell what belongs there.
+An answer to a generated question has two lookups in thirty tokens, which a model can guess half
+right from the two choices; a drill has one in six tokens, and none can be guessed. Its sentences
+have the forms of the questions' facts, with names, numbers and goals at any position, so that only
+the preceding words determine what follows.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _things(code: str) -> list[list[str]]:
 def drills(seed: int, count: int, languages: Sequence[str]) -> Iterator[tuple[str, str]]:
     """`count` pairs of a prompt with facts, and the facts in another order.
 
-    The first places of a drill's facts differ. Half of the drills have one form of sentence, so
+    The first places of a drill's facts differ. Half of the drills have a single sentence form, so
     that the first place alone determines the second; in the others, the form has to be looked up
     too.
 

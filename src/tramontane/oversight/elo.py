@@ -34,15 +34,15 @@ def fit_ratings(wins: Mapping[tuple[str, str], float]) -> list[dict[str, Rating]
     """Ratings of maximum likelihood, with mean 0, by the iteration of Hunter (2004) for
     Bradley-Terry models; intervals by the likelihood's curvature (Fisher's information).
 
-    The likelihood has a maximum if a chain of wins leads from each player to each other one. Where
-    none leads back from one of two players that met, half a win is added to both.
+    The likelihood has a maximum if a chain of wins leads from each player to every other. If two
+    players met and no chain leads back from one of them, half a win is added to both.
 
     Args:
         wins: number of wins of the first player over the second, by pair.
 
     Returns:
-        One dict for each group of players that matches connect, since those of different groups
-        have no common scale.
+        One dict for each group of players connected by matches, since different groups have no
+        common scale.
     """
     return [
         _connected_ratings({pair: count for pair, count in wins.items() if pair[0] in group})

@@ -1,8 +1,8 @@
-"""The moves that protocols are made of: an own answer, arguments, questions, and the verdict.
+"""The moves of protocols: an agent's own answer, arguments, questions, and the verdict.
 
 A protocol is a Python generator: it yields lists of `Call`s that are asked at the same time, and
-receives their replies in the same order. So thousands of discussions can wait for each other's
-models side by side, and a discussion is repeated exactly by giving it recorded replies.
+receives their replies in the same order. So thousands of discussions can share models concurrently,
+and a discussion can be replayed exactly from recorded replies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Rules:
 
     Args:
         rounds: rounds of arguments; the paper has 3.
-        best_of: candidates for each turn, of which a preference model chooses one; the paper's
-            best-of-n has 4. 1: no choice.
-        judge_samples: verdicts of which the majority counts.
+        best_of: candidates for each turn; a preference model chooses one. The paper's best-of-n has
+            4. 1: no choice.
+        judge_samples: verdicts of the judge; the majority counts.
     """
 
     rounds: int = 3
@@ -72,9 +72,9 @@ class Episode:
             self.transcript.side = chosen
 
     def argue(self, number: int) -> Moves:
-        """One round of arguments. Debaters speak at once: none sees the other's argument of the
-        same round. Their turns are in the order of the answers, A's first, since the agent's side
-        may be its own answer, which the order must not tell."""
+        """One round of arguments. Debaters speak simultaneously: neither sees the other's argument
+        of the same round. Turns are in the order of the answers, A's first, since the order must
+        not reveal the agent's own answer."""
         side, best_of = self.transcript.side, self.rules.best_of
         assert side is not None
         sides: dict[Role, int] = {"agent": side}
@@ -112,14 +112,14 @@ class Episode:
 
     def ask(self, number: int) -> Moves:
         """The judge asks a question about the arguments so far. Its quotes are not checked, since
-        that would tell it what the article says; so they lose their marks."""
+        that would reveal the article's content, so they lose their marks."""
         [reply] = yield [self._call("judge", "ask", number)]
         self._count(reply)
         turn = Turn(number, "judge", None, without_marks(conclusion(reply.text)), reply.text)
         self.transcript.turns.append(turn)
 
     def judge(self, *, article: bool = False) -> Moves:
-        """The judge's verdict: the answer that most of its samples chose, the first among equals.
+        """The judge's verdict: the answer chosen by most of its samples, the first in a tie.
 
         Its probability is the mean over the samples with an answer. A sample whose model reports no
         probability counts as certain.

@@ -1,4 +1,4 @@
-"""The figures of oversight: judge accuracy, win rates, paired tests, Elo ratings, calibration."""
+"""Results of oversight: judge accuracy, win rates, paired tests, Elo ratings, calibration."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ class Bin:
     """Verdicts whose probability lies in one interval.
 
     Args:
-        low, high: the interval; `high` belongs to it in the last bin only.
-        n: number of verdicts.
-        stated: their mean probability.
-        observed: share of them that are right.
+        low, high: the interval; includes `high` only in the last bin. n: number of verdicts.
+        stated: their mean probability. observed: share of them that are right.
     """
 
     low: float
@@ -44,7 +42,7 @@ class Calibration:
         brier: mean squared error of the probability of answer A; 0.25 for a constant ½.
         error: expected calibration error: mean distance of stated and observed over the bins,
             weighted by their verdicts.
-        bins: the reliability table of the probability of answer A; empty bins are left out.
+        bins: the reliability table of the probability of answer A; empty bins are omitted.
     """
 
     brier: float
@@ -54,23 +52,23 @@ class Calibration:
 
 @dataclass(frozen=True)
 class ArmFigures:
-    """Figures of one arm; None where it has no such thing.
+    """Results of one arm; None where not applicable.
 
     Args:
         n: judged discussions.
-        unfinished: discussions that ended with a fault; they are in no other figure.
-        unknown: discussions of questions whose right answer is unknown; they are in no other
-            figure.
-        accuracy: share of right verdicts. A discussion without a verdict counts as not right.
+        unfinished: discussions that ended with a fault; excluded from all other figures.
+        unknown: discussions of questions without a known right answer; excluded from all other
+            figures.
+        accuracy: share of right verdicts. A discussion without a verdict counts as wrong.
         verdicts: share of discussions with a verdict.
-        win_rate: share of discussions that the agent won; `win_rate_right` and `win_rate_wrong` are
-            those where it argued for the right, or the wrong, answer.
-        own_accuracy: share of discussions for which the agent's own answer is right, where its side
-            is its own answer (open protocols). No answer counts as not right.
+        win_rate: share of discussions won by the agent; `win_rate_right` and `win_rate_wrong` are
+            for those where it argued for the right or the wrong answer.
+        own_accuracy: share of discussions in which the agent's own answer is right, if its side is
+            its own answer (open protocols). No answer counts as wrong.
         calibration: of the judge's probability.
         by_language: accuracy by the question's language.
-        verified_quotes: share of the quotes in arguments that were found in the article.
-        silent_turns: share of the agents' turns without words, e.g. since their thoughts did not
+        verified_quotes: share of the quotes in arguments found in the article.
+        silent_turns: share of the agents' turns without text, e.g. because their thoughts did not
             end.
         tokens: mean number of generated tokens of a discussion.
     """
@@ -214,8 +212,8 @@ def permutation_p_value(
 ) -> float:
     """Two-sided p-value of a paired permutation test by random permutations.
 
-    If the two arms were alike, each pair could as well be exchanged, which flips the sign of its
-    difference. The value is (1 + the number of permutations with a mean difference at least as
+    If the two arms were equivalent, each pair could equally be exchanged, which flips the sign of
+    its difference. The value is (1 + the number of permutations with a mean difference at least as
     large) / (1 + permutations), which is never 0.
 
     Args:

@@ -1,9 +1,9 @@
-"""The errors of a judge whose verdicts were a reward: recorded rollouts against the truth.
+"""How often the judge used as a reward was wrong: compares recorded rollouts with the truth.
 
-A run trains on the judge's verdicts alone. Where the right answer is known all the same (a
-reference that the judged domain does not read), each verdict is one of four: a right or a wrong
-answer, accepted or rejected. A model that learns to please the judge shows in the share of wrong
-answers among the accepted ones, and in its trend over the run.
+A run trains only on the judge's verdicts. If the right answer is known nevertheless (a reference
+that the judged domain does not read), there are four cases: a right or a wrong answer, accepted or
+rejected. If a model learns to please the judge, the share of wrong answers among accepted ones
+rises over the run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Errors:
 
     Args:
         answers: number of answers.
-        unheard: of these, the answers that no judge was asked about, since they are no choice.
-        no_verdict: of these, the answers on which the judge gave no verdict.
-        accuracy: share of right verdicts among the others, and so are the next two; its interval
-            counts each problem once.
+        unheard: of these, the answers that were not judged, since they match no choice.
+        no_verdict: of these, the answers without a verdict from the judge.
+        accuracy: share of right verdicts among the others, as for the next two; its interval counts
+            each problem once.
         false_acceptance: share of the wrong answers that were accepted.
         false_rejection: share of the right answers that were rejected.
-        accepted: share of all answers that were accepted, which is the reward.
+        accepted: share of all answers accepted, which is the reward.
         right: share of all answers that are right.
     """
 
@@ -61,7 +61,7 @@ class JudgeErrors:
     Args:
         whole: over the run.
         parts: over its first, middle and last third of updates.
-        examples: rows of wrong verdicts, one of each problem and answer.
+        examples: rows of wrong verdicts, one per problem and answer.
     """
 
     whole: Errors
@@ -151,8 +151,8 @@ def _accepted(row: Mapping[str, Any]) -> bool:
 
 
 def _is_right(row: Mapping[str, Any]) -> bool:
-    """True if the answer is the reference, each given by its text or its letter. The verdict's
-    reason names both of the choice that the answer meant."""
+    """True if the answer is the reference, each given as text or letter. The verdict's reason names
+    text and letter of the chosen answer."""
     answer, reference = str(row["answer"]).strip(), str(row["reference"]).strip()
     letter, text = judged_choice(row["reason"] or "") or (answer, answer)
     meant, right = (letter_of(given, ascii_uppercase) for given in (letter, reference))

@@ -16,13 +16,13 @@ _LETTER = re.compile(
     rf"|(?i:\banswer\b)[\s*_`]*(?:[:：=–—-]|(?i:is)\b\s*:?){_BEFORE}(?P<stated>[A-Z])(?![^\W_])"
     rf"|\A{_BEFORE}(?P<alone>[A-Z])(?![^\W_])"
 )
-_GOES_ON = re.compile(r"[ \t]+\w|[-/'’]\w|_+[^\W_]")  # so that a letter is no answer: "A man"
+_GOES_ON = re.compile(r"[ \t]+\w|[-/'’]\w|_+[^\W_]")  # then a letter is not an answer: "A man"
 _NUMBER = re.compile(r"\d+")
 
 
 def conclusion(text: str) -> str:
-    """The part of a response after its thoughts, up to others that may follow; empty if there is
-    nothing but thoughts."""
+    """The part of a response after its thoughts, up to any further thoughts; empty if there are
+    only thoughts."""
     start, end = _conclusion(text)
     return text[start:end].strip()
 
@@ -31,12 +31,12 @@ def letter_place(text: str, choices: Sequence[str] = ()) -> tuple[int, int] | No
     r"""(side, position in the text) of a response's answer: the last `Answer: A`, `The answer is A`
     or `\boxed{A}` after the thoughts, or a letter alone; None without an answer.
 
-    Emphasis, quotation marks and brackets around the letter do not count. A letter that words
-    follow is no answer, since `A man` may be the other one, unless the words are its choice.
+    Emphasis, quotation marks and brackets around the letter are ignored. A letter followed by words
+    is not an answer, since `A man` may be the other one, unless the words are its choice.
 
     Args:
         text: the response.
-        choices: texts of the answers, if they are known; without them there are two.
+        choices: texts of the answers, if known; otherwise there are two.
     """
     start, end = _conclusion(text)
     shown = text[start:end]
@@ -65,7 +65,7 @@ def number_of(text: str, count: int) -> int | None:
 
 
 def _conclusion(text: str) -> tuple[int, int]:
-    """Where the conclusion begins and ends."""
+    """Start and end of the conclusion."""
     closing = text.rfind(PAPER_TAGS.closing)
     start = closing + len(PAPER_TAGS.closing) if closing >= 0 else 0
     opening = text.find(PAPER_TAGS.opening, start)
@@ -82,5 +82,5 @@ def _is_answer(kind: str, rest: str, choice: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """The text without what is neither letter nor digit at its ends."""
+    """The text without leading and trailing characters other than letters and digits."""
     return re.sub(r"\A[\W_]+|[\W_]+\Z", "", text)

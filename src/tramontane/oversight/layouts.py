@@ -1,8 +1,7 @@
 """Public question sets by short name, and how their rows become questions.
 
-A layout is a function of one row that yields its questions (a row of QuALITY holds several). A
-source of its own layout is read by `plain`: rows of `question`, `choices`, `answer` and optionally
-`article`.
+A layout is a function of one row that yields its questions (a row of QuALITY holds several). Other
+sources are read by `plain`: rows have `question`, `choices`, `answer` and optionally `article`.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def boolq(row: Row) -> Iterator[Question]:
 
 
 def race(row: Row) -> Iterator[Question]:
-    """RACE: four options, of which the answer is a letter."""
+    """RACE: four options; the answer is a letter."""
     right = "ABCDEFGH".index(str(row["answer"]))
     yield _question(row, row["question"], row["options"], right, row["article"])
 
@@ -111,12 +110,12 @@ def gpqa(row: Row) -> Iterator[Question]:
 
 
 def mmlu(row: Row) -> Iterator[Question]:
-    """MMLU: four choices, of which the answer is an index (or a letter, in some copies)."""
+    """MMLU: four choices; the answer is an index (or a letter, in some copies)."""
     yield _question(row, row["question"], row["choices"], _index(row["answer"], row["choices"]))
 
 
 def arc(row: Row) -> Iterator[Question]:
-    """ARC and CommonsenseQA: choices with labels of their own, of which the answer is one."""
+    """ARC and CommonsenseQA: labelled choices; the answer is a label."""
     choices, key = row["choices"], row.get("answerKey")
     if key:  # the test split of CommonsenseQA has none
         right = list(choices["label"]).index(key)
@@ -158,7 +157,7 @@ def _question(
     article: str | None = None,
     name: str | None = None,
 ) -> Question:
-    """Six parameters: the parts of a question, which every layout finds elsewhere."""
+    """Build a question from the parts that each layout finds."""
     texts = [str(choice) for choice in choices]
     if len(set(texts)) < 2:
         raise ValueError("needs two choices that differ")
@@ -177,7 +176,7 @@ def _question(
 
 
 def _index(answer: Any, choices: Sequence[str]) -> int | None:
-    """Index of a choice that is given as index, letter, or text; None for null."""
+    """Index of a choice given as index, letter or text; None for null."""
     if answer is None:
         return None
     if isinstance(answer, int) and not isinstance(answer, bool):

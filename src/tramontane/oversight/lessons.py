@@ -1,12 +1,11 @@
-"""Lessons for models that are too small to discuss by themselves: what each role is asked and says.
+"""Lessons for models too small to discuss on their own: prompts and replies of each role.
 
 A teacher that knows the chains of facts behind the generated questions plays the protocols, and
 each of its replies is an example for `tramontane sft`. Arguments for the right answer quote its two
-facts, or the first alone. Arguments for the wrong answer make up the missing fact (an unverified
-quote), quote the facts of another name, or quote the first fact alone too, so that not every
-argument decides the question. The teacher's verdicts are right, and drawn where nothing was said.
-Every side is argued for with equal chance in all protocols, so that nothing but the quotes tells
-the verdict.
+facts, or only the first. Arguments for the wrong answer make up the missing fact (an unverified
+quote), quote another name's facts, or also quote only the first fact, so that not every argument
+decides the question. The teacher's verdicts are right, or random if nothing was said. Every side is
+argued for with equal probability in all protocols, so that only the quotes determine the verdict.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class Teacher:
         text = _RESPONSES[call.task](call, rng)
         self.pairs.append((self.wording.prompt(call, examples), text))
         if call.task == "answer":
-            # The lesson is right, but an agent that always argued for the right answer would teach
-            # the judge to believe it.
+            # The lesson is right; but if agents always argued for the right answer, the judge would
+            # learn to believe them.
             text = f"Answer: {rng.choice(LETTERS)}"
         self._done.append((ticket, Reply(text)))
 
@@ -163,7 +162,7 @@ def problem_row(question: Question, wording: str) -> dict[str, Any]:
     """A question as a row for training: a model reads the article and answers with a letter, as in
     the lessons of the same wording.
 
-    `answer` is the right letter, for the audit of the judge; a judged domain does not read it.
+    `answer` is the right letter, used to audit the judge; a judged domain does not read it.
     """
     asked = Call("agent", "answer", question, article=question.article)
     return {

@@ -21,7 +21,7 @@ def load_questions(config: QuestionsConfig) -> list[Question]:
     """The questions, with the two answers that the seed draws.
 
     Raises:
-        InputError: no such source or layout, or a row of another layout.
+        InputError: no such source or layout, or a row with a different layout.
     """
     if config.source == GENERATED:
         drawn = config.extractive
@@ -44,7 +44,7 @@ def source_of(config: QuestionsConfig) -> str:
 
 def _read(config: QuestionsConfig) -> list[Question]:
     name = config.source.partition("@")[0]
-    # A slip in a known name would be asked of the hub for half a minute.
+    # A misspelt known name would query the hub for half a minute.
     path = Path(name)
     bare = name not in CATALOG and path.name == name and not path.suffix and not path.exists()
     if bare and (near := nearest(name, [GENERATED, *CATALOG])):

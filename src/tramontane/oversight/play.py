@@ -1,7 +1,7 @@
-"""Many discussions at once: each waits for its own replies, and all share the models' batches.
+"""Many concurrent discussions: each waits for its own replies, and all share the models' batches.
 
-Every reply is written to a journal when it arrives. A comparison that was stopped gives the
-recorded replies to the same protocols again, which then go on where they were.
+Every reply is written to a journal when it arrives. An interrupted comparison replays the recorded
+replies to the same protocols, which then continue where they were.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def play(games: Iterable[Game], concurrent: int) -> Iterator[Game]:
 
     Args:
         games: not started.
-        concurrent: maximum number under way at once.
+        concurrent: maximum number at once.
 
     Raises:
         InputError: a participant that cannot answer any call.
@@ -73,7 +73,7 @@ def play(games: Iterable[Game], concurrent: int) -> Iterator[Game]:
 
 
 class _Table:
-    """The discussions under way, and the calls that wait for a reply."""
+    """The running discussions, and the calls that wait for a reply."""
 
     def __init__(self) -> None:
         # By ticket: the discussion, and the place among its calls.
@@ -106,7 +106,7 @@ class _Table:
             replies = [reply for reply in game.replies if reply is not None]
 
     def poll(self) -> None:
-        """Deliver the replies that are ready."""
+        """Deliver the finished replies."""
         active = [agent for agent in self._agents.values() if agent.waiting]
         computing = any(agent.computes for agent in active)
         for agent in active:

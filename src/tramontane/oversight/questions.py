@@ -1,4 +1,4 @@
-"""The questions of oversight: two or more possible answers, of which one is right."""
+"""The questions of oversight: two or more possible answers, one of them right."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def two_choices(question: Question, seed: int) -> Question:
     one and one of the wrong ones, in an order; the seed and the question's id determine both. A
     choice with the words of the right one is not wrong.
 
-    Of an unknown right answer among more than two, no pair can be drawn.
+    With more than two choices and no known right answer, no pair can be drawn.
 
     Raises:
         ValueError: fewer than two different choices, or more than two and no right one.

@@ -1,12 +1,13 @@
-"""Quotes in arguments, checked against the article, and marks that nobody can forge.
+"""Checks quotes in arguments against the article, and marks them so that the marks cannot be
+forged.
 
 An agent quotes between `<quote>` and `</quote>`. What others read is `<v_passage>` if the article
 holds this text, else `<u_passage>` (arXiv 2407.04622): one changed character makes a quote
 unverified. Only white space may differ, and the Unicode form of equal characters.
 
 An agent that writes `<v_passage>` itself gains nothing: each of the three tags opens a quote, which
-is checked, and whatever else could be read as a mark is removed. What others read is one line, so
-that a line break cannot begin the turn of another speaker.
+is checked, and anything else that looks like a mark is removed. What others read is a single line,
+so a line break cannot fake another speaker's turn.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _tags(text: str) -> list[re.Match[str]]:
 
 
 def _pairs(text: str, tags: list[re.Match[str]]) -> list[re.Match[str]]:
-    """The tags that open and close a quote that is not empty."""
+    """The tags around a non-empty quote."""
     return [
         tag
         for first, second in pairwise(tags)
@@ -91,7 +92,7 @@ def _pairs(text: str, tags: list[re.Match[str]]) -> list[re.Match[str]]:
 def _cleaned(text: str, *, quotes: bool) -> str:
     """The text without marks, but for the tags of its `quotes`.
 
-    Repeated, since the text around what was removed may form another mark.
+    Repeated, since the remaining text may form another mark.
     """
     while True:
         tags = _tags(text)

@@ -1,7 +1,7 @@
 """Oversight as a reward: an answer is right if a judge accepts it after a discussion.
 
-So a model can be trained on questions that no verifier can check. A domain of the user's names a
-`JudgedAnswer` by import path as its verifier; the loop does not know what is behind it.
+So a model can be trained on questions that no verifier can check. A user-defined domain names a
+`JudgedAnswer` by import path as its verifier; the training loop needs no changes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tramontane.types import Problem
 
 # What an opponent argues for, unless the problem has two choices.
 OTHER = "Another answer is right."
-UNHEARD = "no discussion: "  # begins the reason of an answer that is not discussed
+UNHEARD = "no discussion: "  # prefix of the reason for an answer that is not discussed
 
-NO_VERDICT = "the judge gave no verdict on "  # begins the reason where the judge named no answer
+NO_VERDICT = "the judge gave no verdict on "  # prefix of the reason if the judge named no answer
 
 _REASON = re.compile(
     rf"(?:the judge accepted |the judge rejected |{NO_VERDICT})\(([A-Z])\) (.*?)"
@@ -55,12 +55,12 @@ class JudgedConfig(Section):
     rounds: int = Field(3, ge=1)
     """Rounds of arguments."""
     best_of: int = Field(1, ge=1)
-    """Candidates for each turn, of which the preference model chooses one."""
+    """Candidates for each turn; the preference model chooses one."""
     judge_samples: int = Field(1, ge=1)
     """Verdicts of the judge; the majority counts."""
     score: Literal["verdict", "probability"] = "verdict"
     """Result of an answer: 1 or 0 by the judge's `verdict`, or the judge's `probability` of it. The
-    domain's `pass_mark` says from which result on it is right."""
+    domain's `pass_mark` is the lowest result that counts as right."""
     wording: str = "default"
     """Prompts: `default`, `brief`, or a YAML file of templates."""
     seed: int = 0
@@ -81,14 +81,13 @@ class JudgedAnswer:
     """A verifier of (problem, answer): the judge's verdict after a discussion of the answer.
 
     A problem has `choices` in its metadata, and optionally `question` and `article`; the answer is
-    the letter or the text of a choice. Of two choices the other one is the opponent's; otherwise,
-    and without choices, the answer is discussed against "Another answer is right", so that a wrong
-    answer is never discussed against another wrong one. What is no choice, or no answer, is wrong
-    without a discussion.
+    the letter or the text of a choice. With two choices, the opponent argues for the other one;
+    otherwise, the answer is debated against "Another answer is right", so that a wrong answer is
+    never debated against another wrong one. Invalid or empty answers score 0 and are not debated.
 
-    The truth, `problem.answer`, is read by simulated participants alone; it is kept with the
-    transcripts for the audit of the judge. Equal answers to a problem have the same discussion. The
-    reason of a verdict names the choice that was meant (`judged_choice`).
+    Only simulated participants read the truth, `problem.answer`; it is stored with the transcripts
+    for auditing the judge. Equal answers to a problem share a discussion. A verdict's reason names
+    the chosen answer (`judged_choice`).
 
     Args:
         path: YAML file of a `JudgedConfig`, read when the first answer is judged.
@@ -105,7 +104,7 @@ class JudgedAnswer:
 
         Raises:
             RuntimeError: the discussion could not be finished; the completion is unscorable.
-            InputError: an invalid file or model, or choices that are none.
+            InputError: an invalid file, model or list of choices.
         """
         found = discussed_question(problem, answer, self._open().seed)
         if found is None:
@@ -146,13 +145,13 @@ class JudgedAnswer:
 
 
 def discussed_question(problem: Problem, answer: str, seed: int) -> tuple[Question, int] | None:
-    """The question that is discussed, with its two answers in a drawn order, and the index of the
-    one that was given; None if it is no choice of the problem, or empty.
+    """The question to discuss, with its two answers in random order, and the index of the given
+    one; None if it is empty or not one of the problem's choices.
 
     An answer without choices is one line without marks, since the judge reads it.
 
     Raises:
-        InputError: `choices` is no list of 2 to 26 different texts.
+        InputError: `choices` is not a list of 2 to 26 different texts.
     """
     facts, choices = problem.metadata, _choices(problem)
     given, true = without_marks(answer), without_marks(problem.answer or "")

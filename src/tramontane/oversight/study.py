@@ -28,13 +28,13 @@ SFT: dict[str, Any] = {
     "save_dtype": "bfloat16",
     "checkpoint_every": 100,
 }
-SHARED_SECONDS = 24 * 3600.0  # limit for the run that teaches the model of all
+SHARED_SECONDS = 24 * 3600.0  # time limit for the run that trains the shared model
 # Keys behind the model.
 TAUGHT = ("extractive", "lessons", "drills", "drill_steps", "lesson_steps", "wording")
 
 
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
-    """Play an arm and return its figures; NaN for what the protocol does not have.
+    """Play an arm and return its results; NaN for those that do not apply to the protocol.
 
     Args:
         keys: `protocol`, `rounds`, `best_of`, `questions` (their number), `extractive` (their
@@ -77,14 +77,14 @@ def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
 def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
     """The tiny base after its lessons, made by the first run of a study that needs it.
 
-    Other runs wait for it; a run that continues after a kill continues the fine-tuning too.
+    Other runs wait for it; a run resumed after a kill resumes the fine-tuning too.
 
     Args:
         folder: of the study.
         keys: those of `TAUGHT` are used.
 
     Raises:
-        InputError: the folder holds a model that had other lessons.
+        InputError: the folder holds a model with different lessons.
     """
     model, record = folder / "model", folder / "model.json"
     taught = {name: keys[name] for name in TAUGHT}
@@ -94,12 +94,12 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
         begun = any((folder / name).exists() for name in ("drilled", "model"))
         if begun and made != taught:
             raise InputError(
-                f"{model}: a model of other lessons ({made}, not {taught}); remove {folder}, or "
-                f"name another folder"
+                f"{model}: a model with different lessons ({made}, not {taught}); remove {folder}, "
+                f"or name another folder"
             )
         write_whole(record, json.dumps(taught))
         kind = parse(ExtractiveConfig, keys["extractive"], "study oversight")
-        # A constant rate: the tiny base begins to look up words late, and then all at once.
+        # A constant rate, since the tiny base learns to look up words late and abruptly.
         settings = {"model": "tiny", "output": str(folder / "drilled"), "schedule": "constant"}
         pairs = drills(0, keys["drills"], kind.languages)
         _fine_tune(settings | {"steps": keys["drill_steps"]}, pairs)
@@ -111,7 +111,7 @@ def taught_model(folder: Path, keys: dict[str, Any]) -> Path:
 
 
 def _fine_tune(settings: dict[str, Any], pairs: Iterator[Pair]) -> None:
-    """Make the checkpoint `output`, or continue; nothing is done where it is finished."""
+    """Make or resume the checkpoint `output`; does nothing if it is finished."""
     output = Path(settings["output"])
     unfinished = is_unfinished(output)
     if (output / "config.json").is_file() and not unfinished:

@@ -1,4 +1,4 @@
-"""The record of one discussion, and what is asked of its participants.
+"""The record of one discussion, and the calls of its participants.
 
 A protocol asks with `Call`s and receives a `Reply` to each; what others may read of a reply becomes
 a `Turn` of the `Transcript`.
@@ -38,7 +38,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Call:
-    """One thing asked of a participant, with all that the participant may see.
+    """One request to a participant, with everything that it may see.
 
     Args:
         role: the participant.
@@ -143,7 +143,8 @@ class Transcript:
         return cls(**row | {"question": question, "turns": turns})
 
     def markdown(self) -> str:
-        """The transcript to be read: question, every turn with its hidden thoughts, verdict."""
+        """The transcript as readable text: question, every turn with its hidden thoughts,
+        verdict."""
         question = self.question
         lines = [f"## {question.id}", "", question.text, ""]
         for side, choice in enumerate(question.choices):

@@ -119,7 +119,7 @@ def load_wording(name: str) -> Wording:
     source = files(__package__) / "wordings" / f"{name}.yaml" if name in WORDINGS else name
     if name not in WORDINGS and not Path(name).is_file():
         raise InputError(
-            f"wording: {name!r} is no file, and of the package there are {' and '.join(WORDINGS)}"
+            f"wording: {name!r} is not a file; built-in wordings: {', '.join(WORDINGS)}"
         )
     raw = read_settings(Path(str(source)))
     try:

@@ -27,13 +27,13 @@ SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface, in bytes 20 to 
 
 
 class Actor:
-    """One worker; its calls run in order, and heartbeats and transfers of files next to them."""
+    """One worker; its calls run in order, concurrently with heartbeats and file transfers."""
 
     def __init__(self) -> None:
         self._copies = Copies()
 
     def make(self, make: Callable[[], Any], membership: Membership | None) -> None:
-        """Make the worker; one rank of several joins the others first."""
+        """Make the worker; if it is one of several ranks, it joins the others first."""
         die_with_parent()  # a stopped process would not notice that its machine's Ray has ended
         if membership is not None:
             _use_interface_of(ray.util.get_node_ip_address())
@@ -50,12 +50,12 @@ class Actor:
 
     @ray.method(concurrency_group="background")
     def call_in_background(self, method: str, *args: Any) -> Any:
-        """Like `call`; runs next to the calls of `call` and after earlier background calls."""
+        """Like `call`; runs concurrently with `call` and after earlier background calls."""
         return getattr(self._worker, method)(*args)
 
     @ray.method(concurrency_group="pulse")
     def beat(self) -> tuple[str, int]:
-        """Node and process id; answered by a separate thread, also while the worker is busy."""
+        """Node and process id; answered by a separate thread, even while the worker is busy."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     @ray.method(concurrency_group="pulse")
@@ -69,8 +69,8 @@ class Actor:
 def _use_interface_of(address: str) -> None:
     """Have gloo use the network interface with this machine's address in the cluster.
 
-    By default gloo takes the address that the host's name resolves to, which is often that of the
-    loopback interface: ranks on other machines could not reach it.
+    By default gloo uses the address that the host's name resolves to, often the loopback interface,
+    which ranks on other machines cannot reach.
     """
     if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
         return

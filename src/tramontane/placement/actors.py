@@ -1,8 +1,8 @@
 """Workers as Ray actors: one process each, on this machine or in a cluster.
 
 Ray starts processes, assigns resources, and carries calls and weights. Dead and hung actors are
-detected here and reported to the caller. Ray itself restarts nothing and repeats no call, since a
-worker's state would be lost and a batch trained on twice.
+detected here and reported to the caller. Ray is not allowed to restart actors or repeat calls: a
+worker's state would be lost, and a batch trained on twice.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tramontane.placement.ranks import (
 from tramontane.placement.transfer import collect, send
 
 CONNECT_SECONDS = 10.0
-EXIT_SECONDS = 2.0  # limit for a process to exit that Ray has asked to
+EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to
 
 
 class StoredWeights(Weights):
@@ -58,12 +58,12 @@ class StoredWeights(Weights):
 
     On the trainer's machine the store is shared memory, which generators map and copy from; other
     machines fetch each bucket once. A machine's store holds one copy, in the generators' dtype.
-    A rank of the trainer holds no more than one bucket in addition to its share of the model.
+    A trainer rank holds at most one bucket in addition to its share of the model.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self._dtype = dtype  # that of the generators
+        self._dtype = dtype  # the generators'
         self._stored: list[tuple[list[_StoredPart], ray.ObjectRef]] = []
 
     def buckets(self) -> Iterator[Bucket]:
@@ -109,9 +109,9 @@ class DirectWeights(StoredWeights):
     """Weights that generators read from the trainer's memory by Ray Direct Transport over NIXL,
     from GPU to GPU if both are on one.
 
-    The reader needs no other process, so a generator may come or go at any time; with NCCL or gloo
-    all generators and the trainer would have to form a new group. Each rank of the trainer holds a
-    copy of its share of the newest version, in the generators' dtype.
+    Reading involves no other process, so a generator may come or go at any time; with NCCL or gloo
+    all generators and the trainer would have to form a new group. Each trainer rank holds a copy of
+    its share of the newest version, in the generators' dtype.
     """
 
     def _put(self, tensors: list[torch.Tensor]) -> ray.ObjectRef:
@@ -129,11 +129,11 @@ def _actor_class() -> Any:
 
 
 class ActorHandle:
-    """One actor. Calls run in order, background calls next to them; errors reach the caller
+    """One actor. Calls run in order, background calls concurrently; errors reach the caller
     unchanged.
 
-    A call may take as long as its caller waits. Meanwhile the process is asked for heartbeats, and
-    counts as lost if it does not answer.
+    A call has no time limit of its own. Meanwhile the process is asked for heartbeats, and counts
+    as lost if it does not answer.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ActorHandle:
         return self._mailbox.submit(collect, folder, self._files)
 
     def locate(self) -> Future[str]:
-        """The node on which the actor runs, once a node has room for it."""
+        """The node that the actor runs on, once a node has room for it."""
         return self._mailbox.submit(self._locate)
 
     def lost(self) -> WorkerLost | None:
@@ -188,8 +188,8 @@ class ActorHandle:
         ray.kill(self._actor)
         if self._place is None:
             return
-        # Ray asks the process to exit, and a stopped process cannot react. If it is killed while it
-        # exits, Ray prints that it crashed.
+        # Ray only asks the process to exit, and a stopped process cannot react. Killing it while it
+        # exits would make Ray print that it crashed.
         node, process = self._place
         if node == ray.get_runtime_context().get_node_id():
             _kill(process, patience=0 if self._silent else EXIT_SECONDS)
@@ -220,7 +220,7 @@ class ActorHandle:
         self._call("its start", self._actor.make, make, membership)
 
     def _call_in_background(self, method: str, *args: Any) -> Any:
-        self.started.result()  # the call may come while the worker is being made
+        self.started.result()  # the worker may still be being made
         return self._call(method, self._actor.call_in_background, method, *args)
 
     def _call_worker(self, method: str, *args: Any) -> Any:
@@ -275,7 +275,7 @@ class ActorHandle:
 class ActorRanks:
     """Several ranks of one worker, one actor each, joined by torch.distributed.
 
-    They are numbered so that those of a machine follow each other, as collectives are fastest.
+    They are numbered so that ranks on one machine are consecutive, which makes collectives fastest.
     Every call goes to all ranks, as collectives require; `joint_result` is the result.
     """
 
@@ -306,7 +306,7 @@ class ActorRanks:
         self._result([rank.release(folder) for rank in self._ranks])
 
     def _broadcast(self, method: str, args: tuple[Any, ...]) -> Any:
-        # Serialised once; Ray gives each rank the values.
+        # Serialised once, and shared by the ranks through Ray.
         stored = [arg if isinstance(arg, Folder) else ray.put(arg) for arg in args]
         return self._result([rank.submit(method, *stored) for rank in self._ranks])
 
@@ -323,14 +323,14 @@ class ActorRanks:
         self._result([rank.started for rank in self._ranks])
 
     def _result(self, futures: list[Future[Any]]) -> Any:
-        """Return the `joint_result` once all ranks have a result. A rank that fails ends the call
-        at once, since its peers would wait for it in a collective."""
+        """Return the `joint_result` once all ranks have a result. A failed rank ends the call
+        immediately, since its peers would wait for it in a collective."""
         wait(futures, return_when=FIRST_EXCEPTION)
         failed = [e for f in futures if f.done() and (e := f.exception())]
         if not failed:
             return joint_result([future.result() for future in futures])
         losses = (error for error in failed if isinstance(error, WorkerLost))
-        # The peers of a lost rank may fail before its loss is known; it is the loss that counts.
+        # The peers of a lost rank may fail before its loss is known; report the loss.
         checks = (rank.lost() for rank in self._ranks)
         lost = next(losses, None) or next(filter(None, checks), None)
         if lost is None:
@@ -367,16 +367,16 @@ class Cluster:
                 )
 
     def reserve(self) -> None:
-        """Reserve room for the ranks of the trainer: on one machine if they fit, otherwise on as
+        """Reserve resources for the trainer's ranks: on one machine if they fit, otherwise on as
         few as possible.
 
         Raises:
-            InputError: there is none within `timeouts.start`.
+            InputError: they are not available within `timeouts.start`.
         """
         config = self._config
         if config.trainer.ranks == 1:
             return
-        # A group of which a machine was lost would cancel actors while Ray places it again.
+        # After the loss of a machine, Ray would cancel the group's actors while it places it again.
         if self._trainer_group is not None:
             remove_placement_group(self._trainer_group)
         resources = _resources(config.placement.trainer, config.trainer.device)
@@ -447,7 +447,7 @@ def _resources(resources: Resources, device: str) -> dict[str, float]:
 
 
 def _in_bundle(group: PlacementGroup | None, number: int) -> dict[str, Any]:
-    """Options of an actor that takes the room of one bundle of a group."""
+    """Options of an actor that uses one bundle of a placement group."""
     if group is None:
         return {}
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
@@ -455,7 +455,7 @@ def _in_bundle(group: PlacementGroup | None, number: int) -> dict[str, Any]:
 
 
 def _kill(process: int, patience: float = 0.0) -> None:
-    """Kill a process that has not ended by itself within `patience` seconds."""
+    """Kill a process unless it ends by itself within `patience` seconds."""
     deadline = time.monotonic() + patience
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
@@ -466,7 +466,7 @@ def _kill(process: int, patience: float = 0.0) -> None:
 
 def _start(address: str | None, cpus: float) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Nobody looks at a record of every call, which grows to hundreds of megabytes.
+    # A record of every call is not used and grows to hundreds of megabytes.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # By default Ray's workers run at nice 15, behind every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")

@@ -1,9 +1,9 @@
-"""Folders of the controller as arguments of workers' calls, on machines with or without its disk.
+"""The controller's folders as arguments of workers' calls, on machines with or without its disk.
 
 A worker gets a path on its own machine. On a machine that sees the controller's folder (the same
-machine, or a shared file system) the path is the folder's own. On any other machine it is a copy:
-a folder that is read is sent there before the call, and a folder that is written is collected
-afterwards (`placement.transfer`). This file imports neither torch nor Ray.
+machine, or a shared file system) this is the folder itself. On any other machine it is a copy: a
+folder to read is sent there before the call, and a folder to write is collected afterwards
+(`placement.transfer`). Neither torch nor Ray is imported here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Folder:
 
     Args:
         path: absolute path on the controller's machine.
-        kind: `model`: a checkpoint to load, whose copies are kept for later workers; its path is
-            given as text. `read`: copies last until `release`. `written`: see `written`.
+        kind: `model`: a checkpoint to load, whose copies are kept for later workers; passed as a
+            string. `read`: copies last until `release`. `written`: see `written`.
         files: names, with parts separated by `/`, and sizes in bytes of its files.
-        key: names its copies on other machines; other content has another key.
-        part: a folder within it, which the call gets instead.
+        key: names its copies on other machines; different content has a different key.
+        part: a folder within it to pass instead.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Folder:
 
     @classmethod
     def of(cls, path: Path, kind: Kind) -> Folder:
-        """A folder with the files that it has now."""
+        """A folder with its current files."""
         path = path.absolute()
         found = sorted(p for p in path.rglob("*") if p.is_file())
         files = tuple((p.relative_to(path).as_posix(), p.stat().st_size) for p in found)
@@ -61,7 +61,7 @@ class Folder:
         return cls(path, kind, files, hashlib.sha256(content.encode()).hexdigest()[:24])
 
     def within(self, part: str) -> Folder:
-        """The argument for a call that gets a folder within this one."""
+        """The argument for a call on a folder within this one."""
         return replace(self, part=part)
 
     @property
@@ -72,9 +72,8 @@ class Folder:
 
 @contextmanager
 def written(path: Path) -> Iterator[Folder]:
-    """A folder that workers write within this block.
-
-    Meanwhile it has a file of a unique name, by which workers recognise the controller's disk.
+    """A folder that workers write within this block. Meanwhile it holds a file with a unique name,
+    from which workers recognise the controller's disk.
     """
     mark = path / f"{MARK}{uuid4().hex}"
     mark.touch()
@@ -109,7 +108,7 @@ def _located(value: Any, locate: Callable[[Folder], Path]) -> Any:
 class Copies:
     """The controller's folders on the machine of a worker: the folders themselves, or copies.
 
-    Copies of models lie in the user's cache folder, all others in the temporary folder of the
+    Copies of models are in the user's cache folder, all others in the temporary folder of the
     process that made them (`temporary`).
     """
 
@@ -117,7 +116,7 @@ class Copies:
         self._receiving: dict[str, Path] = {}  # copies that are not complete, by key
 
     def located(self, value: Any) -> Any:
-        """An argument of a call, with paths on this machine in the place of folders."""
+        """An argument of a call, with folders replaced by paths on this machine."""
         return _located(value, self._path)
 
     def lacks(self, folder: Folder) -> bool:
@@ -125,7 +124,7 @@ class Copies:
         return not folder.is_here and self._copy(folder) is None
 
     def begin(self, folder: Folder) -> None:
-        """Begin a copy, which `commit` completes."""
+        """Start a copy; `commit` completes it."""
         parent = self._home(folder).parent
         parent.mkdir(parents=True, exist_ok=True)
         self._receiving[folder.key] = Path(tempfile.mkdtemp(prefix=f"{folder.key}.", dir=parent))
@@ -138,9 +137,9 @@ class Copies:
             file.write(data.data)
 
     def commit(self, folder: Folder) -> None:
-        """Give a copy its name, by which it is found from now on."""
+        """Give a completed copy its final name."""
         made, home = self._receiving.pop(folder.key), self._home(folder)
-        if home.is_dir():  # in a cache folder that machines share, another may have been faster
+        if home.is_dir():  # another machine that shares the cache folder may have been faster
             shutil.rmtree(made)
         else:
             made.rename(home)
@@ -169,7 +168,7 @@ class Copies:
         return path
 
     def _copy(self, folder: Folder) -> Path | None:
-        """The complete copy on this machine, which another process may have received."""
+        """The complete copy on this machine, possibly received by another process."""
         home = self._home(folder)
         if folder.kind == "read":
             found = Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{COPIES}/{folder.key}")
@@ -177,7 +176,7 @@ class Copies:
         return home if home.is_dir() else None
 
     def _home(self, folder: Folder) -> Path:
-        """The path of a copy that this process makes."""
+        """The path of a copy made by this process."""
         if folder.kind == "model":
             return cache_dir() / "models" / folder.key
         return process_folder() / COPIES / folder.key

@@ -13,9 +13,9 @@ TRAINER = "trainer"  # name of the trainer's handle in every placement
 
 
 class WorkerLost(RuntimeError):
-    """A worker that is gone or hangs; the message names it and the call it was running.
+    """A worker that died or hangs; the message names it and the call it was running.
 
-    `worker` is the name of the worker's handle; empty if the wait was for no worker in particular.
+    `worker` is the name of the worker's handle; empty if the wait was not for a particular worker.
     """
 
     def __init__(self, message: str, worker: str = "") -> None:
@@ -32,11 +32,11 @@ class WorkerStalled(WorkerLost):
 
 
 class WeightsLost(RuntimeError):
-    """Weights on their way that are gone, since the process of the trainer that held them ended."""
+    """Weights in transfer were lost, since the trainer process that held them ended."""
 
 
 class Limit(NamedTuple):
-    """The longest that a wait may last, and the config keys that set it."""
+    """The longest duration of a wait, and the config keys that set it."""
 
     seconds: float
     key: str
@@ -47,7 +47,7 @@ class Limit(NamedTuple):
         return cls(seconds, " + ".join(f"timeouts.{key}" for key in keys))
 
     def plus(self, seconds: float, what: str) -> Limit:
-        """A limit that is longer by the time that known work may take."""
+        """A limit extended by the time that known work may take."""
         return Limit(self.seconds + seconds, f"{self.key} + {what}")
 
 
@@ -55,18 +55,22 @@ class Handle(Protocol):
     """A worker in any placement, called by method name; calls run in order, one at a time.
 
     A `Folder` among the arguments of a call is a path on the worker's machine for the worker.
-    `started` is done when the worker can be called.
+    `started` is done once the worker can be called.
     """
 
     name: str
     started: Future[None]
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Queue a call of the worker's `method`."""
+        """Queue a call of the worker's `method`, and return at once. Not to be used after `close`.
+
+        The future holds the result, or the call's own error, or `WorkerDied` or `WorkerStalled` if
+        the worker is lost meanwhile. It is cancelled if `close` comes before the call has begun.
+        """
 
     def release(self, folder: Folder) -> Future[None]:
-        """End the use of a folder that was an argument of calls: what the worker wrote into it is
-        brought to the controller's disk, and copies of it on other machines are deleted."""
+        """End the use of a folder that was an argument of calls: bring what the worker wrote to the
+        controller's disk, and delete copies on other machines."""
 
     def close(self) -> None:
         """End the worker; running and queued calls are abandoned."""
@@ -76,8 +80,8 @@ class GeneratorHandle(Handle, Protocol):
     """A handle of a generator, which fetches weights while it generates."""
 
     def submit_background(self, method: str, *args: Any) -> Future[Any]:
-        """Queue a call that runs next to those of `submit`, and after earlier background calls. The
-        worker must have started."""
+        """Queue a call that runs concurrently with those of `submit`, after earlier background
+        calls. The worker must have started."""
 
 
 async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
@@ -99,10 +103,10 @@ async def release(handle: Handle, folder: Folder, limit: Limit) -> None:
 
 
 async def answer(handle: Handle, method: str, future: Future[Any], *, limit: Limit) -> Any:
-    """Await a call that was submitted before.
+    """Await a call that is already submitted.
 
     Raises:
-        WorkerStalled: the call takes longer than `limit` from now on.
+        WorkerStalled: the call takes longer than `limit` from now.
         WorkerLost: the handle was closed before the call began.
     """
     waiting = asyncio.wrap_future(future)

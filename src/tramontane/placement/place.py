@@ -1,4 +1,4 @@
-"""Chooses the placement of workers by `placement.kind`; the rest of the program is the same."""
+"""Chooses where workers run, by `placement.kind`; the rest of the program does not depend on it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Placement(Protocol):
-    """Starts workers, each by a function that makes the plain object.
+    """Starts workers, each from a function that makes the plain object.
 
     Attributes:
-        replaces_trainer: True if a trainer that is lost can be closed and started again.
+        replaces_trainer: True if a lost trainer can be restarted.
     """
 
     @property
     def replaces_trainer(self) -> bool: ...
 
     def reserve(self) -> None:
-        """Reserve room for the trainer's ranks, before the workers of a session take it."""
+        """Reserve resources for the trainer's ranks before other workers take them."""
 
     def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle: ...
 
@@ -45,7 +45,7 @@ def check(config: Config) -> None:
     """Check that the packages of the placement are installed.
 
     Raises:
-        InputError: Ray or NIXL is configured and not installed.
+        InputError: Ray or NIXL is configured but not installed.
     """
     if config.placement.kind != "ray":
         return
@@ -63,10 +63,10 @@ def check(config: Config) -> None:
 def place(config: Config, note: Callable[..., None]) -> Placement:
     """Start the placement `config.placement.kind`.
 
-    `note(name, process=...)` is called for each process that is started for a worker.
+    `note(name, process=...)` is called for each process started for a worker.
 
     Raises:
-        InputError: as `check`; or no cluster at the address, or a cluster that is too small.
+        InputError: see `check`; or no cluster at the address, or one that is too small.
     """
     check(config)
     if config.placement.kind == "thread":

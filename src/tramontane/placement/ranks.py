@@ -28,7 +28,7 @@ from tramontane.placement.handle import WorkerDied
 from tramontane.placement.orphans import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
-END_SECONDS = 10.0  # limit for a process to end that was killed, or that has closed its pipe
+END_SECONDS = 10.0  # time for a process to end after it was killed or closed its pipe
 GRACE_SECONDS = 10.0  # wait for the report of a rank's death after its peers failed
 # A plain fork would copy torch's threads and locks, and the state of CUDA.
 START_METHOD = "spawn"
@@ -40,8 +40,8 @@ def collective_backend(device: str) -> str:
 
 
 def rank_device(device: str, rank: int) -> str:
-    """Device of one of several ranks on a machine: `cuda` or `cuda:N` is that of rank 0, and every
-    further rank has the next GPU; all ranks share a CPU."""
+    """Device of one of several ranks on a machine: `cuda` or `cuda:N` is rank 0's, and each further
+    rank gets the next GPU; all ranks share a CPU."""
     kind, _, first = device.partition(":")
     return f"cuda:{int(first or 0) + rank}" if kind == "cuda" else device
 
@@ -81,7 +81,7 @@ class RankFailed(RuntimeError):
 class ProcessRanks:
     """`ranks` processes on this machine that each hold a worker made by `make()`.
 
-    Each process's current device is that of its rank (`rank_device`). No collective among the ranks
+    The current device of each process is its rank's (`rank_device`). No collective among the ranks
     may last longer than `collective_seconds`. Calls raise `WorkerDied` if a rank's process has
     ended, and `RankFailed` if a rank raised an exception.
     """
@@ -127,10 +127,10 @@ class ProcessRanks:
         return self._mailbox.submit(self._broadcast, method, args)
 
     def release(self, folder: Folder) -> Future[None]:
-        return self._mailbox.submit(lambda: None)  # the ranks use the folder itself
+        return self._mailbox.submit(lambda: None)  # the ranks use the folder directly
 
     def close(self) -> None:
-        """Kill the processes, and wait for their end: their devices may be needed at once."""
+        """Kill the processes and wait for their end: their devices may be needed immediately."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -153,7 +153,7 @@ class ProcessRanks:
 
     def _failed(self, rank: int, error: str) -> Exception:
         """The error of a call in which a rank raised an exception: the death of another rank, if
-        that explains it."""
+        that is the cause."""
         deadline = time.monotonic() + GRACE_SECONDS
         while (seconds := deadline - time.monotonic()) > 0:
             dead = [n for n, p in enumerate(self._processes) if p.exitcode not in (None, 0)]
@@ -166,8 +166,8 @@ class ProcessRanks:
         return RankFailed(f"{self.name} rank {rank} failed:\n{error}")
 
     def _collect(self) -> Any:
-        """Return the `joint_result` once all ranks have answered. A rank that fails ends the call
-        at once, since its peers would wait for it in a collective."""
+        """Return the `joint_result` once all ranks have answered. A failed rank ends the call
+        immediately, since its peers would wait for it in a collective."""
         waiting = set(range(len(self._pipes)))
         results: list[Any] = [None] * len(self._pipes)
         while waiting:

@@ -1,4 +1,4 @@
-"""Workers in threads of the controller's own process: laptops, one GPU, debugging, tests."""
+"""Workers in threads of the controller's process: for laptops, one GPU, debugging and tests."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class LocalPlacement:
 
 
 class ThreadHandle:
-    """Runs `make()` and then every call in a thread of its own, with one torch thread. Background
-    calls have a second thread.
+    """Runs `make()` and then every call in its own thread, with one torch thread. Background calls
+    have a second thread.
 
-    On a CUDA device each thread has a stream of its own, so that workers that share a GPU do not
-    wait for each other's kernels. A call returns after all its kernels have run: what it returns,
-    or leaves behind, can be used on any stream.
+    On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
+    other's kernels. A call returns after all its kernels have run, so its results can be used on
+    any stream.
 
     Two such workers train and decode side by side on two cores: torch releases the interpreter
     lock. The threads are daemons, so a worker that hangs does not keep the process alive. `close`
@@ -83,7 +83,7 @@ class ThreadHandle:
         return self._background.submit(self._call, method, args)
 
     def release(self, folder: Folder) -> Future[None]:
-        return self._calls.submit(lambda: None)  # the worker uses the folder itself
+        return self._calls.submit(lambda: None)  # the worker uses the folder directly
 
     def close(self) -> None:
         for calls in (self._calls, self._background):
@@ -94,7 +94,7 @@ class ThreadHandle:
         self._worker = on_this_machine(make)()
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
-        self.started.result()  # a background call may come while the worker is being made
+        self.started.result()  # the worker may still be being made
         return getattr(self._worker, method)(*map(on_this_machine, args))
 
 
@@ -125,7 +125,7 @@ class _Calls:
             while (item := self._queue.get()) is not None:
                 future, call = item
                 if self._closing:
-                    future.cancel()  # so that nobody waits for a dropped call
+                    future.cancel()  # so that no caller waits for a dropped call
                 if not future.set_running_or_notify_cancel():
                     continue
                 # The future carries the error to the caller.

@@ -1,7 +1,7 @@
-"""Files on their way between the controller's machine and that of an actor, through Ray.
+"""File transfer between the controller's machine and an actor's, through Ray.
 
 The controller reads and writes its own disk; an actor's `Copies` do so on the other machine. A
-message holds at most `CHUNK_BYTES`, and one is on its way at a time, so neither side holds more.
+message holds at most `CHUNK_BYTES`, and one is in transfer at a time, so neither side holds more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _locks: dict[tuple[str, str], threading.Lock] = {}  # one per machine and folder
 
 
 def send(folder: Folder, node: str, ask: Ask) -> int:
-    """Send a folder to a machine, unless it is there; returns the number of bytes sent.
+    """Send a folder to a machine unless it has it; returns the number of bytes sent.
 
     Actors on one machine share a copy: while it is sent to one of them, the others wait here.
     """

@@ -20,7 +20,7 @@ class PlanConfig(Section):
     mistral-small-24b, mistral-large-123b), a folder or a `config.json`, `tiny`, or a Hugging Face
     name. Only its sizes are read."""
     gpus: int = Field(ge=2)
-    """GPUs for generators and trainer together. With a report of a CPU, its cores."""
+    """Total number of GPUs for generators and trainer. With a CPU's report, its cores."""
     gpu: str = "h100"
     """Kind of GPU: a100, b200, h100, h200 or l40s, with the memory, bandwidths and FLOP/s of its
     data sheet in `planning/gpus.yaml`. Or the path of the report that `python -m benchmarks.bounds`
@@ -32,10 +32,10 @@ class PlanConfig(Section):
     """Completions between two weight updates, in whole groups. The paper: 8k, 4k, 2k by stage
     (Medium); 2,048 (Small)."""
     group_size: int = Field(16, ge=2)
-    """Completions of one problem. The paper does not print it."""
+    """Completions per problem. The paper does not give it."""
     max_staleness: int | None = Field(None, ge=1)
-    """Maximum age of a trained token, in weight versions. null: enough for no update to wait for
-    the longest completion."""
+    """Maximum age of a trained token, in weight versions. null: enough that no update waits for the
+    longest completion."""
     prompt_mean: int = Field(300, ge=1)
     """Mean length of a prompt, in tokens."""
     prompt_max: int = Field(2048, ge=1)
@@ -47,20 +47,21 @@ class PlanConfig(Section):
     sigma: float = Field(0.8, gt=0, le=3)
     """Standard deviation of the logarithm of lengths."""
     train_mfu: float = Field(0.35, gt=0, le=1)
-    """Share of a GPU's FLOP/s that training reaches."""
+    """Share of a GPU's FLOP/s reached in training."""
     train_flops: float = Field(8.0, ge=6)
     """Floating-point operations per parameter and trained token: 6, and 2 more for gradient
     checkpointing. Attention is not counted."""
     microbatch_tokens: int | None = Field(None, ge=1)
     """Token budget of a microbatch. null: the longest prompt and completion."""
     decode_bandwidth: float = Field(0.6, gt=0, le=1)
-    """Share of a GPU's memory bandwidth that decoding reaches."""
+    """Share of a GPU's memory bandwidth reached in decoding."""
     prefill_mfu: float = Field(0.4, gt=0, le=1)
-    """Share of a GPU's FLOP/s that products over many sequences or tokens reach in a generator."""
+    """Share of a GPU's FLOP/s reached by a generator's matrix products over many sequences or
+    tokens."""
     step_seconds: float = Field(0.003, ge=0)
     """Fixed cost of a decode step, in seconds."""
     slots: int = Field(1024, ge=1)
-    """Maximum number of sequences that one generator decodes at once. Memory may hold fewer."""
+    """Maximum number of sequences that one generator decodes at once. Memory may allow fewer."""
     node: int = Field(8, ge=1)
     """GPUs of a node: a generator is not split over more."""
     doubling: float = Field(0.9, gt=0, le=1)

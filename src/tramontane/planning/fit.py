@@ -1,4 +1,4 @@
-"""Memory of a run against its devices: a table, and refusals that name the keys to change."""
+"""A run's memory compared with its devices: a table, and errors that name the keys to change."""
 
 from __future__ import annotations
 
@@ -74,15 +74,14 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """A device and its workers; or several devices with the same workers, of which this is each.
+    """A device and its workers; may stand for several devices with the same workers.
 
     Args:
-        device: the device, for people.
-        capacity: its memory in bytes; None if it is not known.
+        device: readable name of the device.
+        capacity: its memory in bytes; None if unknown.
         workers: the workers on it.
         overhead: bytes that libraries take, and on a GPU memory that is lost between blocks.
-        growing: bytes of the caches, tokens and programs that take memory only as they come, at
-            most.
+        growing: maximum bytes of caches, tokens and programs that take memory only as needed.
         tolerance: excess over the capacity, as a share of it, that still counts as fitting.
     """
 
@@ -106,7 +105,7 @@ class Load:
 
     @property
     def shortfall(self) -> str:
-        """Description of the missing memory, for people."""
+        """Readable description of the missing memory."""
         assert self.capacity is not None
         return (
             f"{self.device} has {self.capacity / GIB:,.1f} GiB, and {self.names} need "
@@ -115,7 +114,7 @@ class Load:
 
     @property
     def names(self) -> str:
-        """The workers, for people."""
+        """The workers, as readable text."""
         *others, last = (
             f"{w.together} × {w.name}" if w.together > 1 else w.name for w in self.workers
         )
@@ -136,7 +135,7 @@ class RunMemory:
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """Rows of a table, in GiB: the first names the workers, the others a part of memory each,
-        the last is their sum. What two parts take one after the other is subtracted."""
+        the last is their sum. Memory that two parts use at different times is subtracted once."""
         workers = [worker for load in self.loads for worker in load.workers]
         yield ("GiB", *(f"{w.name} × {w.number}" if w.number > 1 else w.name for w in workers))
         for part in fields(Memory):
@@ -175,7 +174,7 @@ def run_memory(
         shape: the model's sizes.
         lengths: lengths of each stage.
         gpu: a GPU of `planning/gpus.yaml`, or a GPU's memory in GiB. None: this machine's GPU.
-        tolerance: share of a device's memory by which it may be exceeded.
+        tolerance: share by which a device's memory may be exceeded.
 
     Raises:
         InputError: an unknown GPU.
@@ -354,8 +353,7 @@ def memory_gaps(memory: Memory, *, on_gpu: bool) -> float:
 
 
 def gathering_gaps(trainer: TrainerConfig, shape: ModelShape) -> float:
-    """Bytes that a trainer rank on a CPU loses to weights and gradients that were whole for a
-    moment."""
+    """Bytes that a trainer rank on a CPU loses to temporarily gathered weights and gradients."""
     if trainer.ranks == 1 or _on_gpu(trainer.device):
         return 0.0
     return GATHERED_COPIES * MASTER * shape.parameters
@@ -365,7 +363,7 @@ def _gpu_overhead(config: Config, workers: Sequence[Worker]) -> float:
     """Bytes of a GPU that go to CUDA's context, NCCL's buffers, and gaps between blocks."""
     names = {worker.name for worker in workers}
     several = config.trainer.ranks > 1
-    apart = several or config.generator.kind == "vllm"  # in processes of their own
+    apart = several or config.generator.kind == "vllm"  # in separate processes
     contexts = 2 if apart and {GENERATOR, RANK} <= names else 1
     gaps = sum(w.together * memory_gaps(w.memory, on_gpu=True) for w in workers)
     return contexts * CUDA_CONTEXT + NCCL * (several and RANK in names) + gaps

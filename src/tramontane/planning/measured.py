@@ -1,4 +1,4 @@
-"""Rates of a machine from a report of `benchmarks.bounds`, in place of a data sheet."""
+"""Rates of a machine from a report of `benchmarks.bounds`, instead of a data sheet."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def is_report(gpu: str) -> bool:
 def measured_gpu(path: str) -> Gpu:
     """A machine's measured rates in the form of a data sheet.
 
-    A GPU has the memory and the links of its data sheet. Of a CPU each core counts as a device: it
-    has an equal part of this machine's memory, and exchanges data as fast as it copies memory.
+    A GPU has the memory and the links of its data sheet. On a CPU each core counts as a device,
+    with an equal part of this machine's memory, and exchanges data as fast as it copies memory.
 
     Raises:
         InputError: not a report of `benchmarks.bounds`, or a GPU without a data sheet.

@@ -1,9 +1,8 @@
-"""Memory of generators, controller and verifiers, from the config and the model's sizes: nothing is
-loaded. `trainer_memory.py` has the trainer's.
+"""Memory of generators, controller and verifiers, from the config and the model's sizes, without
+loading anything. `trainer_memory.py` has the trainer's.
 
-Every figure is a closed formula, explained in docs/planning.md. Figures are the most that a worker
-needs at once while the run goes as configured: every slot taken by the longest sequence, every
-microbatch full.
+Every figure is a closed formula, explained in docs/planning.md. Figures are a worker's peak in a
+run as configured: every slot with the longest sequence, every microbatch full.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ class Memory:
     """Memory of one worker in one of its devices, in bytes.
 
     Args:
-        weights: all copies of the weights, parts gathered from other ranks included.
+        weights: all copies of the weights, including parts gathered from other ranks.
         optimizer: AdamW's moments.
-        gradients: sums over microbatches, and the gradient that is being added.
-        activations: what a forward keeps for the backward, and what both compute with.
-        logits: what the output head and sampling compute with.
+        gradients: sums over microbatches, and the gradient being added.
+        activations: kept by a forward for the backward, and temporaries of both.
+        logits: temporaries of the output head and of sampling.
         cache: keys and values of the sequences in flight.
-        records: what controller and verifiers hold: tokens, texts, programs under test.
-        reused: bytes that two parts take one after the other, so that they count once.
+        records: of controller and verifiers: tokens, texts, programs under test.
+        reused: bytes used by two parts at different times, which count once.
     """
 
     weights: float = 0.0
@@ -58,7 +57,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """The most that is there at once."""
+        """The peak."""
         return float(sum(vars(self).values()) - 2 * self.reused)
 
 
@@ -76,7 +75,7 @@ class Lengths(NamedTuple):
 def cache_size(
     stage: Config, token_bytes: float, longest: int, kv_bytes: float | None = None
 ) -> CacheSize:
-    """Slots of each generator in a stage, and the most positions that its cache holds.
+    """Slots of each generator in a stage, and the maximum number of positions in its cache.
 
     Args:
         stage: the config of the stage.
@@ -112,8 +111,7 @@ def generator_memory(
         stage: the config of the stage.
         shape: the model's sizes.
         lengths: lengths of the stage.
-        device_memory: bytes of the generator's GPU, of which `gpu_memory_utilization` is a share;
-            None: unknown, or a CPU.
+        device_memory: total bytes of the generator's GPU; None: unknown, or a CPU.
     """
     config, longest = stage.generator, lengths.longest
     if config.kind == "vllm":
@@ -127,7 +125,7 @@ def generator_memory(
         share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
         budget = kv_budget(int(device_memory), weights, share)
     rows, positions = cache_size(stage, token, longest, budget)
-    if not rows:  # one sequence is needed at least
+    if not rows:  # at least one sequence is needed
         rows, positions = 1, longest
     elif not on_gpu:
         positions = min(positions, _lane_positions(stage, rows, lengths))
@@ -184,7 +182,7 @@ def _vllm_memory(
         share = config.gpu_memory_utilization or GPU_MEMORY_SHARE
         budget = max(0.0, share * device_memory - weights - activations - logits)
     held, positions = cache_size(stage, token, longest, budget)
-    cache = token * (positions if held else longest)  # one sequence is needed at least
+    cache = token * (positions if held else longest)  # at least one sequence is needed
     return Memory(weights=weights, activations=activations, logits=logits, cache=cache)
 
 

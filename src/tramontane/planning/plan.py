@@ -28,8 +28,8 @@ from tramontane.planning.split import (
     splits_of,
 )
 
-UPDATES, SKIPPED = 10, 4  # simulated updates, and the first ones that are left out
-CANDIDATES = 2  # splits that are simulated
+UPDATES, SKIPPED = 10, 4  # simulated updates, and how many of the first are skipped
+CANDIDATES = 2  # splits to simulate
 POLLS = 20  # polls in which a completion of mean length is generated, in the simulation
 
 
@@ -52,7 +52,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best split of the GPUs, and for comparison all GPUs used for both kinds of work in turn.
+    """The best split of the GPUs, and, for comparison, all GPUs alternating between both kinds of
+    work.
 
     Args:
         machine: the assumptions.
@@ -73,7 +74,7 @@ class Plan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config of a run with separate GPUs, whose model and data the user gives."""
+        """The config of a run with separate GPUs; the user adds model and data."""
         return settings_of(self.machine, self.apart.split)
 
     @property
@@ -90,7 +91,7 @@ class Plan:
 
     @property
     def assumptions(self) -> dict[str, str]:
-        """All assumptions of the plan, by the names under which they can be replaced."""
+        """All assumptions of the plan, by the names for overriding them."""
         config, gpu = self.machine.config, self.machine.gpu
         values = config.model_dump() | {
             "microbatch_tokens": config.microbatch,
@@ -146,7 +147,7 @@ def plan(config: PlanConfig) -> Plan:
     _, generate, _ = found
     batch, gpus, train = config.n_batch, config.gpus, machine.train_cost
     seconds = asynchronous_step(batch, gpus, train, generate)
-    # The formulas ignore the tails of lengths, transfers of weights and whole groups.
+    # The formulas ignore length tails, weight transfers and the rounding to whole groups.
     sides = [Side(generate, seconds, split, _simulate(machine, split)) for split in splits]
     apart = min(sides, key=lambda side: side.simulated.seconds_per_update)
     return Plan(
@@ -193,7 +194,7 @@ def _simulate(machine: Machine, split: Split) -> Outcome:
     config = Config.model_validate(
         {
             "pipeline": {
-                "updates": 10 * UPDATES,  # the end of a run, where work runs out, is far
+                "updates": 10 * UPDATES,  # so that the end of the run has no effect
                 "n_async": split.n_async,
                 "n_batch": plan.n_batch,
                 "group_size": plan.group_size,

@@ -1,4 +1,4 @@
-"""Changes of a config under which a run fits into memory."""
+"""Changes of a config that make a run fit into memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def remedies(
     workers: Collection[str],
     fits: Callable[[Sequence[Config]], bool],
 ) -> str:
-    """Advice for people: single changes that are enough; without any, all of them together.
+    """Human-readable advice: single changes that suffice, or else all of them together.
 
     Args:
         stages: the config of each stage.
         longest: tokens of the longest prompt and completion together.
         workers: names of the workers on the device that is too small.
-        fits: tells of changed stages whether they fit.
+        fits: returns whether changed stages fit.
     """
     changes = list(_changes(stages, longest, workers))
     single = [text for change in changes if (text := _first(stages, [change], fits))]
@@ -53,8 +53,8 @@ def remedies(
 def _first(
     stages: Sequence[Config], changes: Sequence[Change], fits: Callable[[Sequence[Config]], bool]
 ) -> str | None:
-    """The first values under which the run fits, as text; the last change is tried at all of its
-    values, the others at their last. None if the run fits under none."""
+    """The first values with which the run fits, as text; all values of the last change are tried,
+    with the last values of the others. None if none fits."""
     if not changes:
         return None
     *others, last = changes
@@ -70,7 +70,7 @@ def _first(
 
 
 def _changes(stages: Sequence[Config], longest: int, workers: Collection[str]) -> Iterator[Change]:
-    """Changes that lower the memory of these workers, the one that costs least first."""
+    """Changes that lower these workers' memory, the cheapest first."""
     generator, trainer = stages[0].generator, stages[0].trainer
     if GENERATOR in workers and generator.dtype == "float32":
         yield Change("generator.dtype", "float32", ("bfloat16",))

@@ -1,6 +1,6 @@
 """Discrete-event simulation of the pipeline, from the costs of its workers.
 
-The ledger is the real one, and with it the staleness bound; the workers are only clocks. The
+The ledger, and with it the staleness bound, is the real one; the workers are only clocks. The
 simulation follows `controller.pipeline` and `controller.generators`: a group goes whole to the
 generator with the fewest requests; generators poll, with `AHEAD` polls submitted in advance;
 weights are taken between two polls; one verifier grades a group; one batch is queued and one waits
@@ -30,7 +30,7 @@ from tramontane.types import Batch, Completion, Problem, Request, Verdict, float
 
 @dataclass(frozen=True)
 class Outcome:
-    """Figures of a simulated run, without the first updates, in which the pipeline fills.
+    """Results of a simulated run, without the first updates, in which the pipeline fills.
 
     Args:
         seconds_per_update, tokens_per_second: speed; tokens are trained completion tokens.
@@ -118,7 +118,7 @@ class Simulation:
                 self.generators[self.loads.least()].submit(group.requests)
 
     def take(self, completion: Completion) -> None:
-        """Take a completion that ended; a whole group goes to the verifier that is free first."""
+        """Take a finished completion; a complete group goes to the first free verifier."""
         if group := self.ledger.take(completion):
             seconds = self.costs.verify * len(group.completions)
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
@@ -217,7 +217,7 @@ class _Generator:
         self.steps = self.live_steps = 0
         self.at_work = False
         self._unsent: list[Request] = []
-        self._mail: deque[list[Request]] = deque()  # polls that were asked for and have not begun
+        self._mail: deque[list[Request]] = deque()  # submitted polls that have not begun
         self._waiting: deque[Request] = deque()  # for a slot
         self._flights: list[_Flight] = []
         self._left = self._cached = np.zeros(0)
@@ -263,7 +263,7 @@ class _Generator:
             self._poll(self._mail.popleft())
 
     def _work(self, seconds: float, then: Callable[[], None], idle: float = 0.0) -> None:
-        """Stand still for `idle` seconds, then work for `seconds`, then call `then`."""
+        """Pause for `idle` seconds, work for `seconds`, then call `then`."""
         self.at_work, self._began = True, self.simulation.now + idle
 
         def end() -> None:
@@ -452,5 +452,5 @@ def simulate(
     until: int | None = None,
     filtered: float = 0.0,
 ) -> Outcome:
-    """Simulate one run. The parameters are those of `Simulation` and of its `run`, hence seven."""
+    """Simulate one run. Parameters as for `Simulation` and its `run`."""
     return Simulation(config, costs, lengths, prompt_tokens, filtered).run(skip, until)

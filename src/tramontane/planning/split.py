@@ -60,7 +60,7 @@ class Split:
 
     @property
     def gpus(self) -> int:
-        """GPUs that have work; with few groups in flight, not all of many GPUs have."""
+        """GPUs that have work, which may not be all if few groups are in flight."""
         return self.trainer_gpus + self.generators * self.generator_gpus
 
 
@@ -79,8 +79,8 @@ def cheapest(machine: Machine, in_flight: int, reserved: float) -> tuple[int, fl
 
 
 def best_split(machine: Machine) -> Split | None:
-    """The split with the shortest update by the formulas; of several, the one with the fewest GPUs.
-    None if the model does not fit."""
+    """The split with the shortest update by the formulas, in a tie with the fewest GPUs. None if
+    the model does not fit."""
     best = min(splits_of(machine), key=by_time, default=None)
     return best and _without_surplus(machine, best)
 
@@ -99,7 +99,7 @@ def _without_surplus(machine: Machine, split: Split) -> Split:
 
 
 def by_time(split: Split) -> tuple[float, int]:
-    """Sorts splits: the fastest first, and of several the one with the fewest GPUs."""
+    """Sort key: the fastest split first, in a tie the one with the fewest GPUs."""
     return split.seconds, split.gpus
 
 
@@ -143,8 +143,8 @@ def _split(machine: Machine, trainer: int, generators: int, group: int) -> Split
 
 
 def in_turn(machine: Machine) -> Split | None:
-    """All GPUs generate and then train; None if the model does not fit. This is an ideal: it
-    divides work without limit, waits for no longest completion, and loses nothing in between."""
+    """All GPUs generate and then train; None if the model does not fit. This is an ideal: work is
+    perfectly divisible, no longest completion delays it, and switching is free."""
     config = machine.config
     found = cheapest(machine, config.n_batch, machine.shared)
     if found is None:

@@ -1,8 +1,8 @@
 """Traces for supervised fine-tuning, harvested from a finished run's rollouts.
 
-Magistral Small learnt from the right answers of Medium's training (arXiv 2506.10910, section 5):
-early short ones were left out, their number per problem was limited, and problems with a low pass
-rate were drawn more often. The paper prints no numbers; `HarvestConfig` has ours.
+Magistral Small learned from the right answers of Medium's training (arXiv 2506.10910, section 5):
+early short ones were skipped, their number per problem was limited, and problems with a low pass
+rate were drawn more often. The paper gives no numbers; `HarvestConfig` has ours.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Harvest:
 
     Args:
         completions: recorded completions.
-        left_out: completions left out, by reason; every completion has one reason at most.
-        kept: different traces that are written.
+        left_out: skipped completions by reason; each has at most one reason.
+        kept: distinct written traces.
         rows: written rows, repeats included.
         problems: problems with at least one kept trace.
         updates: updates of the run.
-        early_updates: the first updates, whose short traces are left out.
+        early_updates: the first updates, whose short traces are skipped.
         short_tokens: an early trace below this length is short.
         mean_tokens: mean length of the written rows, in tokens.
         mean_pass_rate: mean over rows of their problem's pass rate.
@@ -79,17 +79,17 @@ def harvest(
 ) -> Harvest:
     """Write the traces of a finished run as JSONL that `tramontane sft` reads.
 
-    A row has `prompt` (the problem's statement), `response`, and for information `problem_id`,
+    A row has `prompt` (the problem's statement), `response`, and, for information, `problem_id`,
     `pass_rate` (share of right ones among the problem's judged completions in this run), `update`
-    and `tokens`. The rows of one problem are not neighbours: the order is shuffled. Counts are
-    written next to the file, to `NAME.summary.json`. The rollouts are read twice, a few rows at a
-    time; of a trace that is not written, only a hash is held in memory.
+    and `tokens`. The order is shuffled. Counts are written next to the file, to
+    `NAME.summary.json`. The rollouts are read twice, a few rows at a time; for a trace that is not
+    written, only a hash is in memory.
 
     Args:
         run: folder of the run.
         out: the file; an existing one is replaced.
         config: rules of the selection.
-        tags: thinking tags of the model that is to learn; None: those of the run.
+        tags: thinking tags of the model to train; None: the run's.
 
     Raises:
         InputError: no finished run, no rollouts, no trace left, or no file can be written there.
@@ -154,7 +154,7 @@ def _read(run: Path, found: Harvest) -> tuple[dict[str, list[_Trace]], Counter[s
         digest = hashlib.blake2b(row["text"].encode(), digest_size=16).digest()
         tokens = sum(span["tokens"] for span in row["version_spans"])
         if row["finish_reason"] == "length":
-            digest = b""  # right, but cut off: it counts for the pass rate alone
+            digest = b""  # right, but cut off: counts only for the pass rate
         right.append(_Trace(number, row["update"], tokens, digest))
     found.left_out = dict(left_out)
     return traces, Counter({p: n for p, n in judged.items() if n})
@@ -163,7 +163,7 @@ def _read(run: Path, found: Harvest) -> tuple[dict[str, list[_Trace]], Counter[s
 def _select(
     traces: Mapping[str, list[_Trace]], config: HarvestConfig, found: Harvest
 ) -> dict[str, list[_Trace]]:
-    """The traces of each problem that the rules leave, at most `per_problem`."""
+    """The selected traces of each problem, at most `per_problem`."""
     left_out = Counter(found.left_out)
     found.early_updates = int(config.early * found.updates)
     late = [t.tokens for right in traces.values() for t in right if t.update > found.early_updates]
@@ -215,8 +215,8 @@ def _copies(
 
 
 def _drawn(weights: list[float], count: int, draw: random.Random) -> list[int]:
-    """`count` different places, drawn with probabilities proportional to the weights as far as
-    draws without replacement can be (Efraimidis and Spirakis, 2006)."""
+    """`count` distinct indices, drawn without replacement with probabilities approximately
+    proportional to the weights (Efraimidis and Spirakis, 2006)."""
     keys = [draw.random() ** (1 / weight) for weight in weights]
     return sorted(sorted(range(len(keys)), key=keys.__getitem__)[-count:])
 
@@ -240,7 +240,7 @@ def _completions(run: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
 
 
 def _rows(run: Path, copies: Mapping[int, int], rates: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The rows to write, each as often as it has copies."""
+    """The rows to write, each repeated by its number of copies."""
     columns = ("update", "problem_id", "problem", "text", "version_spans")
     rows = []
     for number, row in _completions(run, columns):
@@ -265,7 +265,7 @@ def _write(out: Path, rows: list[dict[str, Any]], old: ThinkingTags, new: Thinki
 
 
 def retagged(response: str, old: ThinkingTags, new: ThinkingTags) -> str:
-    """A response with other thinking tags."""
+    """A response with different thinking tags."""
     for before, after in zip(old, new, strict=True):
         response = response.replace(before, after)
     return response

@@ -1,5 +1,5 @@
-"""The examples of Magistral Small's fine-tuning: harvested traces, the teacher's answers to further
-prompts, and general instruction data (arXiv 2506.10910, section 5)."""
+"""The examples of Magistral Small's fine-tuning: harvested traces, the teacher's answers to
+additional prompts, and general instruction data (arXiv 2506.10910, section 5)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ Row = dict[str, Any]
 
 
 def answer_settings(config: AnswersConfig, teacher: str) -> Settings:
-    """The settings under which a checkpoint of the teacher's run answers: those of the run, and the
-    changed keys.
+    """The settings for answers by a checkpoint of the teacher's run: the run's, with changed keys.
 
     Raises:
         InputError: an invalid key.
@@ -58,15 +57,15 @@ def answer(
     tags: ThinkingTags,
     on_progress: Callable[[int, int], None],
 ) -> Facts:
-    """Have the teacher answer all prompts; whole prompts of an earlier process are kept.
+    """Have the teacher answer all prompts; prompts completed by an earlier process are kept.
 
-    `completions.jsonl` gets every answer with its verdict, `examples.jsonl` those that are learnt.
+    `completions.jsonl` gets every answer with its verdict, `examples.jsonl` those to learn from.
 
     Args:
         settings: those of `answer_settings`.
-        keep: answers that are learnt, as in `AnswersConfig`.
+        keep: answers to learn from, as in `AnswersConfig`.
         folder: folder of the two files.
-        tags: thinking tags of the model that is to learn.
+        tags: thinking tags of the model to train.
         on_progress: called with (answers graded, answers in all).
     """
     file = folder / COMPLETIONS
@@ -75,7 +74,7 @@ def answer(
     )
     with CompletionsFile(file, resume=True) as record:
         rows = record.rows
-    # An answer that was cut off would teach the model not to stop.
+    # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
     learnt = [
         {"prompt": row["problem"], "response": retagged(row["text"], old, tags)}
@@ -89,8 +88,7 @@ def answer(
 
 
 def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
-    """`count` prompts and responses of general instruction data; a file with fewer is gone through
-    again.
+    """`count` prompts and responses of general instruction data; a file with fewer is repeated.
 
     Raises:
         InputError: rows without the fields.
@@ -105,7 +103,7 @@ def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
 
 
 def mix(sources: list[Path], general: GeneralConfig | None, seed: int, out: Path) -> Facts:
-    """Write the mixture in a random order; its examples by source.
+    """Write the mixture in random order; returns the number of examples by source.
 
     Raises:
         InputError: no examples at all.

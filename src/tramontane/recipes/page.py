@@ -17,7 +17,7 @@ REPORT = "report"  # .md and .html
 
 
 class Column(NamedTuple):
-    """A model of the table: its label in the comparison, and its title."""
+    """A model in the table: its label in the comparison, and its title."""
 
     label: str
     title: str
@@ -32,8 +32,8 @@ def write_report(
 ) -> None:
     """Write `report.md` and `report.html`.
 
-    A row of the table is a figure on a suite, as in the paper's table 2: pass@1, and the majority
-    vote if there are several samples and answers that can be equal.
+    A row of the table is a result on a suite, as in the paper's table 2: pass@1, and the majority
+    vote if there are several samples whose answers can be equal.
 
     Args:
         out: the recipe's folder.

@@ -24,12 +24,12 @@ def run(
     screens: Screens = QuietScreen,
     announce: Announce = lambda number, total, title, finished: None,
 ) -> dict[str, Facts]:
-    """Do a recipe's steps in its folder; the same call again continues where a process was stopped
-    or killed, between two steps or within one.
+    """Run a recipe's steps in its folder; the same call resumes after a stop or kill, between steps
+    or within one.
 
     Args:
         recipe: the settings.
-        screens: opens a screen for each phase of work that shows progress.
+        screens: opens a screen for each phase of work.
         announce: called before each step.
 
     Returns:
@@ -37,7 +37,7 @@ def run(
         recipe's folder compare the models.
 
     Raises:
-        InputError: before any work is done, a fault that can be seen by then; else as the steps.
+        InputError: errors that are detectable before any work is done; else see the steps.
         Stopped: training was interrupted.
     """
     out, steps = Path(recipe.out), steps_of(recipe, screens).steps()

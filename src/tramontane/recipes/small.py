@@ -43,7 +43,7 @@ PAPER = {"generator.temperature": 1.0, "trainer.objective.magistral.eps_high": 0
 
 
 class Small:
-    """The steps of the recipe; each reads the folders of those before it.
+    """The steps of the recipe; each reads the folders of earlier ones.
 
     Args:
         recipe: the settings.
@@ -110,7 +110,7 @@ class Small:
         )
         return steps
 
-    # Checks use the models that are there before the recipe begins: start and teacher.
+    # Checks use the models that exist before the recipe starts: start and teacher.
 
     def _check_answers(self) -> None:
         assert self.recipe.answers is not None
@@ -215,7 +215,7 @@ class Small:
         """The config of the fine-tuning; prompts are written as in reinforcement learning.
 
         Raises:
-            InputError: an invalid key of `sft.set`, or one that the recipe decides.
+            InputError: an invalid key of `sft.set`, or one set by the recipe.
         """
         keys, data = self.recipe.sft.set, self.rl_config.data
         decided = {"steps", "data", "output", "model", "new_model", "keep_every", "name"}
@@ -240,7 +240,7 @@ class Small:
         plan = measuring_plan(models, self.recipe.select, self.rl_config)
         found = compare_models(plan, folder, self.screens)
         means = {name: mean_pass_at_1(found, name) for name in models}
-        best = max(means, key=means.__getitem__)  # the earliest of equals
+        best = max(means, key=means.__getitem__)  # the earliest in a tie
         return {"best": best, "weights": models[best], "pass_at_1": means}
 
     def _train(self, folder: Path) -> Facts:

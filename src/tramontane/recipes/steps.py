@@ -1,4 +1,4 @@
-"""A recipe's steps: one folder each, finished ones are kept, an unfinished one goes on."""
+"""A recipe's steps, one folder each: finished steps are skipped, an unfinished one resumes."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Step:
     Args:
         name: name of its folder.
         title: what it does, for display.
-        work: does the step, or what is left of it, in its folder; returns facts for the report.
-        check: loads and checks what the step reads and is there before the recipe begins.
-        read: the part of it that takes no torch, whose import takes seconds.
-        uses: sections of the recipe that must stay once the step has begun.
-        measures: the step only measures models: its sections may change until it is done, since
-            each file of completions says what it was made with.
+        work: does or resumes the step in its folder; returns facts for the report.
+        check: loads and checks input of the step that exists before the recipe starts.
+        read: the part of `check` that does not need torch, which takes seconds to import.
+        uses: sections of the recipe that must not change once the step has begun.
+        measures: the step only evaluates models: its sections may change until it is done, since
+            each file of completions records its settings.
     """
 
     name: str
@@ -65,17 +65,17 @@ class Step:
     read: Callable[[], object] | None = None
 
     def fixes(self, out: Path) -> bool:
-        """True if the sections that the step uses cannot change any more."""
+        """True if the sections used by the step can no longer change."""
         folder = out / self.name
         return (folder / DONE).is_file() if self.measures else folder.is_dir()
 
 
 def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
-    """Check a recipe before any work is done: the settings against those of its folder, and the
-    input of the steps that are not done yet.
+    """Check a recipe before any work is done: the settings against those in its folder, and the
+    input of unfinished steps.
 
     Raises:
-        InputError: the first fault; the folder has a recipe with other settings.
+        InputError: the first error found; or the folder has a recipe with different settings.
     """
     check_folder(out)
     file = out / RECIPE
@@ -86,8 +86,8 @@ def check(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
         settings = recipe.model_dump(mode="json")
         if changed := [k for k in settings if before.get(k) != settings[k] and k not in free]:
             raise InputError(
-                f"{out}: a recipe of other settings ({', '.join(changed)}), by which steps have "
-                f"begun; give those of {file}, or name another folder (out=FOLDER)"
+                f"{out}: already started with different settings ({', '.join(changed)}); use "
+                f"those of {file}, or name another folder (out=FOLDER)"
             )
     todo = [step for step in steps if not (out / step.name / DONE).is_file()]
     checked = set()  # steps may share a check
@@ -105,7 +105,7 @@ def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
     """`check` a recipe, and write its settings to its folder, which the caller owns.
 
     Raises:
-        InputError: as `check`.
+        InputError: see `check`.
     """
     check(recipe, out, steps)
     settings = recipe.model_dump(mode="json")
@@ -113,7 +113,7 @@ def begin(recipe: Section, out: Path, steps: Sequence[Step]) -> None:
 
 
 def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Facts]:
-    """Do the steps that are not done yet, in order; the facts of all, by name.
+    """Do the unfinished steps, in order; returns the facts of all, by name.
 
     Raises:
         Stopped: a step was interrupted.
@@ -133,7 +133,7 @@ def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Fac
             write_whole(done, json.dumps(found, indent=2) + "\n")
             gc.collect()
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # the next step's workers may be other processes
+                torch.cuda.empty_cache()  # the next step's workers may be different processes
         facts[step.name] = json.loads(done.read_text(encoding="utf-8"))
     return facts
 
@@ -154,11 +154,11 @@ def training_config(
 
     Args:
         settings: the recipe's part.
-        defaults: keys that apply where neither the config file nor `set` has them.
-        keys: keys that the recipe decides.
+        defaults: keys that apply if neither the config file nor `set` has them.
+        keys: keys set by the recipe.
 
     Raises:
-        InputError: no such file, an invalid key, or a key in `set` that the recipe decides.
+        InputError: no such file, an invalid key, or a key in `set` that the recipe sets.
     """
     raw = read_settings(settings.config) if settings.config else {}
     changes = flat(settings.set)
@@ -206,10 +206,10 @@ def newest_weights(run: RunFolder) -> Path:
 def measuring_plan(
     models: dict[str, str], measured: MeasuredOn, config: Config
 ) -> dict[str, dict[str, Settings]]:
-    """The settings by suite, then by model, under the prompts of a training config.
+    """The settings by suite, then by model, with the prompts of a training config.
 
     Raises:
-        InputError: an invalid protocol, or two suites with one name.
+        InputError: an invalid protocol, or two suites with the same name.
     """
     sampling: Any = measured.sampling
     return {
@@ -222,7 +222,7 @@ def measuring_plan(
 
 
 def check_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
-    """Load and check what a measurement needs, with models that are there already.
+    """Load and check the input of an evaluation, with models that already exist.
 
     Raises:
         InputError: no such model or source, or an invalid protocol.
@@ -231,7 +231,7 @@ def check_measuring(models: dict[str, str], measured: MeasuredOn, config: Config
 
 
 def read_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
-    """Load the problems of a measurement, without torch.
+    """Load the problems of an evaluation, without torch.
 
     Raises:
         InputError: no such source, or an invalid protocol.
@@ -243,7 +243,7 @@ def read_measuring(models: dict[str, str], measured: MeasuredOn, config: Config)
 def compare_models(
     plan: Mapping[str, Mapping[str, Settings]], folder: Path, screens: Screens
 ) -> Comparison:
-    """Measure models side by side; finished problems in the folder are kept."""
+    """Compare models; finished problems in the folder are kept."""
     with closing(screens()) as screen:
         return comparison.compare(
             plan,

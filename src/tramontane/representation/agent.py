@@ -51,7 +51,7 @@ class Sequences(NamedTuple):
 
 
 class SequenceBuffer(ReplayBuffer):
-    """A replay buffer of one environment that also hands out stretches of several steps."""
+    """A replay buffer of one environment that also samples stretches of several steps."""
 
     def sequences(self, count: int, steps: int) -> Sequences:
         """Draw stretches that start anywhere; the newest steps are not followed by the oldest."""

@@ -53,7 +53,8 @@ class DeepSettings(Section):
     tasks: dict[str, Task] = Field(min_length=1)
     """The tasks, by their names in the measures, of letters, digits, `_` and `-`."""
     learns: bool = True
-    """Whether the agent learns; otherwise it acts uniformly, and its encoder stays as it began."""
+    """Whether the agent learns; otherwise it acts uniformly, and its encoder stays at its initial
+    weights."""
     auxiliary: SelfPredictionConfig = SelfPredictionConfig()
     """The auxiliary loss."""
     steps: int = Field(30_000, ge=200)
@@ -71,7 +72,7 @@ class DeepSettings(Section):
     evaluation_episodes: int = Field(20, ge=1)
     """Episodes of the greedy policy after training."""
     probe_states: int = Field(600, ge=LEAST_STATES)
-    """States of the uniform policy at which the frozen encoder is probed: fewer, if a task has
+    """States of the uniform policy at which the frozen encoder is probed; fewer if a task has
     fewer."""
     probe_functions: int = Field(32, ge=1)
     """Random rewards whose V, Q and advantage the probes fit."""
@@ -97,7 +98,7 @@ class DeepSettings(Section):
 def run_arm(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Learn every task, probe the frozen encoders, and write learning curves to `metrics.jsonl`.
 
-    A task that an earlier call finished is not learnt again.
+    Tasks finished by an earlier call are skipped.
 
     Returns:
         For each task: `return_TASK`, mean return of the greedy policy after training;
@@ -212,7 +213,7 @@ def _learn(task: Task, probed: _Probed, settings: DeepSettings, seed: int) -> di
 
 
 def greedy_return(agent: SelfPredictiveDQN, task: Task, episodes: int, seed: int) -> float:
-    """Mean return of the greedy policy over episodes with starts of their own."""
+    """Mean return of the greedy policy over episodes with separate starts."""
     env = make_task(task)
     total = 0.0
     for episode in range(episodes):

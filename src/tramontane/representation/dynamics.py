@@ -25,7 +25,7 @@ def draw_dynamics(
 ) -> np.ndarray:
     """Random symmetric dynamics: [draws, actions, states, states].
 
-    The paper says "random symmetric" and no more. The families are:
+    The paper only says "random symmetric". The families are:
 
     - `sinkhorn`: log-normal entries (σ = 2), made symmetric and scaled so that rows sum to 1.
     - `involutions`: a random convex combination of three random involutions (permutations that are

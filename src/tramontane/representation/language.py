@@ -2,7 +2,7 @@
 
 The latent of a state is the hidden state that predicts the first token after it (the input of the
 output head). An action's vector is the mean of the input embeddings of its tokens. The objective
-plugs into `trainer.Trainer`, which knows nothing of it.
+plugs into `trainer.Trainer` without changes there.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class SelfPredictiveSFT:
     """An objective of the trainer: supervised fine-tuning plus self-prediction of the hidden states
     at step boundaries.
 
-    The trainer gives an objective no hidden states, so that a hook on the output head keeps them.
-    The reward of a sequence, which supervised learning does not use, is its number in `begin`. The
-    target is the hidden state itself under a stop-gradient, without a target network.
+    The trainer does not pass hidden states to an objective, so a hook on the output head keeps
+    them. The reward of a sequence, which supervised learning does not use, is its number in
+    `begin`. The target is the hidden state itself under a stop-gradient, without a target network.
 
     Args:
         model: the LM that the trainer computes with (in float32, the one it was given).

@@ -2,8 +2,8 @@
 
 An arm fine-tunes the LM on worked solutions with slips, with one of the auxiliary losses or none.
 Linear probes of the frozen hidden states then fit value, Q and advantage of partial solutions.
-The number of steps that are left tells much of V, and any model can count them: probes fit what is
-left of the functions, and of the hidden states, when the number of steps is known.
+The number of remaining steps explains much of V, and any model can count them, so probes fit the
+functions' and hidden states' residuals given the number of steps.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def probe_latents(model: Any, unseen: list[Solution], p: float, seed: int) -> di
     """R² of linear probes of V, Q and advantage, beyond what the number of steps tells.
 
     V is fitted from the latent of a state. Q and the advantage are fitted from the latent of a
-    state, the vector of the action and products of both, without the state after the action: to
-    know whether a step is right is to compare it with what the state asks for. Solutions of a
-    prompt are fitted or held out together.
+    state, the vector of the action and products of both, without the state after the action, since
+    judging a step means comparing it with what the state requires. Solutions of a prompt are fitted
+    or held out together.
 
     Returns:
         Shares of the variance of each function among states with as many steps behind and ahead.

@@ -34,7 +34,7 @@ def centred_dynamics(dynamics: np.ndarray) -> np.ndarray:
 
 
 def method_dynamics(method: Method, dynamics: np.ndarray) -> np.ndarray:
-    """The matrices by which BYOL-AC becomes the method: T for Π, T_a for AC, T_a − T for VAR.
+    """The matrices with which BYOL-AC becomes the method: T for Π, T_a for AC, T_a − T for VAR.
 
     ODE and trace objective of AC are quadratic in T_a, so that the difference AC − Π is their
     variance over actions.

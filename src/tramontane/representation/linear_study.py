@@ -37,13 +37,13 @@ class LinearSettings(Section):
     method: Method
     """Method whose representation is measured."""
     family: Family = "sinkhorn"
-    """Family of the dynamics on which objectives and errors are measured."""
+    """Family of the dynamics used to measure objectives and errors."""
     draws: int = Field(100, ge=2)
     """Number of random dynamics."""
     starts: int = Field(8, ge=1)
-    """Starts for each dynamics; the best end counts, by the method's own objective."""
+    """Starts per dynamics; the best end by the method's own objective counts."""
     shared_starts: int = Field(128, ge=1)
-    """The same for dynamics with shared eigenvectors, on which convergence is measured."""
+    """The same for dynamics with shared eigenvectors, used to measure convergence."""
     time: float = Field(150.0, gt=0)
     """Length of the flow; `limits` scales it for each draw."""
     states: int = Field(10, ge=2)

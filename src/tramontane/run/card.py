@@ -1,6 +1,6 @@
 """The model card of a finished run: `weights/README.md` of its newest checkpoint.
 
-Its front matter is what the Hugging Face hub reads: base model, licence, tags, and the figures as a
+Its front matter is read by the Hugging Face hub: base model, licence, tags, and the results as a
 model index (https://huggingface.co/docs/hub/model-cards).
 """
 
@@ -85,7 +85,7 @@ def write_card(
 
 
 def _licence(model: str) -> dict[str, str]:
-    """The licence of the model that training began with, as far as its card names it."""
+    """The licence of the model that training started from, if its card names it."""
     if model == "tiny":
         return {"license": "apache-2.0"}
     card = (local_folder(model) or Path(model)) / "README.md"
@@ -98,7 +98,7 @@ def _on_hub(model: str) -> bool:
 
 
 def _public(source: str) -> str:
-    """A source without the folders of this machine."""
+    """A source without local folder names."""
     path, mark, rest = source.partition("#")
     return Path(path).name + mark + rest if Path(path).exists() else source
 
@@ -128,7 +128,7 @@ def _recipe(config: Config, summary: Mapping[str, Any]) -> list[tuple[str, str]]
 
 
 def _sampling(prepared: Prepared, final: Mapping[str, EvaluationResult]) -> dict[str, str]:
-    """How each set was sampled, in words."""
+    """How each set was sampled, as text."""
     plans = {name: prepared.sets[name].plan.sampling for name in final}
     return {
         name: f"temperature {p.temperature:g}, top-p {p.top_p:g}, up to {p.max_tokens} tokens"
@@ -137,7 +137,7 @@ def _sampling(prepared: Prepared, final: Mapping[str, EvaluationResult]) -> dict
 
 
 def _prompt(encoder: PromptEncoder) -> str:
-    """Python that makes the text before a completion, for the card's example."""
+    """Python code that builds the prompt, for the card's example."""
     question = "What is 6 times 7?"
     rendered, template = encoder.render(question), encoder.tokenizer.chat_template
     system = system_text(encoder.config.system_prompt, encoder.tags)

@@ -1,7 +1,7 @@
 """Changes to the config of a run that is resumed.
 
-The keys that may change are declared with the keys themselves (`config.resume`). Until the first
-update nothing is trained: then every key may change, and the run begins again.
+Each key declares whether it may change (`config.resume`). Until the first update, nothing is
+trained: every key may change, and the run starts over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tramontane.config import Change, Config, PromptConfig, differences
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 
-FOLDER_KEYS = ("name", "run_dir")  # never change: the run has its folder already
+FOLDER_KEYS = ("name", "run_dir")  # never change: the run already has its folder
 
 COLD_START_KEYS = (
     *("model", "tokenizer", "seed", "cold_start", "verifier.thinking_tags"),
@@ -21,11 +21,11 @@ COLD_START_KEYS = (
 
 
 def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:
-    """Open the folder of a run that is to be resumed, with `key.sub=value` changes to its config.
+    """Open the folder of a run to resume, with `key.sub=value` changes to its config.
 
     Raises:
-        InputError: not a run folder, a change that a resumed run cannot make, or a finished run
-            that gets no more updates.
+        InputError: not a run folder, a change that is not allowed on resume, or a finished run
+            without more updates.
     """
     folder, config = RunFolder.open(path)
     changed = folder.config(overrides)
@@ -40,10 +40,10 @@ def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunF
 
 
 def check_changes(folder: RunFolder, config: Config) -> list[Change]:
-    """The keys in which `config` differs from the config of the folder's run.
+    """The keys in which `config` differs from the folder's config.
 
     Raises:
-        InputError: a key that cannot change, or fewer updates than were done.
+        InputError: a key that cannot change, or fewer updates than are already done.
     """
     changes, done = differences(folder.config(), config), folder.newest_version
     refused = [c for c in changes if not c.mark.may_change and (done or c.key in FOLDER_KEYS)]
@@ -69,20 +69,20 @@ def check_changes(folder: RunFolder, config: Config) -> list[Change]:
 
 
 def begins_again(folder: RunFolder, changes: list[Change]) -> bool:
-    """True if a run must begin again, since keys change that only a run without updates may
-    change."""
+    """True if a run must start over, since keys change that may only change before the first
+    update."""
     return not folder.newest_version and any(not c.mark.may_change for c in changes)
 
 
 def changes_cold_start(changes: list[Change]) -> bool:
-    """True if the result of a cold start depends on a key that changes."""
+    """True if a changed key affects the result of the cold start."""
     return any(c.key in COLD_START_KEYS or c.key.startswith("cold_start.") for c in changes)
 
 
 def record_changes(folder: RunFolder, config: Config, changes: list[Change], version: int) -> None:
-    """Write the changed config, and which keys changed from update `version` + 1 on.
+    """Write the changed config, and record which keys changed from update `version` + 1 on.
 
-    A change that was made for a later update begins now: the folder has been rewound.
+    A change recorded for a later update now starts here, since the folder has been rewound.
     """
     first = version + 1
     rows = [row | {"update": min(row["update"], first)} for row in folder.changes()]

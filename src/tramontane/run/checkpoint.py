@@ -1,7 +1,7 @@
 """Integrity of checkpoints: a manifest of the sizes and checksums of all files.
 
-A checkpoint that was cut short or damaged, by a crash of the machine, a full disk or an incomplete
-copy, is found before anything is read from it.
+A checkpoint that was truncated or damaged, by a machine crash, a full disk or an incomplete copy,
+is detected before anything is read from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """Describe the first damage found in a checkpoint; None if it is whole."""
+    """Describe the first damage found in a checkpoint; None if it is intact."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -41,7 +41,7 @@ def damage(folder: Path) -> str | None:
     if "pipeline.json" not in manifest:
         return f"{MANIFEST} lists no pipeline.json"
     paths = {name: folder / name for name in manifest}
-    # Sizes first: they cost nothing and reveal files that were cut short.
+    # Sizes first: they are cheap to check and reveal truncated files.
     for name, path in paths.items():
         if not path.is_file():
             return f"{name} is missing"

@@ -1,7 +1,7 @@
 """The cold start of a run: fine-tuning before the reinforcement learning (`cold_start`).
 
-Magistral Small had such a start (arXiv 2506.10910, section 5). Its result is `sft/` in the run's
-folder, the checkpoint from which reinforcement learning goes on.
+Magistral Small was trained this way (arXiv 2506.10910, section 5). The result is `sft/` in the
+run's folder, the checkpoint that reinforcement learning starts from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(config: Config, encoder: PromptEncoder) -> None:
     """Check the machine and the examples of the cold start, before any work is done.
 
     Raises:
-        InputError: a device or compiler that is missing, or examples that cannot be learnt from.
+        InputError: a missing device or compiler, or unusable examples.
     """
     settings = supervised_config(config, Path("sft"))
     loading.check_device(settings.device, "cold_start.device")
@@ -42,7 +42,7 @@ def check(config: Config, encoder: PromptEncoder) -> None:
 
 
 def supervised_config(config: Config, output: Path) -> SFTConfig:
-    """The supervised run that starts a training run; prompts are written as in the latter."""
+    """The supervised run at the start of a training run, with the same prompt format."""
     assert config.cold_start is not None
     settings = config.cold_start.model_dump()
     settings["data"] |= {key: getattr(config.data, key) for key in PromptConfig.model_fields}
@@ -58,10 +58,10 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
 
 
 def fine_tune(session: Session, interrupt: Interrupt) -> None:
-    """Fine-tune the base model into `session.model`, or finish what an earlier session began.
+    """Fine-tune the base model into `session.model`, or finish an earlier session's fine-tuning.
 
     Raises:
-        KeyboardInterrupt, SystemExit: a signal ended it, after the step under way.
+        KeyboardInterrupt, SystemExit: a signal ended it, after the current step.
     """
     if session.config.cold_start is None or session.sft_folder.is_dir():
         return
@@ -71,7 +71,7 @@ def fine_tune(session: Session, interrupt: Interrupt) -> None:
     def show(metrics: SFTMetrics) -> None:
         session.screen.phase("cold start", metrics.step, settings.steps)
 
-    # Every core: no generator works beside the cold start. Threads of the trainer share them.
+    # All cores, since no generator runs during the cold start; the trainer's threads share them.
     threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
     with (
         session.folder.writing(unfinished),

@@ -1,4 +1,4 @@
-"""Sampled tokens as columns of Parquet files, which rollouts and checkpoints share.
+"""Sampled tokens as columns of Parquet files, for rollouts and checkpoints.
 
 Each row is a sequence: `token_ids` (list of int32), `logprobs` (list of float32), and
 `version_spans`, the weights versions of the tokens as run lengths: a list of (version, tokens).
@@ -29,17 +29,17 @@ ROWS_READ = 64  # rows held in memory while a file is read
 
 
 def warm_up() -> None:
-    """Do the first conversion, which imports pandas, if that is installed. In the middle of a run
-    it would hold up every thread for 0.3 s."""
+    """Do the first conversion, which imports pandas if installed. In mid-run it would block every
+    thread for 0.3 s."""
     pa.array([0])
 
 
 def token_columns(sampled: Sequence[SampledTokens]) -> list[pa.Array]:
-    """The columns of `TOKEN_FIELDS`, one row a sequence."""
+    """The columns of `TOKEN_FIELDS`, one row per sequence."""
     lengths = np.array([len(s.token_ids) for s in sampled], dtype=np.int64)
     ends = np.concatenate([[0], np.cumsum(lengths)])
     versions = _flat([s.versions for s in sampled], np.int32)
-    # A span begins where the version changes, and at the beginning of each sequence.
+    # A span begins where the version changes, and at the start of each sequence.
     begins = np.ones(len(versions), dtype=bool)
     begins[1:] = versions[1:] != versions[:-1]
     begins[ends[:-1][lengths > 0]] = True
@@ -56,7 +56,7 @@ def token_columns(sampled: Sequence[SampledTokens]) -> list[pa.Array]:
 
 
 def _flat(columns: Sequence[Any], dtype: type) -> NDArray[Any]:
-    # Copies: an array whose buffer is shared could not grow.
+    # Copies, since an array with a shared buffer cannot grow.
     return np.concatenate([np.array([], dtype), *(np.array(c, dtype) for c in columns)])
 
 
@@ -81,7 +81,8 @@ def sampled_of(row: Row) -> dict[str, Any]:
 def writer(file: IO[bytes], schema: pa.Schema) -> pq.ParquetWriter:
     """A writer whose pages are compressed and carry checksums.
 
-    Nobody looks for the smallest token or text, and to find it takes a third of the time.
+    No min/max statistics for tokens and text: nothing queries them, and they cost a third of the
+    write.
     """
     tokens = {field.name for field in TOKEN_FIELDS} | {"log_ratios"}
     different = {*tokens, "text", "reward", "advantage"}  # hardly any value occurs twice
@@ -100,7 +101,7 @@ def read_rows(file: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
     """The rows of a Parquet file, of all columns or of some.
 
     Raises:
-        InputError: the file is cut short or damaged.
+        InputError: the file is truncated or damaged.
     """
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:

@@ -1,4 +1,4 @@
-"""The curves of a run over its updates: which metrics stand in one plot, and their names there.
+"""The curves of a run over its updates: which metrics share a plot, and their labels.
 
 The report draws them with matplotlib, the page of `tramontane view` in the browser.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lines:
-    """One plot over updates: its metrics keys, each with its label."""
+    """One plot over updates: metrics keys and their labels."""
 
     title: str
     unit: str

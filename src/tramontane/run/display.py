@@ -34,7 +34,7 @@ COLOURS = {"right": "green", "wrong": "red", "malformed": "yellow", "unscorable"
 
 
 def number(value: float) -> str:
-    """Three significant places below a hundred, thousands separated above."""
+    """Three significant digits below a hundred, thousands separators above."""
     size = abs(value)
     return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"
 
@@ -92,8 +92,7 @@ _MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
 class LiveDisplay:
     """Shows a run: on a terminal as a page that refreshes itself, elsewhere as a line per update.
 
-    Methods may be called from any thread. Metrics may lack any key; figures that are absent are not
-    shown.
+    Methods may be called from any thread. Metrics may lack any key; missing figures are not shown.
 
     Args:
         console: the output; standard output by default.
@@ -142,14 +141,14 @@ class LiveDisplay:
             get_renderable=self._render,
             console=self.console,
             refresh_per_second=REFRESHES_PER_SECOND,
-            # Warnings that are printed meanwhile appear above the page.
+            # Warnings printed meanwhile appear above the page.
             redirect_stdout=True,
             redirect_stderr=True,
         )
         self._live.start()
 
     def phase(self, name: str, done: int, total: int) -> None:
-        """Show the progress of a phase, e.g. `evaluation before`, in units of its own."""
+        """Show the progress of a phase, e.g. `evaluation before`, in its own units."""
         with self._lock:
             fresh = name != self._phase
             before = 0 if fresh or not self._of else self._done * 4 // self._of
@@ -171,12 +170,13 @@ class LiveDisplay:
             self._line(self._update_line(metrics))
 
     def status(self, values: Mapping[str, Any]) -> None:
-        """Show figures that change between updates, such as queues; on the live page only."""
+        """Show figures that change between updates, such as queue lengths; only on the live
+        page."""
         with self._lock:
             self._status = dict(values)
 
     def warn(self, text: str) -> None:
-        """Print something that a user should know; further lines hold its details."""
+        """Print a warning; further lines hold its details."""
         headline, *details = printable(text, keep="\n").split("\n")
         self.console.print(Text(headline, style="bold yellow"), soft_wrap=True)
         for line in details:
@@ -213,7 +213,7 @@ class LiveDisplay:
             self.console.print(Text(f"report: {report_path}"), soft_wrap=True)
 
     def close(self) -> None:
-        """Stop refreshing, with the last page left on the screen; may be called twice."""
+        """Stop refreshing, and leave the last page on the screen; may be called twice."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -243,7 +243,7 @@ class LiveDisplay:
             fields.append(f"kept {kept}")
         for name, key in [("gen", "generator"), ("train", "trainer")]:
             rate = m.get(f"{key}_tokens_per_second") or 0
-            if rate >= 0.5:  # at the end, the generator has nothing left to make
+            if rate >= 0.5:  # at the end, the generator has nothing to do
                 fields.append(f"{name} {rate:,.0f}/s")
         if m.get("skipped_steps"):
             fields.append(f"skipped {m['skipped_steps']:.0f}")
@@ -327,7 +327,7 @@ class LiveDisplay:
         self._done, self._of = done, total
 
     def _remaining(self, before: str) -> str:
-        """Remaining time of the phase at its mean speed so far; empty while that is unknown."""
+        """Remaining time of the phase at its mean speed so far; empty if unknown."""
         fresh = self._done - self._first
         if fresh <= 0 or self._done >= self._of:
             return ""
@@ -387,7 +387,7 @@ def _known(m: Metrics, key: str, form: str) -> str:
 
 
 def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """(measure, before, after, change) of all that was measured; a dash where it was not."""
+    """(measure, before, after, change) of all measurements; a dash where one is missing."""
     passed = summary.get("pass_at_1") or {}
     rows = [_estimates("pass@1", passed.get("before"), passed.get("after"))]
     first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}

@@ -42,8 +42,7 @@ class RunFolder:
     """Paths and files of one run.
 
     Files and checkpoints are written under a temporary name and renamed: they are complete or
-    absent. Only logs grow line by line; `read_log` and `rewind` ignore a last line that was cut
-    short.
+    absent. Only logs grow line by line; `read_log` and `rewind` ignore a truncated last line.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,7 +55,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def owned(cls, path: str | Path, *, new: bool = False) -> Iterator[RunFolder]:
-        """Own a run's folder; see `workplace.owned_folder`, for what is raised too."""
+        """Own a run's folder; for errors too, see `workplace.owned_folder`."""
         folder = cls(path)
         with owned_folder(path, "trained", new=new, then=folder._then) as before:
             if before and folder.begun:
@@ -67,10 +66,10 @@ class RunFolder:
     @contextmanager
     def new(cls, config: Config) -> Iterator[RunFolder]:
         """Own the folder of a new run: `run_dir`, or `runs/NAME` with a number added if that
-        exists. If the run does not begin, nothing is left behind.
+        exists. If the run does not start, nothing is left behind.
 
         Raises:
-            InputError: `run_dir` is not empty; or as `workplace.owned_folder`.
+            InputError: `run_dir` is not empty; or see `workplace.owned_folder`.
         """
         if config.run_dir is not None:
             with cls.owned(config.run_dir) as folder:
@@ -80,7 +79,7 @@ class RunFolder:
         path, number = Path("runs") / config.name, 1
         with ExitStack() as stack:
             while True:
-                try:  # whoever makes the folder has the name
+                try:  # whoever creates the folder gets the name
                     folder = stack.enter_context(cls.owned(path, new=True))
                     break
                 except FileExistsError:
@@ -89,10 +88,10 @@ class RunFolder:
             yield folder
 
     def begin(self, config: Config) -> None:
-        """Make the folder if it is missing, and write the config of a new run into it.
+        """Create the folder if missing, and write the config of a new run into it.
 
         Raises:
-            InputError: as `check_new`.
+            InputError: see `check_new`.
         """
         with self.writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -102,11 +101,10 @@ class RunFolder:
         self.write_config(config)
 
     def check_new(self) -> None:
-        """Check that the folder holds nothing but data, its lock, and what a start leaves that is
-        killed.
+        """Check that the folder holds nothing but data, its lock, and leftovers of a killed start.
 
         Raises:
-            InputError: it does.
+            InputError: it holds more.
         """
         kept = [item for item in self.path.iterdir() if item.name not in ("data", *HIDDEN)]
         if any((item.is_file() and item.suffix != ".tmp") or any(item.glob("*")) for item in kept):
@@ -141,10 +139,10 @@ class RunFolder:
             raise InputError(f"{self.path}: not a run folder (it has no config.yaml)")
 
     def config(self, overrides: list[str] | None = None) -> Config:
-        """Load the run's config, with `key.sub=value` overrides laid over it.
+        """Load the run's config, with `key.sub=value` overrides.
 
         Raises:
-            InputError: the file was cut or edited; see `config.load_section`, too.
+            InputError: the file was cut or edited; or see `config.load_section`.
         """
         check_complete(Config, self.path / "config.yaml")
         return load_config(self.path / "config.yaml", overrides)
@@ -159,17 +157,17 @@ class RunFolder:
 
     @property
     def newest_version(self) -> int:
-        """Updates done at the newest checkpoint, whole or not; 0 without any."""
+        """Updates done at the newest checkpoint, intact or not; 0 without any."""
         return max((_version(path) for path in self._committed()), default=0)
 
     def reopen(self) -> None:
-        """Forget that the run is finished: it gets more updates."""
+        """Mark the run as unfinished, to get more updates."""
         for file in (self.path / "summary.json", *self.path.glob("evaluation_after*.jsonl")):
             file.unlink(missing_ok=True)
 
     def forget_start(self, cold_start: bool) -> None:
-        """Delete what a run without updates has: a checkpoint of what is pending, the evaluations,
-        and, if `cold_start`, the result of that."""
+        """Delete everything in a run without updates: a checkpoint of pending work, the
+        evaluations, and, if `cold_start`, the cold start's result."""
         for checkpoint in self._committed():
             shutil.rmtree(checkpoint)
         for file in (self.evaluations_file, *self.path.glob("evaluation_*.jsonl")):
@@ -198,11 +196,10 @@ class RunFolder:
     def log_worker(self, worker: str, **facts: Any) -> None:
         """Add facts about a worker to `workers.jsonl`, for programs to read.
 
-        The facts are its `process` once that has started, each `version` of the weights that a
-        generator begins to sample with, the requests that a replacement `continues` (a list of
-        [group, index, tokens]), and for a trainer that was lost the update that was `reached`, the
-        one of the checkpoint that it is `restarted_from`, and the reason (`lost`), which every
-        lost worker has.
+        The facts are: its `process`, once started; each `version` of the weights that a generator
+        begins to sample with; the requests that a replacement `continues` (a list of [group, index,
+        tokens]); for every lost worker the reason (`lost`); and for a lost trainer the update
+        `reached` and the checkpoint's update that it is `restarted_from`.
         """
         row = {"time": round(time.time(), 3), "worker": worker} | facts
         self._append("workers.jsonl", json.dumps(row))
@@ -222,10 +219,10 @@ class RunFolder:
         self._append("evaluations.jsonl", json.dumps(figures))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The line of each update, without a last line that was cut short.
+        """The line of each update, without a truncated last line.
 
         Raises:
-            InputError: a line before it is broken.
+            InputError: an earlier line is broken.
         """
         return list(read_log(self.metrics_file))
 
@@ -237,7 +234,7 @@ class RunFolder:
             rollouts.write_rollouts(file, update, groups, parts)
 
     def write_problems(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write the problems' records; without any record, no file."""
+        """Write the problems' records; no file if there are none."""
         if lines := [json.dumps(row).encode() + b"\n" for row in rows]:
             with self._whole_file("problems.jsonl") as file:
                 file.writelines(lines)
@@ -246,7 +243,7 @@ class RunFolder:
         return self._write(name, json.dumps(value, indent=indent) + "\n")
 
     def checkpoint_dir(self, update: int) -> Path:
-        """Make an empty folder to write a checkpoint into, for `commit_checkpoint`."""
+        """Create an empty folder for a checkpoint, to be passed to `commit_checkpoint`."""
         partial = self.checkpoints / f"step_{update}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
@@ -296,9 +293,9 @@ class RunFolder:
         return None
 
     def rewind(self, update: int) -> None:
-        """Delete everything that was written after `update`: a resumed run writes it again.
+        """Delete everything written after `update`, which a resumed run will write again.
 
-        Unfinished checkpoints and a last metrics line that a crash cut short are deleted too.
+        Unfinished checkpoints and a truncated last line of metrics are deleted too.
 
         Raises:
             InputError: a line before the last is broken.
@@ -322,10 +319,10 @@ class RunFolder:
                 file.unlink()
 
     def writing(self, path: Path) -> AbstractContextManager[None]:
-        """Name a fault of the disk in a block that writes a path; see `workplace.disk_faults`.
+        """Report disk faults in a block that writes a path; see `workplace.disk_faults`.
 
         Raises:
-            InputError: as there.
+            InputError: see there.
         """
         return disk_faults(path, self._then)
 
@@ -367,7 +364,7 @@ def _update_of(when: str) -> float:
 
 
 def read_log(file: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a log (JSONL), without a last row that was cut short when its run died.
+    """Read the rows of a log (JSONL), without a last row that was truncated when its run died.
 
     Raises:
         InputError: a line before the last is broken.
@@ -378,7 +375,7 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError(f"a {type(row).__name__}")
-        except (ValueError, RecursionError) as error:  # text that is not UTF-8 included
+        except (ValueError, RecursionError) as error:  # including text that is not UTF-8
             if number == len(lines) and not line.endswith(b"\n"):
                 return
             raise InputError(

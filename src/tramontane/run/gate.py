@@ -1,4 +1,4 @@
-"""The parity gate: trainer and generators must agree about the log-probs of the same tokens."""
+"""The parity gate: trainer and generators must agree on the log-probs of the same tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tramontane.types import Completion, TrainSequence
 
 
 async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
-    """Let every generator complete the probe prompts, and compare with the trainer's log-probs.
+    """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
 
     Raises:
         ParityError: the mean difference is above the tolerance of the dtypes; the error names the
@@ -28,7 +28,7 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
         ids = [*completions[0].prompt_ids, *completions[0].token_ids]
         weights = await generator.ask("start", "weights")
         trained = await call(trainer, "weights", limit=limit)
-        # vLLM shows no hidden states, and its weights only as far as they can be found out.
+        # vLLM exposes no hidden states, and its weights only as far as they can be determined.
         hidden = await generator.ask("start", "hidden_states", ids)
         computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
         trained = {name: tensor for name, tensor in trained.items() if name in weights}
@@ -43,12 +43,13 @@ async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: H
 
 
 async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
-    """Compare the log-probs of the last tokens of a sequence that is as long as any of the run.
+    """Compare the log-probs of the last tokens of a sequence of the run's maximum length.
 
-    The sequence is prefilled but for these tokens, which are decoded, so it costs one forward and
-    few decode steps, and shows all that depends on length: every layer's keys at all positions
-    bear on the last tokens. One generator is enough: weights are compared in all by `check_parity`,
-    and what depends on length is the same code in all. Without generators nothing is compared.
+    The sequence is prefilled except for these tokens, which are decoded, so it costs one forward
+    and a few decode steps. It tests everything that depends on length, since every layer's keys at
+    all positions affect the last tokens. One generator is enough: `check_parity` compares the
+    weights of all, and the length-dependent code is the same. Without generators nothing is
+    compared.
 
     Raises:
         ParityError: the mean difference is above the tolerance of the dtypes.

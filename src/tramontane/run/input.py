@@ -1,5 +1,5 @@
-"""What a run reads and calls, loaded and checked without torch, whose import takes seconds: a fault
-in the data, the rewards or the run's folder is reported before that."""
+"""Loads and checks a run's data, rewards and folder without importing torch, which takes seconds,
+so that errors in them are reported first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tramontane.verifier import correctness
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Problems that a run is measured on, and how they are asked."""
+    """Problems that a run is measured on, and their sampling settings."""
 
     problems: list[Problem]
     plan: SamplingPlan
@@ -39,9 +39,9 @@ class RunInput:
 
     Args:
         problems: the training problems.
-        sets: problems that the run is measured on, by name; `held_out` are those of `data.eval`.
-            Their plans have no prompts yet.
-        warnings: what the user should know of them.
+        sets: problems that the run is measured on, by name; `held_out` for `data.eval`. Their plans
+            have no prompts yet.
+        warnings: warnings about them for the user.
     """
 
     problems: Curriculum
@@ -50,10 +50,10 @@ class RunInput:
 
 
 def read_input(config: Config) -> RunInput:
-    """Load the problems of a run, and check its verifiers and its libraries.
+    """Load the problems of a run, and check its verifiers and libraries.
 
     Raises:
-        InputError: any of them is wrong.
+        InputError: any of them is invalid.
     """
     check_trackers(config)
     check(config)
@@ -66,13 +66,13 @@ def read_input(config: Config) -> RunInput:
 
 
 def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
-    """Look for evaluation problems among those of a stream, as `data.eval_overlap` says.
+    """Look for evaluation problems in a stream, and treat them as `data.eval_overlap` says.
 
     Returns:
         A warning, or an empty text.
 
     Raises:
-        InputError: there are some, and they are refused, or dropped and nothing else is left.
+        InputError: there are some and they are refused, or all problems are dropped.
     """
     choice, problems = stream.config.eval_overlap, stream.problems
     if problems is None or not measured or choice == "ignore":
@@ -100,7 +100,7 @@ def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
 
 
 def _asked(problem: Problem) -> str:
-    """What a problem asks: its statement, or a chat without its system prompt."""
+    """What a problem asks: its statement, or its chat without the system prompt."""
     texts = [m["content"] for m in problem.messages or () if m["role"] != "system"]
     return "\n\n".join(texts) or problem.problem
 
@@ -112,7 +112,7 @@ def _place(problem: Problem) -> str:
 def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:
     """The problems of `data.eval` and of `evaluation.also`.
 
-    Completions have the length of the `last` stage: all measurements must be comparable.
+    Completions have the `last` stage's length, so that all measurements are comparable.
     """
     data, evaluation, sets = config.data, config.evaluation, {}
 

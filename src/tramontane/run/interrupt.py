@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: work that can be saved is ended cleanly, other work at once.
+"""Ctrl-C and SIGTERM: work that can be saved ends cleanly, other work immediately.
 
-The first Ctrl-C ends the work under way, the second ends the process. SIGTERM comes from a system
-that kills the process `grace` seconds later: it ends the work under way too, but what lasts longer
-than that is given up. A run then ends with `SystemExit(143)`; a command exits with 130 or 143.
+The first Ctrl-C ends the current work, the second the process. SIGTERM comes from a system that
+kills the process `grace` seconds later: it also ends the current work, which is abandoned if it
+takes longer than that. A run then ends with `SystemExit(143)`; a command exits with 130 or 143.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from typing import Any, NoReturn, TypeVar
 from tramontane.temporary import remove_own
 
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL under Slurm and Kubernetes
-STOP_SHARE = 0.8  # of the grace; then the work under way is given up
+STOP_SHARE = 0.8  # of the grace; then the current work is abandoned
 LEAVE_SHARE = 0.95  # of the grace; then the process ends without closing its workers
-EXIT_SECONDS = 20.0  # for a command that is done to end its libraries' threads
+EXIT_SECONDS = 20.0  # for a finished command to end its libraries' threads
 EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 T = TypeVar("T")
 
 
 class Interrupt:
-    """Handles the two signals within a `with` block of the main thread; elsewhere it does nothing.
+    """Handles the two signals within a `with` block of the main thread; does nothing in other
+    threads.
 
     Args:
         grace: seconds from SIGTERM to the end of the process.
-        warn: shows a text, by default on standard error; called in a thread of its own, since a
+        warn: shows a text, by default on standard error; called in a separate thread, since a
             signal may arrive while the main thread prints.
 
     Attributes:
@@ -76,15 +77,15 @@ class Interrupt:
             raise SystemExit(EXIT_CODES[self.requested])
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end; where an event loop runs already, as in a notebook, it gets
-        one in a thread of its own.
+        """Run a coroutine to its end; if an event loop is already running, as in a notebook, use
+        one in a separate thread.
 
         Raises:
             KeyboardInterrupt, SystemExit: a signal ended it.
         """
         import asyncio  # not for `--help`
 
-        self._listen()  # once more: Ray sets a handler of its own when it starts
+        self._listen()  # again: Ray sets its own handler when it starts
         try:
             return _run(self._cancellable(coroutine))
         except asyncio.CancelledError:
@@ -94,8 +95,8 @@ class Interrupt:
 
     @contextmanager
     def ends_with(self, stop: Callable[[], object], when: Callable[[], str]) -> Iterator[None]:
-        """Within this block, the first signal calls `stop`, which may not block and lets the work
-        under way end; `when()` says when that will be, e.g. `after this update`."""
+        """Within this block, the first signal calls `stop`, which must not block and lets the
+        current work end; `when()` says when that will be, e.g. `after this update`."""
         self._stop = (stop, when)
         try:
             yield
@@ -104,8 +105,8 @@ class Interrupt:
 
     @contextmanager
     def steps(self) -> Iterator[Callable[[], bool]]:
-        """A block of steps that ends between two of them: yields whether it is to end, and may then
-        save its state and raise KeyboardInterrupt.
+        """A block of steps that can end between two of them: yields a function that tells whether
+        to end; the block may then save its state and raise KeyboardInterrupt.
 
         Raises:
             KeyboardInterrupt, SystemExit: a signal ended it.
@@ -139,7 +140,7 @@ class Interrupt:
             self._cancel = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Runs in the main thread, between two instructions of whatever it is doing."""
+        """Runs in the main thread, between any two instructions."""
         first = self.requested is None
         if number == signal.SIGTERM:
             if self.requested is signal.SIGTERM:  # systems send it to a process and to its group
@@ -186,13 +187,13 @@ class Interrupt:
 
 
 def terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """A handler of SIGTERM: what is open is closed, and the process exits with 143."""
+    """A handler of SIGTERM: open resources are closed, and the process exits with 143."""
     leave_within(LEAVE_SHARE * GRACE_SECONDS, EXIT_CODES[signal.SIGTERM])
     raise SystemExit(EXIT_CODES[signal.SIGTERM])
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without waiting for anything. Processes of workers end with it."""
+    """End this process without waiting for anything. Worker processes end with it."""
     try:
         remove_own()
         sys.stdout.flush()
@@ -203,8 +204,8 @@ def leave(code: int) -> NoReturn:
 
 def leave_within(seconds: float, code: int, of_exit: bool = False) -> None:
     """`leave`, unless the process ends by itself within `seconds` from now or, with `of_exit`, from
-    the end of its main thread: then it waits for threads and exit handlers of libraries, one of
-    which may hang."""
+    the end of its main thread, when it waits for libraries' threads and exit handlers, which may
+    hang."""
 
     def wait() -> None:
         if of_exit:
@@ -230,6 +231,6 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:  # the caller's thread raises it
             future.set_exception(error)
 
-    # A daemon: the interpreter's exit does not wait for it.
+    # A daemon, so that the interpreter's exit does not wait for it.
     threading.Thread(target=work, name="run", daemon=True).start()
     return future.result()

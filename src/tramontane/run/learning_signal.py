@@ -1,4 +1,4 @@
-"""Finds out early that a run has nothing to learn from, and explains why.
+"""Detects early that a run has nothing to learn from, and explains why.
 
 A group whose rewards are all equal teaches nothing and is filtered (arXiv 2506.10910, section 2.1).
 If every group is filtered, no batch ever forms. The run then ends with a diagnosis instead of
@@ -25,10 +25,10 @@ from tramontane.verifier import functions
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
 
 REASONS = 6  # verdict reasons in a table, at most
-SHOWN = (1200, 400)  # characters of a long completion that are shown: of its start, of its end
+SHOWN = (1200, 400)  # characters shown of a long completion: of its start, of its end
 PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had groups to learn from
 
-# Remedies for malformed completions follow from what is missing: `malformed.remedies`.
+# Remedies for malformed completions depend on what is missing: `malformed.remedies`.
 ADVICE: dict[Fate, tuple[str, ...]] = {
     "cut off": (
         "raise pipeline.l_max: completions reach it before they have given an answer",
@@ -68,7 +68,7 @@ MOST: dict[Fate, str] = {
 
 
 class NoSignal(InputError):
-    """No group can be learnt from; the message holds the diagnosis."""
+    """No group can be learned from; the message holds the diagnosis."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,8 @@ class SignalMonitor:
 
     A run ends when none of its first `pipeline.max_groups_without_signal` groups is kept; after the
     first kept group, when none of `PATIENCE` times as many consecutive groups is. The user is
-    warned when the share of kept groups falls below `pipeline.min_kept_share`, measured over as
-    many groups; once for each fall.
+    warned each time the share of kept groups, over that many groups, falls below
+    `pipeline.min_kept_share`.
 
     Args:
         config: the run's config.
@@ -177,7 +177,7 @@ class SignalMonitor:
         self._window.add(group, filtered)
         if filtered is None:
             self._unkept, self.ever_kept = Tally(), True
-        # Groups that are graded while the run ends do not raise again.
+        # Groups graded while the run ends do not raise again.
         if self._unkept.groups == self.limit * (PATIENCE if self.ever_kept else 1):
             raise NoSignal(self._end())
         if self._window.groups == self.limit:
@@ -212,7 +212,7 @@ class SignalMonitor:
 
 
 def evaluation_warnings(before: EvaluationResult) -> list[str]:
-    """Warnings about a model that is measured before training: rates of 0, and what they mean."""
+    """Warnings about a model measured before training: rates of 0, and what they mean."""
     completions = before.n_problems * before.samples
     if before.format_rate == 0:
         return [
@@ -237,7 +237,7 @@ def _fate(completion: Completion, verdict: Verdict) -> Fate:
         return "failed" if functions.failed(verdict.reason) else "unscorable"
     if verdict.verdict == "right":
         return "right"
-    # A wrong beginning is wrong whatever follows: more tokens would not help.
+    # With a wrong start, more tokens would not help.
     if completion.finish_reason == "length" and not verdict.reason.startswith("does not start"):
         return "cut off"
     return "malformed" if verdict.verdict == "malformed" else "wrong"
@@ -250,7 +250,7 @@ def _judgement(completion: Completion, verdict: Verdict) -> str:
 
 
 def _general(reason: str) -> str:
-    """A reason without its numbers, apart from lines of files, so that equal causes are counted
+    """A reason without its numbers, except line numbers of files, so that equal causes are counted
     together."""
     return printable(re.sub(r"(?<![:\w])\d+(?:\.\d+)?", "N", reason))[:100]
 

@@ -1,5 +1,5 @@
-"""Evaluation of a run's weights, by the generators that train them, on the held-out problems and on
-further sets."""
+"""Evaluation of a run's weights, on its own generators, with the held-out problems and further
+sets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from tramontane.run.session import Session, Verifiers
 from tramontane.types import Completion
 from tramontane.workplace import commit
 
-ENDS = ("base", "before", "after")  # measurements on all sets; other ones use `data.eval` alone
+ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 
 
 async def measure(
     session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
 ) -> dict[str, EvaluationResult]:
-    """Evaluate the weights that the generators hold; the results by name of the set, empty if the
-    config asks for none.
+    """Evaluate the generators' weights; returns results by name of the set, empty if the config
+    asks for none.
 
     The requests share the generators with whatever training has in flight. All tokens must come
-    from weights `version`, so the caller keeps new weights away until the end. A generator that is
-    lost meanwhile is replaced as in training, and its requests go on. The completions are written
-    to `evaluation_WHEN.jsonl` (a further set's to `evaluation_WHEN_SET.jsonl`), the figures to
+    from weights `version`, so the caller must not send new weights until the end. A lost generator
+    is replaced as in training, and its requests continue. The completions are written to
+    `evaluation_WHEN.jsonl` (a further set's to `evaluation_WHEN_SET.jsonl`), the figures to
     `evaluations.jsonl`.
 
     Args:
@@ -73,7 +73,7 @@ def recorded(session: Session, when: str) -> dict[str, EvaluationResult] | None:
 
 
 def _recorded(session: Session, when: str, name: str) -> EvaluationResult | None:
-    """The result of an earlier session of the run, which measured the same weights."""
+    """The result of an earlier session of the run for the same weights."""
     file = _rows_file(session, when, name)
     if when not in ("base", "before") or not file.is_file():
         return None

@@ -21,7 +21,7 @@ def reward_metrics(
     """Means over all completions of the groups; empty without groups.
 
     Args:
-        groups: every group sampled and graded since the last update, filtered groups included.
+        groups: every group sampled and graded since the last update, including filtered groups.
         parts: names of the reward's parts.
         thinking: counts the thinking tokens.
     """
@@ -43,8 +43,7 @@ def reward_metrics(
 
 
 def trajectory_metrics(batch: Batch) -> dict[str, float]:
-    """Number, tokens and mean reward of the batch's trajectories from elsewhere; empty without
-    any."""
+    """Number, tokens and mean reward of the batch's recorded trajectories; empty without any."""
     groups = [group for group in batch.groups if not group.sampled]
     rewards = [v.reward for g in groups for v in g.verdicts]
     if not rewards:
@@ -57,7 +56,7 @@ def trajectory_metrics(batch: Batch) -> dict[str, float]:
 
 
 def staleness_histogram(batch: Batch) -> dict[str, int]:
-    """Trained tokens that the run sampled, by age: how many versions old the weights were."""
+    """Number of trained tokens that the run sampled, by age in weight versions."""
     counts: Counter[int] = Counter()
     for completion in batch.completions:
         versions = np.array(completion.versions)
@@ -68,7 +67,7 @@ def staleness_histogram(batch: Batch) -> dict[str, int]:
 
 
 class Throughput:
-    """Tokens a second and idle share of each kind of worker, from one update to the next."""
+    """Tokens per second and idle share of each kind of worker, from one update to the next."""
 
     def __init__(self, generators: GeneratorPool, verifiers: Verifiers, workers: int) -> None:
         self.generators, self.verifiers, self.workers = generators, verifiers, workers

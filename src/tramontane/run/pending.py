@@ -4,7 +4,7 @@
                          each problem once
     completions.parquet  tokens of every pending completion, finished or not; its text if finished
 
-Both are written in pieces, in a thread, so that the event loop runs on meanwhile.
+Both are written in pieces, in a thread, so that the event loop keeps running.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tramontane.controller.ledger import Snapshot
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
 from tramontane.types import Completion, FilterReason, Problem, Request, SamplingParams, Verdict
 
-PIECE = 1000  # items of a dictionary or list that are encoded at once
+PIECE = 1000  # items of a dictionary or list encoded at once
 SCHEMA = pa.schema(
     [
         pa.field("group", pa.int64()),
@@ -161,8 +161,8 @@ def _table(group: OpenGroup) -> pa.Table:
 
 
 def json_pieces(value: Any) -> Iterator[str]:
-    """The JSON text of a value in pieces. The encoder keeps all other threads from running, so no
-    piece has more than `PIECE` items of a dictionary or list."""
+    """The JSON text of a value in pieces. The encoder blocks all other threads, so no piece has
+    more than `PIECE` items of a dictionary or list."""
     if isinstance(value, dict | list) and len(value) > PIECE:
         kind, items = type(value), iter(value.items() if isinstance(value, dict) else value)
         separator = "{" if kind is dict else "["

@@ -1,4 +1,4 @@
-"""The plots of the report, as SVG that uses the colours and the font of the page."""
+"""The plots of the report, as SVG in the colours and font of the page."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Plot:
 
 
 def line_plots(specs: Sequence[Lines], metrics: Sequence[Metrics]) -> list[Plot]:
-    """One plot for each spec of which the run has any figures."""
+    """One plot for each spec for which the run has figures."""
     return [
         _finish(spec.title, spec.unit, spec.note, figure)
         for spec in specs
@@ -94,7 +94,7 @@ def pass_rate_plot(metrics: Sequence[Metrics], summary: Mapping[str, Any]) -> Pl
 
 
 def groups_plot(metrics: Sequence[Metrics]) -> Plot | None:
-    """Groups trained on and groups that were filtered."""
+    """Groups trained on and groups filtered."""
     rows = [m for m in metrics if m.get("groups_kept") is not None]
     if not rows:
         return None
@@ -138,7 +138,7 @@ def _lines(spec: Lines, metrics: Sequence[Metrics]) -> Figure | None:
     for key in present:
         rows = [m for m in metrics if m.get(key) is not None]
         x, y = [m["update"] for m in rows], [m[key] for m in rows]
-        # The colour of a series does not depend on which others are missing.
+        # A series keeps its colour, whichever others are missing.
         colour = SERIES[list(spec.keys).index(key)]
         marker = "o" if len(x) == 1 else None
         axes.plot(x, y, color=colour, label=spec.keys[key], marker=marker, markersize=3)
@@ -186,7 +186,7 @@ def _percent(value: float, _: object) -> str:
 def _finish(title: str, unit: str, note: str, figure: Figure) -> Plot:
     """Render to SVG without a fixed size, fixed colours and a date."""
     buffer = io.StringIO()
-    # The salt makes ids differ between plots and repeat between runs.
+    # The salt makes ids unique to a plot but stable between runs.
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": title}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Preparation of a run: its input is loaded and checked before any work, and its sizes computed."""
+"""Preparation of a run: loads and checks its input before any work, and computes its sizes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tramontane.types import Problem
 from tramontane.verifier import try_functions
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 32
-MIN_PROMPT = 32  # tokens of a prompt, about, when prompts are put together for a long probe
+MIN_PROMPT = 32  # approximate tokens of a prompt, for combining prompts to a long probe
 SAMPLE = 256  # problems of an endless source whose prompts are measured
-MEMORY_TOLERANCE = 0.15  # by which the memory table may be wrong
+MEMORY_TOLERANCE = 0.15  # relative error of the memory table
 ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
 
 
@@ -50,16 +50,16 @@ class Prepared:
 
     Args:
         config: the run's config, with thinking tags and learning rates filled in.
-        prompts: makes the prompts, and knows which are too long.
+        prompts: makes the prompts, and detects those that are too long.
         stages: the config of each stage; a run without stages has one.
         problems: the training problems.
-        sets: problems that the run is measured on, by name; `held_out` are those of `data.eval`.
+        sets: problems that the run is measured on, by name; `held_out` for `data.eval`.
         probes: prompts for the parity check, as token ids.
         long_probe: a prompt for the parity check that leaves `PROBE_TOKENS` tokens of the run's
             longest sequence.
         rates: the learning rates and the reasons for them, as text by name.
-        trajectories: completions from elsewhere, if the run is trained on any.
-        warnings: what the user should know before the run starts.
+        trajectories: recorded completions, if the run is trained on any.
+        warnings: warnings for the user before the run starts.
     """
 
     config: Config
@@ -103,10 +103,10 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
 
     Args:
         config: the run's config.
-        given: what `read_input` returned for it; None: read here.
+        given: the result of `read_input` for it; None: read here.
 
     Raises:
-        InputError: the model, the data or the sizes are wrong.
+        InputError: the model, the data or the sizes are invalid.
     """
     given = given or read_input(config)
     _check_machine(config)
@@ -146,7 +146,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
 
 
 def _with_rates(config: Config) -> tuple[Config, dict[str, str]]:
-    """The config with its learning rates filled in, and what they are and why, by name."""
+    """The config with its learning rates filled in, and their values and reasons by name."""
     rate, reason = chosen_rate(config.trainer, config.model)
     update: dict[str, object] = {
         "trainer": config.trainer.model_copy(update={"learning_rate": rate})
@@ -188,7 +188,7 @@ def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config)
 
 
 def _check_machine(config: Config) -> None:
-    """Refuse devices and libraries that this machine lacks."""
+    """Reject devices and libraries that this machine lacks."""
     if config.placement.kind == "thread":  # on a cluster, workers run on other machines
         loading.check_device(config.generator.device, "generator.device")
         if config.generator.kind == "vllm":
@@ -216,14 +216,14 @@ def _first_problems(problems: Curriculum, count: int) -> list[Problem]:
 
 
 def _long_prompt(problems: Curriculum, encoder: PromptEncoder, tokens: int) -> list[int]:
-    """The first problems' prompts one after the other, repeated if they are too few."""
+    """The first problems' prompts concatenated, and repeated if necessary."""
     first = _first_problems(problems, 1 + tokens // MIN_PROMPT)
     prompts = encoder.encode_all([problem.prompt for problem in first])
     return list(islice(cycle(chain.from_iterable(prompts)), tokens))
 
 
 def _peek(stream: ProblemStream, count: int) -> list[Problem]:
-    """The first problems of a stream, which stay to be handed out."""
+    """The first problems of a stream, which remain in the stream."""
     position = stream.state()
     found = [stream.next() for _ in range(count)]
     stream.load_state(position)
@@ -232,15 +232,15 @@ def _peek(stream: ProblemStream, count: int) -> list[Problem]:
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """The sizes of a run that was checked and not started.
+    """The sizes of a run that was checked but not started.
 
     Args:
         config: with every default filled in.
         lines: the sizes as text by name, as `tramontane train --dry-run` prints them.
         longest_prompt: tokens.
-        kv_cache_bytes: the most that keys and values of all generators take in any stage.
-        held_out: number of problems of `data.eval` that the run is measured on.
-        memory: the memory of each worker, and refusals where a device is too small.
+        kv_cache_bytes: maximum memory of all generators' keys and values in any stage.
+        held_out: number of problems of `data.eval` used for evaluation.
+        memory: the memory of each worker, and an error where a device is too small.
     """
 
     config: Config
@@ -255,7 +255,7 @@ def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
     """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`).
 
     Raises:
-        InputError: a verifier or reward of the user's fails.
+        InputError: a user-defined verifier or reward fails.
     """
     try_functions(prepared.config.verifier, prepared.sample)
     lines = resolved(prepared)
@@ -272,11 +272,11 @@ def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
 
 
 def check_devices(prepared: Prepared) -> None:
-    """Refuse a run that exceeds the memory of this machine's devices by more than the figures may
-    be wrong.
+    """Reject a run that exceeds the memory of this machine's devices by more than the estimate's
+    error.
 
     Raises:
-        InputError: what is missing, and the keys to change.
+        InputError: too little memory; the message names the keys to change.
     """
     if refusals := _memory(prepared, tolerance=MEMORY_TOLERANCE).refusals:
         raise InputError("\n".join(refusals))
@@ -292,11 +292,11 @@ def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) 
 
 
 def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRunResult:
-    """The sizes of a run with a model and data that are not there: prompts have the longest length
-    that the config accepts.
+    """The sizes of a run without its model and data: prompts are assumed to have the maximum
+    length.
 
     Args:
-        config: the run's config; its model and data are not opened.
+        config: the run's config; its model and data are not read.
         model: as in `load_shape`.
         gpu: as in `run_memory`.
 
@@ -326,7 +326,7 @@ def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRun
 
 
 def resolved(prepared: Prepared) -> dict[str, str]:
-    """The config's arithmetic and the memory that the generators' caches take, by stage."""
+    """The config's arithmetic and the memory of the generators' caches, by stage."""
     config, workers = prepared.config, prepared.config.generator.workers
     arithmetic = config.resolved_arithmetic() | {"number type": _number_types_line(config)}
     if not config.stages:
@@ -360,7 +360,7 @@ def resolved(prepared: Prepared) -> dict[str, str]:
 
 
 def dtype_warnings(config: Config) -> list[str]:
-    """Warnings of workers that compute in a number type that is slow on their device."""
+    """Warnings about workers whose number type is slow on their device."""
     workers: dict[str, GeneratorConfig | TrainerConfig | SupervisedConfig] = {
         "generator.dtype": config.generator,
         "trainer.dtype": config.trainer,
@@ -380,7 +380,8 @@ def dtype_warnings(config: Config) -> list[str]:
 
 
 def number_types(config: Config) -> dict[str, str]:
-    """The number type of generators and trainer, and why `auto` chooses it or another one."""
+    """The number type of generators and trainer, and why `auto` would choose it or a different
+    one."""
     return {
         name: f"{worker.dtype} (auto: {chosen.dtype}, {chosen.reason})"
         for name, worker in (("generator", config.generator), ("trainer", config.trainer))
@@ -397,7 +398,7 @@ def _number_types_line(config: Config) -> str:
 
 
 def _prompt_lines(prepared: Prepared) -> dict[str, str]:
-    """The thinking tags, the beginning of every response, and the problems dropped."""
+    """The thinking tags, the start of every response, and the problems dropped."""
     (opening, closing), prefix = prepared.encoder.response
     begins = f", every response begins with {prefix!r}" if prefix else ""
     lines = {"thinking tags": f"{opening} … {closing}{begins}"}
@@ -423,7 +424,7 @@ def _bytes_per_token(config: Config) -> int:
 
 
 def _cache_size(prepared: Prepared, stage: Config) -> CacheSize:
-    """Slots of each generator in a stage, and the most positions that its cache holds."""
+    """Slots of each generator in a stage, and the maximum number of positions in its cache."""
     return cache_size(stage, _bytes_per_token(stage), _longest(prepared, stage))
 
 
@@ -433,13 +434,13 @@ def _longest(prepared: Prepared, stage: Config) -> int:
 
 
 def _cache_bytes(prepared: Prepared, stage: Config) -> int:
-    """The most that keys and values of all generators take in a stage."""
+    """Maximum bytes of all generators' keys and values in a stage."""
     positions = _cache_size(prepared, stage).positions
     return _bytes_per_token(stage) * positions * stage.generator.workers
 
 
 def _cache_line(prepared: Prepared, stage: Config) -> str:
-    """`_cache_bytes` for people; on a GPU, the memory that is left may be less."""
+    """`_cache_bytes` as text; on a GPU, less memory may be free."""
     config = stage.generator
     bound = ""
     if config.device.startswith("cuda") and config.kv_cache_mib is None:

@@ -34,9 +34,9 @@ from tramontane.run.session import Session, Verifiers
 from tramontane.types import INSERTED, FilterReason, Group
 from tramontane.verifier.format import split_response
 
-SAMPLE_EVERY = 5  # updates between two completions that are shown
-PACE = 6  # last updates whose mean time tells when the next one ends
-# Between two questions whether the trainer's state is written: the first, and the longest.
+SAMPLE_EVERY = 5  # updates between sample completions on the screen
+PACE = 6  # recent updates whose mean time predicts the end of the next
+# Seconds between checks whether the trainer's state is written: the first, and the longest.
 POLL_SECONDS = (0.01, 0.5)
 
 
@@ -45,7 +45,7 @@ class Recorder:
 
     Args:
         session: the run's folder, config and screen.
-        generators, verifiers, trainer: asked for their statistics, checkpoints and measurements.
+        generators, verifiers, trainer: for statistics, checkpoints and measurements.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Recorder:
         return self.config.pipeline.updates
 
     async def trained(self, update: Update, state: PipelineState) -> None:
-        """Record one update; take a checkpoint and measure where they are due."""
+        """Record one update; take a checkpoint and a measurement where due."""
         number, batch = update.number, update.batch
         self._filtered = 0
         await self.committed()
@@ -112,7 +112,7 @@ class Recorder:
         return self._parity_due or self._saves(update) or self._measures(update)
 
     def when(self) -> str:
-        """When the update under way will be done, by the time that the last ones took."""
+        """When the current update will be done, estimated from recent ones."""
         if len(self._ended) < 2:
             return "after this update"
         ended = [*self._ended]
@@ -120,15 +120,15 @@ class Recorder:
         return f"after this update, about {max(1, mean - (time.monotonic() - ended[-1])):.0f} s"
 
     async def catch_up(self) -> None:
-        """Take the measurement of the update that the session continues from, if the session before
-        was stopped or killed meanwhile; nothing may be in flight."""
+        """Take the measurement due at the update that the session continues from, if the previous
+        session was stopped or killed before it; nothing may be in flight."""
         number = self.session.version
         measured = {row["when"] for row in read_log(self.folder.evaluations_file)}
         if number and self._measures(number) and f"update_{number}" not in measured:
             await measure(self.session, self.generators, self.verifiers, f"update_{number}", number)
 
     async def _measure_unless_stopped(self, number: int, state: PipelineState) -> None:
-        """Measure the weights; a run that is to stop does not wait for the result."""
+        """Measure the weights; a stopping run does not wait for the result."""
         when = f"update_{number}"
         tasks = [
             asyncio.create_task(
@@ -179,17 +179,18 @@ class Recorder:
         self.session.announce(event, logging.INFO)
 
     async def ended(self, state: PipelineState) -> None:
-        """Take the last checkpoint; a run that was stopped has more pending than at its last."""
+        """Take the last checkpoint; a stopped run has more pending than at the previous one."""
         if self._saved_version != state.version or state.stopped.is_set():
             await self.checkpoint(state)
         await self.committed()
 
     async def checkpoint(self, state: PipelineState) -> None:
-        """Save weights, trainer state and everything pending; the folder is complete or absent.
+        """Save weights, trainer state and everything pending; the folder will be complete or
+        absent.
 
         The trainer may step again when this returns, while its ranks still write their state. The
-        folder gets its final name once all of them have finished, at the latest when the next
-        update is recorded.
+        folder gets its final name once all have finished, at the latest when the next update is
+        recorded.
         """
         began = time.time()
         await self.committed()
@@ -220,10 +221,10 @@ class Recorder:
         self.folder.write_problems(records)
 
     async def _commit(self, partial: Path, files: Folder, writing: ExitStack) -> None:
-        """Make a checkpoint valid as soon as all ranks of the trainer have written their state;
-        then workers write no more `files`, and `writing` is closed.
+        """Make a checkpoint valid as soon as all trainer ranks have written their state; workers
+        then write no more `files`, and `writing` is closed.
 
-        The trainer answers between two of its calls, so this never delays a step.
+        The trainer answers between two calls, so this never delays a step.
         """
         limit = Limit.of(self.config.timeouts, "training")
         deadline = time.monotonic() + limit.seconds
@@ -244,7 +245,7 @@ class Recorder:
             await asyncio.to_thread(self.folder.commit_checkpoint, partial, keep)
 
     async def committed(self) -> None:
-        """Wait for the checkpoint that is being written; its errors are raised here."""
+        """Wait for the checkpoint being written; its errors are raised here."""
         if self._committing is not None:
             await self._committing
             self._committing = None

@@ -1,7 +1,7 @@
-"""The report of a run: one page, `report.html`, that needs no other file and no network.
+"""The report of a run: one self-contained page, `report.html`.
 
-It shows the figures before and after with their intervals, plots of every metric over updates, and
-completions whose tokens are shaded by the version of the weights that sampled them.
+It shows results before and after with their intervals, plots of every metric over updates, and
+completions whose tokens are shaded by the weights version that sampled them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run's folder; parts that the run has not written yet are empty."""
+    """The content of a run's folder; parts not yet written are empty."""
 
     folder: Path
     config: dict[str, Any]
@@ -75,7 +75,7 @@ def _read_summary(file: Path) -> Row:
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write `report.html` into a run's folder, from everything that the run has written so far.
+    """Write `report.html` into a run's folder, from everything written so far.
 
     Returns:
         The report's path.
@@ -123,7 +123,7 @@ def _subtitle(run: Run) -> str:
 
 
 def _ends(measure: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """(`before`, …) and (`after`, …), as far as they were measured."""
+    """(`before`, …) and (`after`, …), where measured."""
     return [(when, measure[when]) for when in ("before", "after") if (measure or {}).get(when)]  # type: ignore[index]
 
 
@@ -177,7 +177,7 @@ def _clock(seconds: float) -> str:
 
 
 def _results(run: Run) -> dict[str, EvaluationResult]:
-    """The evaluations before and after, as far as they were made."""
+    """The evaluations before and after, where available."""
     return {
         when: summarize(rows)
         for when, rows in [("before", run.before), ("after", run.after)]
@@ -186,7 +186,7 @@ def _results(run: Run) -> dict[str, EvaluationResult]:
 
 
 def _so_far(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
-    """The evaluation figures of a run that has not written its summary yet."""
+    """The evaluation results of a run without a summary yet."""
     keys = ("format_rate", "language_rate", "mean_thinking_tokens")
     measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
     passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
@@ -218,8 +218,8 @@ def _tables(results: Mapping[str, EvaluationResult]) -> list[dict[str, Any]]:
 
 
 def _models_table(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Table of the run's models on the held-out problems and on the further sets, where it has
-    more to say than the other tables: after a cold start, or with further sets."""
+    """Table of the run's models on the held-out problems and on further sets; only after a cold
+    start or with further sets, as it would otherwise repeat the other tables."""
     models = [name for name in ("base", "sft", "rl") if name in summary]
     figures = [summary[name] for name in models]
     sets = [key for key in (figures[0] if figures else {}) if key != "format_rate"]
@@ -299,9 +299,8 @@ def _samples(run: Run) -> list[dict[str, Any]]:
 
 
 def _spanning(run: Run) -> Iterator[Row]:
-    """The trained completion that was sampled by the most versions of the weights, from each of
-    three updates: at one third, at two thirds and at the end of the run. The tokens' texts are
-    `tokens`."""
+    """The trained completion sampled by the most weight versions in each of three updates: at one
+    third, two thirds and the end of the run. The tokens' texts are `tokens`."""
     files = rollouts.files(run.folder / "rollouts")
     if not files:
         return
@@ -313,8 +312,8 @@ def _spanning(run: Run) -> Iterator[Row]:
 
 
 def _most_versions(file: Path) -> Row | None:
-    """The trained completion of one update that the most versions sampled. Tokens are read for this
-    row alone: those of all rows may fill the memory."""
+    """The trained completion of one update sampled by the most versions. Tokens are read for this
+    row only, since those of all rows may not fit in memory."""
     spans = [
         (len({*row["versions"]}), -number)
         for number, row in enumerate(rollouts.read_rollouts(file, ["filtered", "version_spans"]))
@@ -326,7 +325,7 @@ def _most_versions(file: Path) -> Row | None:
 
 
 def _model(run: Run) -> str | Path:
-    """A checkpoint of the run, or else the model that it began with."""
+    """A checkpoint of the run, or else the model it started from."""
     saved = run.folder.glob("checkpoints/step_*/weights/tokenizer.json")
     begun_with = with_tokenizer(run.config.get("model", "tiny"), run.config.get("tokenizer"))
     return next((file.parent for file in saved), begun_with)
@@ -335,7 +334,7 @@ def _model(run: Run) -> str | Path:
 def token_texts(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> list[str]:
     """Text of each token; a character spelt by several tokens is the text of the last."""
     texts: list[str] = []
-    pending: list[int] = []  # tokens that have not completed a character
+    pending: list[int] = []  # tokens of an incomplete character
     for token in token_ids:
         pending.append(token)
         text = str(tokenizer.decode(pending))

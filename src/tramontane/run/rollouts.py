@@ -2,8 +2,8 @@
 
     rollouts/update_000007.parquet
 
-`COLUMNS` lists the columns. They are those that pandas, polars or DuckDB show; `read_rollouts` is
-for this program's own readers.
+`COLUMNS` lists the columns, as pandas, polars or DuckDB show them; `read_rollouts` is for
+tramontane's own readers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tramontane.types import FilterReason, Group
 
 PATTERN = "update_*.parquet"
 SAMPLED_GROUPS = 16  # `rollouts: sample` records one group in this many
-ROW_GROUP = 256  # completions that are compressed together
+ROW_GROUP = 256  # completions compressed together
 
 Recorded = tuple[Group, FilterReason | None]
 
@@ -57,7 +57,7 @@ def file_name(update: int) -> str:
 
 
 def update_of(file: Path) -> int:
-    """The update whose rollouts a file holds."""
+    """The update whose rollouts are in a file."""
     return int(file.stem.removeprefix("update_"))
 
 
@@ -88,7 +88,7 @@ def write_rollouts(
     Args:
         file: an empty file.
         update: number of the update.
-        groups: each with the reason for which it was filtered, or None.
+        groups: each with the reason why it was filtered, or None.
         parts: names of the reward's parts.
     """
     part_fields = [pa.field(part, pa.float64()) for part in parts]
@@ -152,14 +152,14 @@ def _log_ratios(group: Group) -> pa.Array:
 
 
 def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows of one file; `version_spans` is replaced by `versions`, one version a token.
+    """The rows of one file; `version_spans` is replaced by `versions`, one version per token.
 
     Args:
         file: a file of a run's `rollouts` folder.
         columns: columns to read; None reads all.
 
     Raises:
-        InputError: the file is cut short or damaged.
+        InputError: the file is truncated or damaged.
     """
     for row in read_rows(file, columns):
         if "version_spans" in row:

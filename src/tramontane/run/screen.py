@@ -12,9 +12,9 @@ from tramontane.types import Outcome
 class Screen(Protocol):
     """Shows the progress of a run; `display.LiveDisplay` is the default.
 
-    Methods are called from the thread that runs the pipeline and from the caller's. Metrics are
-    the line that `metrics.jsonl` gets for an update, `summary` is the content of `summary.json`; a
-    sample's `response` is its thoughts and the rest.
+    Methods are called from the pipeline's thread and from the caller's. Metrics are an update's
+    line in `metrics.jsonl`, `summary` is the content of `summary.json`; a sample's `response` is
+    its thoughts and the rest.
     """
 
     def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None: ...
@@ -38,6 +38,6 @@ class QuietScreen:
     """Shows nothing; the run's folder has everything that a screen would show."""
 
     def close(self, *_: Any, **__: Any) -> None:
-        """Do nothing, as every method here."""
+        """Do nothing, like every method here."""
 
     start = phase = status = update = warn = sample = summary = close

@@ -1,5 +1,5 @@
-"""The session: the state that all parts of a run share, from its start, a resume or the loss of its
-trainer to the next or to its end."""
+"""The session: the state shared by all parts of a run, from its start, resume or loss of its
+trainer to the next of these or its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tramontane.run.screen import Screen
 from tramontane.run.trackers import Trackers
 from tramontane.verifier import VerifierPool, try_functions
 
-SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are not logged: no timeline can show them
+SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are invisible in a timeline and not logged
 
 OnUpdate = Callable[[Mapping[str, Any]], None]
 Verifiers = VerifierPool | VerifierActors
@@ -58,19 +58,19 @@ class Restored:
 
 @dataclass
 class Session:
-    """One part of a run: the whole of it, or the part from a checkpoint on, after a resume or the
-    loss of the trainer.
+    """One part of a run: all of it, or the part after a checkpoint that a resume or the loss of the
+    trainer continues from.
 
     Args:
-        prepared: the config with everything that was loaded and checked for it.
+        prepared: the config with everything loaded and checked for it.
         folder: the run's folder.
         screen: shows progress.
-        began: `time.monotonic()` at the start, less the seconds of earlier sessions.
+        began: `time.monotonic()` at the start, minus the seconds of earlier sessions.
         on_update: called with the metrics of each update.
         restored: the checkpoint to continue from; None at the start of a run.
 
     Attributes:
-        trackers: get the metrics, too.
+        trackers: also get the metrics.
     """
 
     prepared: Prepared
@@ -92,7 +92,7 @@ class Session:
     ) -> Session:
         """Check all input, begin the folder or rewind it to its last checkpoint, open the screen.
 
-        `given` is what `read_input` returned for the config; None: read here.
+        `given` is the result of `read_input` for the config; None: read here.
 
         Raises:
             InputError: before any work is done.
@@ -105,11 +105,11 @@ class Session:
         return session
 
     def after_loss(self, lost: Exception) -> Session:
-        """The next session of the run, after the loss of its trainer: from the newest checkpoint,
-        as `--resume` would open it, in the same process.
+        """The next session of the run after the loss of its trainer: from the newest checkpoint, as
+        with `--resume`, but in the same process.
 
         Raises:
-            InputError: no checkpoint is whole.
+            InputError: no checkpoint is intact.
         """
         folder, reached = self.folder, len(self.folder.metrics())
         self.end_trackers(finished=False)
@@ -118,7 +118,7 @@ class Session:
             "trainer", restarted_from=session.version, reached=reached, lost=str(lost)
         )
         session.announce(
-            f"trainer restarted: lost after update {reached}, goes on from update "
+            f"trainer restarted: lost after update {reached}, continues from update "
             f"{session.version}: {lost}"
         )
         return session
@@ -135,7 +135,7 @@ class Session:
         began, resumes = time.monotonic(), folder.begun
         changes = check_changes(folder, config) if resumes else []
         prepared = prepare(config, given)
-        if given:  # after a loss, a reward that fails for a moment must not end the run
+        if given:  # after a loss, a temporary failure of a reward must not end the run
             try_functions(prepared.config.verifier, prepared.sample)
         check_devices(prepared)
         warm_up()
@@ -157,7 +157,7 @@ class Session:
         return session
 
     def _restore(self, changes: list[Change]) -> None:
-        """Find the checkpoint to continue from, and record what was changed."""
+        """Find the checkpoint to continue from, and record changes."""
         folder = self.folder
         if folder.finished:
             folder.reopen()
@@ -182,7 +182,7 @@ class Session:
 
     @property
     def base(self) -> str:
-        """Checkpoint that the run begins with, with the tokenizer that was given."""
+        """Checkpoint that the run starts from, with the given tokenizer."""
         return with_tokenizer(self.config.model, self.config.tokenizer)
 
     @property
@@ -191,9 +191,9 @@ class Session:
         return str(self.sft_folder) if self.config.cold_start else self.base
 
     def model_for_workers(self, model: str) -> str | Folder:
-        """A model as an argument of workers, whose machines may lack its files.
+        """A model as an argument for workers, whose machines may lack its files.
 
-        A name that is not in this machine's cache stays a name, which each machine downloads.
+        A name that is not in this machine's cache remains a name, to be downloaded by each machine.
         """
         if self.config.placement.kind == "thread":
             return model
@@ -211,7 +211,7 @@ class Session:
         return self.restored.version if self.restored else 0
 
     def announce(self, event: str, level: int = logging.WARNING) -> None:
-        """Log an event that a user should know of, and show it."""
+        """Log and show an event for the user."""
         self.folder.log_event(event, level)
         self.screen.warn(event)
 
@@ -225,7 +225,7 @@ class Session:
         self._warn(self.trackers.log_evaluation(figures))
 
     def end_trackers(self, finished: bool) -> None:
-        """Have the trackers send what they hold back; `finished`: the run has no more to do."""
+        """Have the trackers send all pending values; `finished`: the run is complete."""
         self._warn(self.trackers.close(finished))
 
     def _warn(self, events: list[str]) -> None:

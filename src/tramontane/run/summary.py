@@ -1,4 +1,4 @@
-"""The result of a run: the figures of `summary.json`, and the object that `train` returns."""
+"""The result of a run: the content of `summary.json`, and the object returned by `train`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Measured = Mapping[str, Mapping[str, EvaluationResult]]
 
 
 class BeforeAfter(NamedTuple):
-    """An estimate before and after training; None where it was not measured."""
+    """An estimate before and after training; None if not measured."""
 
     before: Estimate | None
     after: Estimate | None
@@ -39,7 +39,7 @@ class TrainResult:
         finished: False after an interruption; `train(resume=run_dir)` continues the run.
         pass_at_1: on the held-out problems.
         summary: the content of `summary.json`; empty unless `finished`.
-        report: path of `report.html`; None where none was asked for.
+        report: path of `report.html`; None if not requested.
     """
 
     run_dir: Path
@@ -56,8 +56,8 @@ def summarize_run(
 ) -> dict[str, Any]:
     """Summarize a run from the metrics of its updates and its evaluations.
 
-    Shares and rates are means over time: an update counts as long as it took. The first update's
-    time, which includes the start, is replaced by the mean of the others.
+    Shares and rates are means over time: updates are weighted by their duration. The first
+    update's, which includes the start, is replaced by the mean of the others.
     """
     pauses = [m["weight_update_pause_ms"] for m in metrics]
     sampled = sum(sum(m["staleness_histogram"].values()) for m in metrics)
@@ -96,7 +96,7 @@ def summarize_run(
             "p50": float(np.percentile(pauses, 50)),
             "p99": float(np.percentile(pauses, 99)),
         },
-        # Of the tokens that the run sampled; None if all were trajectories from elsewhere.
+        # Of the tokens that the run sampled; None if all were recorded trajectories.
         "staleness": {
             "mean": sum(age * count for age, count in ages) / sampled,
             "max": max(age for age, _ in ages),

@@ -1,5 +1,5 @@
-"""Given answers: the reference answer in the place of the sampled one, for objectives that learn
-from its likelihood after each sampled chain of thought (JEPO, arXiv 2503.19618)."""
+"""Given answers: the reference answer replaces the sampled one, for objectives that learn from its
+likelihood after each sampled chain of thought (JEPO, arXiv 2503.19618)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tramontane.types import ELSEWHERE, Batch, Group, TrainBatch, TrainSequence
 
 
 def train_batches(config: Config, encoder: PromptEncoder) -> Callable[[Batch], TrainBatch]:
-    """The function that makes of a batch what the trainer receives."""
+    """The function that converts a batch to the trainer's input."""
     if isinstance(config.trainer.objective.options, TargetOptions):
         context = loading.context_length(loading.load_config(config.model))
         return Targets(config.trainer.objective.options, encoder, context)
@@ -29,7 +29,7 @@ class Targets:
 
     Args:
         options: the groups, the text after which the answer begins, and the text that follows.
-        encoder: its tokenizer is the model's.
+        encoder: has the model's tokenizer.
         context: the model's context in tokens; None: unknown. A completion that would exceed it
             keeps its own answer.
     """

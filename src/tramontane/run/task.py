@@ -1,7 +1,7 @@
-"""A task given as Python objects, as in a notebook: rows, reward functions and settings.
+"""A task given as Python objects, e.g. in a notebook: rows, reward functions and settings.
 
-Objects become what a config file could say: rows are written into the run's folder, and functions
-are named by import path (`verifier.functions.path_of`).
+They are converted to what a config file can hold: rows are written into the run's folder, and
+functions become import paths (`verifier.functions.path_of`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Data: TypeAlias = "Source | Mapping[str, Source]"
 Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 
 TRAIN_SPLITS, EVAL_SPLITS = ("train",), ("eval", "test", "validation")
-NOT_OPENED = "not-opened"  # model or data of a check that opens neither
-DOMAIN = "task"  # the domain of rows that only rewards can grade
-_GRADED_BY = ("domain", "answer", "tests")  # fields by which a domain's verifier grades a row
+NOT_OPENED = "not-opened"  # model or data in a check that reads neither
+DOMAIN = "task"  # the domain of rows graded by rewards alone
+_GRADED_BY = ("domain", "answer", "tests")  # fields that a domain's verifier needs to grade a row
 
 
 def config_of(
@@ -45,18 +45,19 @@ def config_of(
     data: Data | None,
     rewards: Sequence[Function | str | Reward],
 ) -> tuple[Config, dict[str, list[dict[str, Any]]]]:
-    """The config of a run, and the rows of its data that are objects, by file name.
+    """The config of a run, and its data given as objects, as rows by file name.
 
     Args:
         config: a config or the path of one; None: the defaults, without evaluation.
         settings: `key.sub=value` texts, or values by `key.sub`; a value may be a function.
         model: replaces `model`.
         data: replaces `data.train`; a mapping of splits also replaces `data.eval`.
-        rewards: added to `verifier.reward.custom`. If all are of TRL's kind and there is no config,
-            they alone grade the rows, as in TRL.
+        rewards: added to `verifier.reward.custom`. If all have TRL's signature and there is no
+            config, they alone grade the rows, as in TRL.
 
     Raises:
-        InputError: data of an unknown type, a function that workers cannot get, or an invalid key.
+        InputError: data of an unknown type, a function that cannot be sent to workers, or an
+            invalid key.
     """
     if isinstance(config, Config) and not (settings or model or data or rewards):
         return config, {}
@@ -94,8 +95,8 @@ def config_of(
 def settings_without_sources(
     config: Config | str | Path | None, settings: Settings | None
 ) -> list[str]:
-    """Settings that also fill in the model and the data that a config file leaves to the user, for
-    a check that opens neither."""
+    """Settings that also fill in the model and data that a config file leaves to the user, for a
+    check that reads neither."""
     texts = override_texts(settings)
     if config is None or isinstance(config, Config):
         return texts
@@ -105,7 +106,7 @@ def settings_without_sources(
 
 
 def _of_trl(config: Config) -> bool:
-    """True if all rewards are of TRL's kind.
+    """True if all rewards have TRL's signature.
 
     Raises:
         InputError: one cannot be imported.
@@ -116,7 +117,7 @@ def _of_trl(config: Config) -> bool:
 
 
 def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
-    """True if no row has a value by which a verifier could grade it."""
+    """True if no row has a value that a verifier could use to grade it."""
     if config.data.domain is not None:
         return False
     mapped = (config.data.fields, config.data.eval_fields or {})
@@ -128,13 +129,13 @@ def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config
 def new_run(
     config: Config, rows: Mapping[str, list[dict[str, Any]]]
 ) -> Iterator[tuple[RunFolder, Config]]:
-    """Own the folder of a new run, with `rows` written into it, from where a resumed run reads
-    them, and a config that names them.
+    """Own the folder of a new run, with `rows` written into it, for resumed runs too, and a config
+    that names them.
 
-    If the run does not begin, nothing is left behind.
+    If the run does not start, nothing is left behind.
 
     Raises:
-        InputError: as `RunFolder.new`.
+        InputError: see `RunFolder.new`.
     """
     with RunFolder.new(config) as run:
         folder = run.path / "data"
@@ -184,12 +185,12 @@ def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[dict[str, An
     """Rows as JSON values.
 
     Args:
-        source: objects with a value by column, or a pandas `DataFrame`.
-        name: name of the file that the rows will be read from (`files.name_of`).
+        source: objects with values by column, or a pandas `DataFrame`.
+        name: name of the file that the rows will be written to (`files.name_of`).
 
     Raises:
-        InputError: no rows, a row that is not a mapping, or a value of a type that rows cannot
-            hold; the message names the row, as `data[3]`, and the field.
+        InputError: no rows, a row that is not a mapping, or a value of an unsupported type; the
+            message names the row, e.g. `data[3]`, and the field.
     """
     given = name_of(name)
     frame: Any = source
@@ -213,7 +214,7 @@ def override_texts(settings: Settings | None) -> list[str]:
     """`key=value` texts; a function becomes its import path.
 
     Raises:
-        InputError: a value of a type that no config holds.
+        InputError: a value of a type that a config cannot hold.
     """
     if not isinstance(settings, Mapping):
         return list(settings or ())
@@ -239,7 +240,7 @@ def _entry(reward: Reward) -> dict[str, Any]:
     """
     path = reward.function
     if callable(path) and (fault := custom.fault(path)):
-        raise InputError(f"reward {fault}")  # before its name, which is the smaller fault
+        raise InputError(f"reward {fault}")  # before its name, which is the lesser fault
     name = reward.name or (path.rpartition(".")[2] if isinstance(path, str) else _name(path))
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
         raise InputError(

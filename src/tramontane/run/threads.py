@@ -1,4 +1,4 @@
-"""The number of threads that torch computes with."""
+"""The number of torch's threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Let torch compute in `number` threads; the caller's number is restored at the end."""
+    """Let torch use `number` threads; the previous number is restored at the end."""
     threads = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -1,9 +1,9 @@
 """Experiment trackers: a copy of a run's metrics in TensorBoard, W&B, trackio or MLflow.
 
-The key `trackers` names them. `metrics.jsonl` stays the truth: a tracker that fails or hangs gets
-nothing more in this session, with a line in `events.log`, and the run continues. Servers and
-credentials are the tracker's own affair (its environment variables); the project is `tramontane`
-unless these name another.
+The key `trackers` names them. `metrics.jsonl` stays authoritative: a tracker that fails or hangs
+gets nothing more in this session, which is noted in `events.log`, and the run continues. Servers
+and credentials are set by each tracker's environment variables; the project is `tramontane` unless
+they name another.
 
 A tracker is a class with `log` and `close`, in `TRACKERS` under its name.
 """
@@ -34,12 +34,12 @@ MODULES = {
     "mlflow": "mlflow",
 }
 """The module that each tracker's extra installs."""
-# Limits for a tracker to start (W&B itself allows 90 s), to take what it is given, and to send what
-# it holds back at the end of a run.
+# Time limits for a tracker to start (W&B itself allows 90 s), to take values, and to send pending
+# values at the end of a run.
 START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
 LEFT_OUT = "gets nothing more in this session (metrics.jsonl has everything)"
 
-# Beginnings of the metrics' names that are not `train/`.
+# Prefixes of metrics' names other than `train/`.
 _GROUPS = {
     "perf/": ("generator_", "trainer_", "verifier_", "padding_fraction", "computed_tokens"),
     "async/": ("staleness_", "mismatch_", "weight_update_pause_ms"),
@@ -47,7 +47,7 @@ _GROUPS = {
 
 
 def update_values(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line of `metrics.jsonl`, by the names that trackers show: `train/KEY`,
+    """The numbers in a line of `metrics.jsonl`, by the names that trackers show: `train/KEY`,
     `perf/KEY` (throughput) or `async/KEY` (staleness and mismatch)."""
     return {
         f"{_group(key)}{key}": float(value)
@@ -57,7 +57,7 @@ def update_values(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_values(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of one evaluation: `eval/pass_at_1` of the held-out problems, `eval/SET/…` of a
+    """The results of one evaluation: `eval/pass_at_1` for the held-out problems, `eval/SET/…` for a
     further set, with the ends of their intervals as `_low` and `_high`."""
     name = figures.get("set", "held_out")
     prefix = "eval/" if name == "held_out" else f"eval/{name}/"
@@ -102,12 +102,12 @@ class Tracker(Protocol):
         """Record values of one update."""
 
     def close(self, finished: bool) -> None:
-        """Send what is held back; `finished`: the run has no more to do."""
+        """Send pending values; `finished`: the run is complete."""
 
 
 class TensorBoard:
     """Event files in the run's folder, `tensorboard/`. A resumed run's file hides later steps of
-    the files before."""
+    earlier files."""
 
     def __init__(self, folder: Path, config: Config, run_id: str | None, version: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -128,7 +128,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases; WANDB_MODE, WANDB_PROJECT and so on are its own variables."""
+    """A run of Weights & Biases; configured by WANDB_MODE, WANDB_PROJECT etc."""
 
     def __init__(self, folder: Path, config: Config, run_id: str | None, version: int) -> None:
         import wandb
@@ -145,8 +145,8 @@ class WandB:
         self.run_id = str(self._run.id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        # A resumed run begins after its last step, and W&B drops what comes before its current one:
-        # an evaluation of the last update.
+        # A resumed run starts after its last step, and W&B drops earlier values, such as an
+        # evaluation of the last update.
         self._run.log(dict(values), step=max(step, self._run.step))
 
     def close(self, finished: bool) -> None:
@@ -160,7 +160,7 @@ class Trackio:
         import trackio
 
         project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-        # Runs are found by name, and two folders may hold runs of one name.
+        # Runs are found by name, and two folders may hold runs of the same name.
         self.run_id = run_id or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self._run: Any = trackio.init(
             project=project, name=self.run_id, config=_settings(config), resume="allow", embed=False
@@ -189,7 +189,7 @@ class MLflow:
             )
             run = self._client.create_run(number, run_name=config.name)
             params = [Param(key, str(value)[:500]) for key, value in _flat(_settings(config))]
-            for first in range(0, len(params), 100):  # the most that one request may hold
+            for first in range(0, len(params), 100):  # maximum in one request
                 self._client.log_batch(run.info.run_id, params=params[first : first + 100])
             run_id = run.info.run_id
         else:
@@ -216,13 +216,13 @@ TRACKERS: dict[str, Callable[[Path, Config, str | None, int], Tracker]] = {
 
 
 class _Caller(threading.Thread):
-    """Makes a tracker and calls it, in a thread of its own: no slow server holds up an update, and
-    none holds up another tracker. As a daemon, it does not hold up the end of the process either.
+    """Makes a tracker and calls it in its own thread, so that a slow server delays neither updates
+    nor other trackers. A daemon thread, so it does not delay the end of the process either.
 
     Attributes:
         run_id: the tracker's id of the run, once it has `started`.
-        failure: what the tracker has raised; it is not called again.
-        busy_since: `time.monotonic()` at which the call under way began.
+        failure: the tracker's error; it is not called again.
+        busy_since: `time.monotonic()` at the start of the current call.
     """
 
     def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
@@ -251,7 +251,7 @@ class _Caller(threading.Thread):
                 self.busy_since = time.monotonic()
                 action(tracker)
                 self.busy_since = None
-        except Exception as error:  # of whichever library: a copy of the metrics ends no run
+        except Exception as error:  # of any library: a copy of the metrics must not end a run
             self.failure = error
             self.started.set()
 
@@ -260,17 +260,17 @@ class Trackers:
     """The trackers of a run.
 
     Args:
-        folder: the run's folder; `trackers.json` there keeps the trackers' ids of the run, and
-            the evaluations that they have got.
+        folder: the run's folder; `trackers.json` in it keeps the trackers' ids of the run, and
+            which evaluations they have received.
         config: names the trackers.
-        version: updates done; the run is continued from there.
-        reached: updates that were recorded before. Those after `version` are done again, as are
-            their evaluations, and only TensorBoard takes the new values: the others cannot replace
-            what they have.
+        version: updates done, from which the run continues.
+        reached: updates recorded before. Those after `version` are repeated, as are their
+            evaluations; only TensorBoard takes the new values, since the others cannot replace
+            theirs.
 
     Raises:
-        InputError: a tracker that has nothing of this run yet cannot be started. One that has is
-            left out for this session, since the run may be continued while nobody watches.
+        InputError: a tracker without values of this run cannot be started. One that has some is
+            skipped for this session instead, since the run may be resumed unattended.
     """
 
     def __init__(self, folder: Path, config: Config, version: int = 0, reached: int = 0) -> None:
@@ -304,7 +304,7 @@ class Trackers:
             self._keep()
 
     def log_update(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Send a line of `metrics.jsonl`; returns the failures since the last call, in words."""
+        """Send a line of `metrics.jsonl`; returns the failures since the last call, as text."""
         step = int(metrics["update"])
         return self._log(step, update_values(metrics), again=step <= self.reached)
 
@@ -330,7 +330,7 @@ class Trackers:
         return self.failures()
 
     def failures(self) -> list[str]:
-        """The failures since the last call, in words."""
+        """The failures since the last call, as text."""
         found, self._failures = self._failures, []
         return found
 
@@ -345,7 +345,7 @@ class Trackers:
         return self.failures()
 
     def _check(self, at_end: bool = False) -> None:
-        """Leave out the trackers that have failed, or that hang."""
+        """Drop the trackers that have failed or hang."""
         for name, caller in [*self._open.items()]:
             since = caller.busy_since
             if caller.failure is not None:

@@ -1,4 +1,4 @@
-"""`tramontane train`, from a config to a finished run folder: workers are built and joined here."""
+"""`tramontane train`, from a config to a finished run folder: builds and connects the workers."""
 
 from __future__ import annotations
 
@@ -67,24 +67,25 @@ def train(
     """Run a config to its end, or continue a run folder from its last checkpoint.
 
     Args:
-        config: the run's config; that of the folder when a run is resumed.
+        config: the run's config; the folder's when a run is resumed.
         screen: shows progress.
-        folder: a new folder, or that of a run to continue; the caller owns it. None: a new folder,
-            owned here.
+        folder: a new folder, or a run's to continue; the caller owns it. None: a new folder, owned
+            here.
         report: also draw `report.html`, which takes a few seconds.
-        on_update: called with the metrics of each update; again for those after the last
-            checkpoint if the trainer is lost and started again.
-        given: what `read_input` returned for the config, if it was called before.
+        on_update: called with the metrics of each update; again for those after the last checkpoint
+            if the trainer is lost and restarted.
+        given: the result of `read_input` for the config, if already called.
 
     Raises:
-        InputError: before anything is started; or when no update could be made; or when the
-            gradient stays not finite.
-        NoSignal: no group can be learnt from.
-        ParityError: trainer and generator disagree about log-probs.
+        InputError: before anything is started; or no update could be made; or the gradient is
+            repeatedly not finite.
+        NoSignal: no group can be learned from.
+        ParityError: trainer and generator disagree on log-probs.
         WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
-            started again; or a generator or verifier cannot be replaced.
-        WorkerStalled: a wait outlasted its timeout.
-        KeyboardInterrupt: Ctrl-C before the first batch, during an evaluation, or the second one.
+            restarted; or a generator or verifier cannot be replaced.
+        WorkerStalled: a wait exceeded its timeout.
+        KeyboardInterrupt: Ctrl-C before the first batch or during an evaluation, or a second
+            Ctrl-C.
         SystemExit: after SIGTERM; see `checkpoint.grace`.
     """
     if folder is None:
@@ -103,18 +104,19 @@ def train(
             return result
         finally:
             if interrupt.requested and not finished:
-                screen.close()  # else its last page would stand below the line
+                screen.close()  # else its last page would appear below the line
                 session.announce(f"stopped; continue with: {folder.resume_command}")
 
 
 def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:
-    """A session, and after each loss of the trainer the next; the last one and how it ended."""
+    """Run a session, and another after each loss of the trainer; returns the last one and how it
+    ended."""
     config, folder = session.config, session.folder
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
     finished = False
     try:
         with (
-            torch_threads(1),  # each worker has a thread of its own
+            torch_threads(1),  # each worker has its own thread
             closing(place(config, folder.log_worker)) as placement,
         ):
             while True:
@@ -127,7 +129,7 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
                     replaceable = is_trainer and placement.replaces_trainer
                     if not replaceable or interrupt.requested or restarts >= limit:
                         raise
-                    lost = error.with_traceback(None)  # which holds generators and their models
+                    lost = error.with_traceback(None)  # it holds generators and their models
                 restarts += 1
                 session = session.after_loss(lost)
         finished = done.finished
@@ -137,7 +139,7 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
 
 
 def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
-    """One session: the cold start, if it is not done, and the pipeline, with new workers."""
+    """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
     with _verifiers(session, placement) as verifiers:
         measured = _start_cold(session, placement, verifiers, interrupt)
@@ -153,7 +155,8 @@ def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -
 def _start_cold(
     session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
 ) -> dict[str, Results]:
-    """Measure the base model and fine-tune it, if the config has a cold start; the measurement."""
+    """Measure the base model and fine-tune it, if the config has a cold start; returns the
+    measurement."""
     if not session.config.cold_start:
         return {}
     base = recorded(session, "base")
@@ -172,7 +175,7 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         summary = summarize_run(metrics, measured, session.seconds)
         if len(metrics) < done.updates:  # some are lost
             summary |= {"updates": done.updates, "trained_completion_tokens": None}
-        # Of this process: with threads, trainer and generators are in it, and verifiers are not.
+        # Of this process: with threads, this includes trainer and generators, but not verifiers.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         summary["peak_memory_mib"] = round(peak, 1)
         summary["number_types"] = number_types(session.config)
@@ -199,8 +202,8 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
 
 
 class _Done(NamedTuple):
-    """Updates done, True if the run has no more to do, and the measurements at its ends: `base` if
-    it has a cold start, `before` and, of a finished run, `after`."""
+    """Updates done, True if the run is complete, and the measurements at its ends: `base` with a
+    cold start, `before` and, for a finished run, `after`."""
 
     updates: int
     finished: bool
@@ -227,7 +230,7 @@ async def _run(
     limit = Limit.of(config.timeouts, "start")
     try:
         await generators.started()
-        await started(trainer, limit)  # what it refuses is known before anything is measured
+        await started(trainer, limit)  # so that it raises errors before anything is measured
         measured = {"before": await _measure_end(session, generators, verifiers, "before", 0)}
         if HELD_OUT in measured["before"] and not session.version:
             for warning in evaluation_warnings(measured["before"][HELD_OUT]):
@@ -251,9 +254,9 @@ async def _run(
             await pipeline.run()
         done = ledger.trained_version
         finished = done == updates or (ledger.stages.last and ledger.exhausted)
-        finished = finished and not interrupt.requested  # else the last evaluation is still to come
+        finished = finished and not interrupt.requested  # else the last evaluation is still due
         if finished and done:
-            await generators.clear()  # groups of a finished run that no update needs
+            await generators.clear()  # left-over groups of a finished run
             measured["after"] = await _measure_end(session, generators, verifiers, "after", done)
         return _Done(done, finished, measured)
     finally:
@@ -262,7 +265,7 @@ async def _run(
 
 
 async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
-    """The source of trajectories, if the run is trained on any."""
+    """The source of recorded trajectories, if the run is trained on any."""
     if prepared.trajectories is None:
         return None
     await prepared.trajectories.regrade(verifiers)
@@ -280,8 +283,8 @@ def _interruption(prepared: Prepared) -> Interruption | None:
 
 
 async def _measure_base(session: Session, placement: Placement, verifiers: Verifiers) -> Results:
-    """Measure the base model before a cold start, with generators of its own: fine-tuning then has
-    the machine to itself."""
+    """Measure the base model before a cold start, with separate generators, so that fine-tuning
+    then has the machine to itself."""
     base, stage = session.base, session.prepared.stages[-1]
     generators = _generators(session, placement, base, stage)
     try:
@@ -294,7 +297,7 @@ async def _measure_base(session: Session, placement: Placement, verifiers: Verif
 async def _measure_end(
     session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
 ) -> Results:
-    """`measure` on all sets, with slots for their longest completion; nothing may be in flight."""
+    """`measure` all sets, with slots for their longest completion; nothing may be in flight."""
     prepared = session.prepared
     if prepared.sets:
         longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
@@ -303,13 +306,13 @@ async def _measure_end(
 
 
 def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
-    """Generators of the model, at the sizes of the stage."""
+    """Generators of the model, with the stage's sizes."""
     config = session.config
     portable: Any = session.model_for_workers(model)
 
     def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
-        # Loads the base model, never a checkpoint, which a replacement might find deleted: the
-        # pool sends the newest weights.
+        # Loads the base model, never a checkpoint, which may be deleted by the time of a
+        # replacement; the pool sends the newest weights.
         response = session.prepared.encoder.response
         beat = config.timeouts.heartbeat
         load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
@@ -326,10 +329,10 @@ def _generators(session: Session, placement: Placement, model: str, stage: Confi
 
 
 def _verifiers(session: Session, placement: Placement) -> Verifiers:
-    """The verifiers, at the sizes of the last stage, which evaluations use; training passes the
-    sizes of its stage with every group."""
+    """The verifiers, with the last stage's sizes, for evaluations; training passes its stage's
+    sizes with every group."""
     config, sizes = session.config, session.prepared.stages[-1].pipeline
-    if not config.placement.replaces_workers:  # the pool itself keeps its processes alive
+    if not config.placement.replaces_workers:  # the pool itself replaces its processes
         return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
     make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
     return VerifierActors(
@@ -343,7 +346,7 @@ def _verifiers(session: Session, placement: Placement) -> Verifiers:
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Exclude the objects loaded so far from garbage collection: libraries have some hundred
+    """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
     thousand, and a full collection stops every worker in this process for 0.2 s."""
     gc.collect()
     gc.freeze()

@@ -1,5 +1,5 @@
-"""Trajectories from elsewhere (`data.trajectories`): rollouts of earlier runs, and files of
-responses with rewards, as groups for `controller.replay`."""
+"""Recorded trajectories (`data.trajectories`): rollouts of earlier runs, and files of responses
+with rewards, as groups for `controller.replay`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ALIASES = {
     "logprobs": ("logprobs",),
 }
 THUMBS = {"up": 1.0, "down": 0.0, "👍": 1.0, "👎": 0.0}
-LARGEST = 1e30  # reward; whatever is computed from it is finite in float32
-CHECKED = 8  # rows of each run whose tokens are decoded, to recognise another tokenizer
+LARGEST = 1e30  # largest reward, so that all computed values are finite in float32
+CHECKED = 8  # rows of each run whose tokens are decoded, to detect a different tokenizer
 
 RUN_COLUMNS = [
     *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
@@ -50,7 +50,7 @@ RUN_COLUMNS = [
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One completion from elsewhere; its log-probs are NaN if none are recorded."""
+    """One recorded completion; its log-probs are NaN if none are recorded."""
 
     problem: Problem
     completion: Completion
@@ -64,7 +64,7 @@ class Trajectories:
     Args:
         config: the run's config.
         items: all that fit, in the order of the sources.
-        lines: number of trajectories and those left out, by the reason, for people.
+        lines: number of trajectories, and of those skipped by reason, as text.
     """
 
     config: Config
@@ -72,7 +72,7 @@ class Trajectories:
     lines: dict[str, str] = field(default_factory=dict)
 
     def replay(self) -> Replay:
-        """The groups of trajectories whose rewards are within the bounds, of at most `group_size`
+        """The trajectories whose rewards are within the bounds, in groups of at most `group_size`
         completions of one problem.
 
         Raises:
@@ -90,7 +90,7 @@ class Trajectories:
         return Replay(groups, rules)
 
     async def regrade(self, verifiers: Verifiers) -> None:
-        """Replace the rewards by verdicts of this run's verifiers, if the config says so."""
+        """Replace the rewards by this run's verifiers' verdicts, if the config says so."""
         if not _settings(self.config).regrade:
             return
         lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
@@ -149,7 +149,7 @@ def load_trajectories(
     context: int | None,
     problems: Mapping[str, Problem] = MappingProxyType({}),
 ) -> Trajectories:
-    """Read all sources. Trajectories that are longer than the run's limits are left out.
+    """Read all sources. Trajectories longer than the run's limits are skipped.
 
     Args:
         config: the run's config, with `data.trajectories`.
@@ -158,8 +158,8 @@ def load_trajectories(
         problems: the run's own problems by id, whose tests replace what rollouts do not record.
 
     Raises:
-        InputError: no such source, a bad row (with file and line), tokens of another tokenizer, a
-            problem that is to be graded and cannot be, or nothing that is left.
+        InputError: no such source, a bad row (with file and line), a different tokenizer's tokens,
+            a problem that cannot be regraded, or no trajectory left.
     """
     settings = _settings(config)
     found: list[Trajectory] = []
@@ -217,7 +217,7 @@ def _gradable(item: Trajectory, problems: Mapping[str, Problem], config: Config)
 
 
 def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[Trajectory]:
-    """The sampled completions of an earlier run's rollouts that could be graded."""
+    """The sampled and graded completions in an earlier run's rollouts."""
     settings, folder = _settings(config), Path(source).expanduser()
     low = 0 if settings.min_version is None else settings.min_version
     high = math.inf if settings.max_version is None else settings.max_version
@@ -234,7 +234,7 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
         for row in read_rollouts(file, RUN_COLUMNS):
             versions = [v for v in row["versions"] if v >= 0]
             if row["group"] < 0 or row["verdict"] == "unscorable" or not versions:
-                continue  # a trajectory from elsewhere itself, or one without a reward
+                continue  # itself a recorded trajectory, or one without a reward
             if number < CHECKED:
                 _check_tokenizer(row, file, detokenizer)
             number += 1
@@ -344,7 +344,7 @@ def _of_file(
 
 
 def _response(found: Any, where: str) -> str:
-    """A response as text; of a chat, the message of the assistant."""
+    """A response as text; for a chat, the assistant's message."""
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
         found = found[0].get("content")
     if not isinstance(found, str) or not found.strip():

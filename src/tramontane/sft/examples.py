@@ -13,33 +13,32 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem
 
-CHUNK = 4096  # examples that are generated at once
+CHUNK = 4096  # examples generated at once
 
 Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
 Row = tuple[str, str, str]  # its place, a prompt and its response
 
 
 class ExampleStream:
-    """Endless tokenized (prompt, response) pairs, in an order that depends on the seed alone.
+    """Endless tokenized (prompt, response) pairs, in an order that depends only on the seed.
 
-    A response includes its EOS. If the prompts already hold the beginning of every response (an
+    A response includes its EOS. If the prompts already contain the start of every response (an
     opening thinking tag from the chat template, or `response_prefix`), the responses continue there
-    (`continuation`). A response that does not fit after its prompt is left out, since a
-    truncated one would teach the model not to stop; a warning gives their number.
+    (`continuation`). A response that does not fit after its prompt is skipped, since a truncated
+    one would teach the model not to stop; a warning gives their number.
 
     Args:
         config: the source of pairs, and `max_length`.
         encoder: makes the prompts.
         context: the model's context in tokens; None: unknown, so no limit.
-        rows: what `read_examples` returned for the config; None: read here.
+        rows: the result of `read_examples` for the config; None: read here.
 
     Attributes:
         position: (chunk, index in the chunk); a resumed run needs nothing else.
 
     Raises:
-        InputError: rows without the fields; a prompt that leaves no room for a token of its
-            response; a response with an opening thinking tag where the prompt has written the tag
-            already; no pair that fits.
+        InputError: rows without the fields; a prompt that leaves no room for its response; a
+            response that repeats the opening thinking tag of its prompt; no pair that fits.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ExampleStream:
             self._rows = self._fitting(found)
 
     def take(self, tokens: int) -> list[Pair]:
-        """Return the next pairs, as many as reach `tokens` tokens."""
+        """Return the next pairs, enough to reach `tokens` tokens."""
         taken: list[Pair] = []
         used = 0
         while used < tokens:
@@ -73,8 +72,8 @@ class ExampleStream:
         return taken
 
     def steps_of_epoch(self, tokens: int) -> int:
-        """Number of `take(tokens)` in which all examples of a finite source are taken once, from
-        the start; other orders of the examples may differ by a step."""
+        """Number of `take(tokens)` calls that go through a finite source once from the start; may
+        differ by one for a different order of the examples."""
         steps = used = 0
         for prompt, response in self._tokenized(0):
             steps += not used
@@ -148,9 +147,9 @@ class ExampleStream:
 
 
 def continuation(response: str, prefix: str) -> str:
-    """The part of a response after `prefix`, with which its prompt ends; white space may differ.
+    """The part of a response after `prefix`, the end of its prompt; white space may differ.
 
-    A response that does not begin with the prefix is taken to be that part.
+    A response that does not start with the prefix is returned unchanged.
     """
     if response.startswith(prefix):
         return response.removeprefix(prefix)
@@ -181,7 +180,7 @@ def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[s
 
 
 def read_examples(config: SFTConfig) -> list[Row] | None:
-    """The rows of the config's data, None for the playground, which is endless."""
+    """The rows of the config's data; None for the playground, which is endless."""
     return None if config.data.train == "playground:" else pairs_of_rows(config.data)
 
 

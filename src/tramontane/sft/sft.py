@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: a causal LM learns responses to prompts, by the trainer's own step.
+"""Supervised fine-tuning: trains a causal LM on responses to prompts, with the trainer's own step.
 
-It makes the tiny base from the playground (`configs/tiny_base.yaml`), and gives RL a start from
-any file of prompts and responses, as Magistral Small had one (arXiv 2506.10910, section 5).
+It trains the tiny base model on the playground (`configs/tiny_base.yaml`), and prepares models for
+RL with any file of prompts and responses, as for Magistral Small (arXiv 2506.10910, section 5).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_e
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
 from tramontane.workplace import commit, disk_faults, owned_folder, sync_all
 
-# They take seconds to import, and a fault in the examples is reported before: functions import
-# what they need.
+# Imported in functions, since they take seconds, and errors in the examples should come first.
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tramontane")
 
 LOG = "sft_metrics.jsonl"
-STATES = "resume"  # folder with the resumable state, in one `step_N`
+STATES = "resume"  # folder with the state to resume from, in one `step_N`
 KEPT = "checkpoints"  # folder with the weights of `keep_every`, in `step_N`
 PROGRESS = "progress.json"  # in `step_N`: position in the examples, step, seconds
 
@@ -48,7 +47,7 @@ Call = Callable[..., Any]  # calls a trainer's method by name
 
 @dataclass(frozen=True)
 class SFTMetrics:
-    """One log line: means since the line before. `accuracy` is the share of response tokens that
+    """One log line: means since the previous line. `accuracy` is the share of response tokens that
     are the model's most likely prediction."""
 
     step: int
@@ -72,13 +71,13 @@ def sft(
     the adapters in `adapter/`;
     `output/resume/` holds the state that `resume` continues from, until the run is done;
     `output/checkpoints/step_N` the weights that `keep_every` keeps. Once `stopping()` is true, the
-    state is saved after the step under way.
+    state is saved after the current step.
 
     Raises:
         KeyboardInterrupt: `stopping()` was true.
-        InputError: no model named, or both; rows without the fields; a prompt that does not fit;
-            an `output` that holds a checkpoint already, or nothing to resume from; a device or
-            compiler that is missing.
+        InputError: not exactly one of `model` and `new_model`; rows without the fields; a prompt
+            that does not fit; an `output` that already holds a checkpoint, or nothing to resume
+            from; a missing device or compiler.
     """
     output = Path(config.output)
     with owned_folder(output, "fine-tuned"):
@@ -145,12 +144,12 @@ class _Log:
         return time.monotonic() - self._began
 
     def add(self, step: int, metrics: dict[str, float]) -> None:
-        """Take in a step's metrics, and write a line if one is due."""
+        """Add a step's metrics, and write a line if one is due."""
         self._window.append(metrics)
         if step % self._config.log_every and step < self._config.steps:
             return
         taken = [m for m in self._window if not m["skipped_steps"]]
-        if not taken:  # no gradient was finite: the next line has these steps too
+        if not taken:  # no gradient was finite: the next line includes these steps
             return
         now = time.monotonic()
         tokens = sum(m["computed_tokens"] for m in self._window)
@@ -170,7 +169,7 @@ class _Log:
 
 
 def _train_batch(pairs: list[Pair], config: SFTConfig) -> TrainBatch:
-    """Make one optimizer step's batch: each response is a group by itself."""
+    """Make one optimizer step's batch: each response is its own group."""
     groups = [
         [
             TrainSequence(
@@ -207,7 +206,7 @@ def _trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Iterator[Call
 
 
 def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
-    """Load the model, or draw a new one's weights by the seed (on every rank the same)."""
+    """Load the model, or initialise a new one from the seed (the same on every rank)."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -223,7 +222,7 @@ def make_trainer(config: SFTConfig, architecture: PreTrainedConfig) -> Trainer:
 
 
 def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
-    """Return the model's Hugging Face config and the tokenizer, loaded or made."""
+    """Return the model's Hugging Face config and the tokenizer, loaded or new."""
     if (config.model is None) == (config.new_model is None):
         raise InputError("give exactly one of `model` (a checkpoint) and `new_model` (sizes)")
     from transformers import AutoConfig
@@ -277,20 +276,20 @@ def _save_model(
 
 
 def _keep(call: Call, tokenizer: PreTrainedTokenizerBase, config: SFTConfig, step: int) -> None:
-    """Keep the weights of a step; the folder is whole or absent."""
+    """Keep the weights of a step; the folder will be complete or absent."""
     folder = Path(config.output) / KEPT / f"step_{step}"
     partial_folder = folder.with_suffix(".partial")
-    for old in (folder, partial_folder):  # of a killed run that made the step too
+    for old in (folder, partial_folder):  # left by a killed run
         shutil.rmtree(old, ignore_errors=True)
     _save_model(call, tokenizer, config, partial_folder)
     commit(partial_folder, folder)
 
 
 def _save_state(call: Call, output: Path, progress: dict[str, Any]) -> None:
-    """Write a new state next to the old state, and delete the old state once the new is whole."""
+    """Write a new state beside the old one, and delete the old one once the new one is complete."""
     folder = output / STATES / f"step_{progress['step']}"
     partial_folder = folder.with_suffix(".partial")
-    shutil.rmtree(partial_folder, ignore_errors=True)  # left over from a killed run
+    shutil.rmtree(partial_folder, ignore_errors=True)  # left by a killed run
     with disk_faults(partial_folder):
         call("save_state", partial_folder)
         (partial_folder / PROGRESS).write_text(json.dumps(progress))
@@ -318,7 +317,7 @@ def _load_state(call: Call, folder: Path) -> dict[str, Any]:
 
 
 def is_unfinished(output: Path) -> bool:
-    """True if the folder holds the state of a run that can be resumed."""
+    """True if the folder holds the state of an unfinished run."""
     return _newest_state(output) is not None
 
 

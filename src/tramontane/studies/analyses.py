@@ -40,7 +40,7 @@ def study_curve(
         over: compute: `seconds` of training without the start, `tokens` trained on, or `updates`.
         of: performance: `held_out`, pass@1 as measured by `evaluation.every`, or `pass_rate` of the
             training problems at every update.
-        skip: updates that are left out at the beginning, e.g. those of the first epoch.
+        skip: updates skipped at the start, e.g. those of the first epoch.
         until: only points up to this compute are fitted; the page shows the others too.
         out: folder of the result.
 
@@ -131,8 +131,8 @@ def study_landscape(
     Args:
         run: a run folder with its checkpoints (`checkpoint.every`, `checkpoint.keep`).
         grid: the points of the plane.
-        sampling: sampling of a point, where it differs from the run's evaluations.
-        out: folder of the result; None: `RUN/landscape`. Points that it has are kept.
+        sampling: sampling of a point, if different from the run's evaluations.
+        out: folder of the result; None: `RUN/landscape`. Existing points are kept.
         on_point: called with (points evaluated, points in all).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Runs of arms in a process of their own: `python -m tramontane.studies.arm RUN.yaml …`.
+"""Runs arms in a separate process: `python -m tramontane.studies.arm RUN.yaml …`.
 
 A file holds the run's settings: a config of `tramontane train`, or the function that runs the arm
 with its keys and seed. The run's folder is the file's path without `.yaml`. A folder with
@@ -26,7 +26,7 @@ RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
 
 
 def load_function(path: str) -> RunArm:
-    """The function at `package.module:function`, if need be from the current folder.
+    """The function at `package.module:function`, if necessary from the current folder.
 
     Raises:
         InputError: not such a path, or no such module or function.
@@ -44,10 +44,10 @@ def load_function(path: str) -> RunArm:
 
 
 def run(file: Path) -> None:
-    """Run an arm to its end, or continue a run that was stopped.
+    """Run an arm to its end, or resume a stopped run.
 
     Raises:
-        InputError: invalid settings, or measures that are missing.
+        InputError: invalid settings, or missing measures.
     """
     settings, folder = read_settings(file), file.with_suffix("")
     if "runner" in settings:
@@ -95,7 +95,7 @@ def main(files: list[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             code = 2
         except Exception:
-            traceback.print_exc()  # the other arms run nevertheless
+            traceback.print_exc()  # the other arms still run
             code = 2
     return code
 

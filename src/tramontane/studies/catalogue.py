@@ -62,7 +62,7 @@ class Planned:
         name: its name.
         plan: its runs.
         minutes: estimated minutes of all of its runs on two cores.
-        finished, runs: number of runs that are finished, and of all.
+        finished, runs: number of finished runs, and of all runs.
     """
 
     name: str
@@ -97,7 +97,7 @@ def plan_catalogue(
 def run_catalogue(
     planned: Sequence[Planned], on_finished: OnFinished = lambda study, run, done, total: None
 ) -> dict[str, str]:
-    """Run all studies, one after the other, and write their pages. Finished runs are kept.
+    """Run all studies in order, and write their pages. Finished runs are kept.
 
     A study that fails does not stop the others.
 
@@ -116,7 +116,7 @@ def run_catalogue(
                 write_page(item.plan)
         except InputError as error:
             failed[item.name] = str(error)
-        except Exception as error:  # a broken measure must not cost the other studies their hours
+        except Exception as error:  # a broken measure must not stop the other studies
             failed[item.name] = f"{error!r}"
     return failed
 
@@ -132,19 +132,19 @@ def default_plans(out: Path) -> dict[str, Plan]:
 
 
 def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
-    """Write the page of all claims from what is finished, with its data and plots next to it.
+    """Write the page of all claims from finished runs, with its data and plots next to it.
 
     `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_PLOT.svg`.
-    Runs of other settings than the plan's are left out. A study whose data are there already, of a
-    larger share of the budget or of more seeds than the runs, keeps them: its runs may have been
-    made elsewhere. Data of arms that have changed since are removed.
+    Runs with settings different from the plan's are skipped. Existing data with a larger share of
+    the budget or more seeds than the runs are kept, since they may come from another machine. Data
+    of arms that have changed since are removed.
 
     Args:
         plans: the plan of each study by its name, in the order of the page.
         page: the page.
 
     Returns:
-        The results of the studies of which a whole seed is finished, by name.
+        The results of the studies with at least one complete seed, by name.
 
     Raises:
         InputError: another process writes the page, or no file can be written there.
@@ -205,7 +205,7 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
         for plot in _plots_shown(plan.study):
             save(figures[plot], data / f"{name}_{plot}.svg")
     elif recorded:
-        # Its curves stay as they are; figures and verdicts are computed as they are today.
+        # Its curves are kept; figures and verdicts are recomputed.
         made = recorded
         save(plot_arms(plan.study, made), data / f"{name}_arms.svg")
     if made:
@@ -252,5 +252,5 @@ def _expected(claim: Claim) -> str:
 
 
 def _smallest(entry: dict[str, Any], claim: Claim, verdict: Verdict) -> str:
-    """The smallest effect that the runs would have shown."""
+    """The smallest detectable effect."""
     return "–" if math.isinf(verdict.detectable) else f"{verdict.detectable:{_form(entry, claim)}}"

@@ -30,7 +30,7 @@ PERFORMANCES: tuple[Performance, ...] = get_args(Performance)
 LEAST_POINTS = 5  # one more than the parameters
 EXPONENTS = (0.2, 12.0)  # range of B; ScaleRL's fits lie between 1.6 and 2
 CEILING = 1.0  # of a pass rate
-END = 0.995  # no end is known of a curve that may rise above it
+END = 0.995  # the asymptote is unknown for a curve that may rise above it
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def compute_series(
             processed, or `updates`.
         of: `held_out`, pass@1 where `evaluation.every` measured it; or `pass_rate` of the training
             problems at every update, whose start is not known and is fitted.
-        skip: updates that are left out at the beginning; ScaleRL leaves out the first epoch.
+        skip: updates skipped at the start; ScaleRL skips the first epoch.
 
     Raises:
         InputError: too few points.
@@ -124,8 +124,8 @@ def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
 
     Args:
         series: compute (positive) and performance of each run.
-        start: performance before training, taken as exact: where it is as noisy as a point, the
-            interval of the asymptote holds as often. None: it is fitted too.
+        start: performance before training, treated as exact: even if it is as noisy as a point, the
+            asymptote's interval has the same coverage. None: it is fitted too.
     """
     compute, values = pooled(series)
     curve = least_squares_curve(compute, values, start)

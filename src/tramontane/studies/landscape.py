@@ -103,20 +103,20 @@ def landscape(
     options: SamplingOptions,
     on_point: OnPoint = lambda done, total: None,
 ) -> Landscape:
-    """Evaluate the plane of a run's checkpoints, under the run's own settings; points that an
-    earlier call evaluated are kept.
+    """Evaluate the plane of a run's checkpoints, with the run's own settings; points evaluated by
+    an earlier call are kept.
 
     Args:
         run: a run folder with at least two checkpoints and its starting model, or three.
         out: folder of the result.
         grid: the points.
-        options: sampling, where it differs from the run's evaluations. The paper takes a fixed set
-            of 512 prompts with 16 completions each.
+        options: sampling, if different from the run's evaluations. The paper uses a fixed set of
+            512 prompts with 16 completions each.
         on_point: called after each point.
 
     Raises:
-        InputError: too few checkpoints, an invalid option, or a landscape of other settings in
-            `out`.
+        InputError: too few checkpoints, an invalid option, or a landscape with different settings
+            in `out`.
     """
     found = trajectory(run)
     plane = _plane(run, out, found.updates, found.folders)
@@ -144,7 +144,7 @@ def _plane(run: Path, out: Path, updates: Sequence[int], folders: Sequence[Path]
     """The plane and its directions in `out`, computed once.
 
     Raises:
-        InputError: the plane of other checkpoints in `out`.
+        InputError: a plane of different checkpoints in `out`.
     """
     file = out / "plane.json"
     checkpoints = {
@@ -171,7 +171,7 @@ def _check_same(out: Path, settings: dict[str, Any]) -> None:
     file = out / "settings.json"
     if file.is_file() and json.loads(file.read_text()) != settings:
         raise InputError(
-            f"{out}: evaluated with other settings; name another folder, or remove its "
+            f"{out}: evaluated with different settings; name another folder, or remove its "
             f"settings.json and points.jsonl"
         )
     write_whole(file, json.dumps(settings, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Figures of a finished run that studies compare."""
+"""Measures of a finished run that studies compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tramontane.run.folder import read_log
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run's folder, read when a figure needs it.
+    """A run's folder, read lazily.
 
     Args:
         folder: the run's folder.
@@ -68,7 +68,7 @@ class FinishedRun:
         return float(found["pass_at_1"]["value"]) if found else math.nan
 
     def in_other_languages(self, when: str = "after") -> float:
-        """Mean over the languages but English of their pass@1 on the held-out problems."""
+        """Mean pass@1 on the held-out problems over all languages except English."""
         every = self.summary["evaluation"][when]["by_language"]
         return float(np.mean([self.in_language(code, when) for code in every if code != "en"]))
 
@@ -79,15 +79,15 @@ class FinishedRun:
         for row in read_log(self.folder / "evaluation_after.jsonl"):
             found = answers[row["group"]]
             if row["answer"] is not None:
-                # All right answers are one, however they are written.
+                # All right answers count as one, however they are written.
                 found.add("right" if row["verdict"] == "right" else row["answer"].strip())
         return float(np.mean([len(found) for found in answers.values()]))
 
     @cached_property
     def distinct_solutions(self) -> float:
-        """Share of a problem's right samples, after the first, whose text is that of no other: mean
-        over the problems with at least two, NaN without any. Unlike the number of different
-        answers, it does not fall by itself as wrong answers become fewer."""
+        """Share of a problem's right samples, after the first, with a unique text: mean over the
+        problems with at least two, NaN without any. Unlike the number of distinct answers, it does
+        not fall merely because wrong answers become fewer."""
         texts: dict[int, list[str]] = defaultdict(list)
         for row in read_log(self.folder / "evaluation_after.jsonl"):
             if row["verdict"] == "right":
@@ -104,7 +104,7 @@ class Measure:
         title: name on pages, with the unit.
         value: reads it from a run.
         format: number format on pages.
-        compares: to the evaluation before training, which the run then has to make.
+        compares: with the evaluation before training, which the run must then make.
     """
 
     title: str
@@ -128,7 +128,7 @@ def _of_language(code: str) -> Measure:
 
 
 def returned(name: str, title: str, format: str) -> Measure:
-    """A measure that the function of a study's `runner` returned; NaN if it was not finite."""
+    """A measure returned by a study's `runner`; NaN if it was not finite."""
 
     def value(run: FinishedRun) -> float:
         found = run.summary["measures"][name]

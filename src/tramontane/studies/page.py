@@ -124,7 +124,7 @@ def _verdicts(
 
 
 def write_page(plan: Plan) -> Result:
-    """Judge the claims by the finished runs, and write `study.md`, `results.json` and the plots.
+    """Judge the claims from the finished runs, and write `study.md`, `results.json` and the plots.
 
     Raises:
         ValueError: no seed has been finished by all arms.
@@ -171,8 +171,8 @@ def plot_arms(study: Study, result: Result) -> Figure:
 def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -> Figure:
     """A metric over another: the mean of an arm's seeds as a line, with its 95 % interval over
     seeds as a band. A moving mean of three points smooths every run first. The axis is logarithmic
-    where the largest value is over a thousand times the median: a run that explodes would make
-    straight lines of all others."""
+    if the largest value is over a thousand times the median, since a diverging run would flatten
+    all others."""
     figure, (axes,) = new_figure()
     values = np.concatenate([run.curve(key) for every in runs.values() for run in every])
     values = values[values > 0]

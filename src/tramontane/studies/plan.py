@@ -1,4 +1,4 @@
-"""The runs of a study before they are made: the settings of each, and the minutes of all."""
+"""The planned runs of a study: the settings of each, and the total minutes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Plan:
     small: bool = False
 
     def runs(self) -> Iterator[tuple[str, int, Path]]:
-        """(arm, seed, folder) of each run; seed by seed, so that an early end leaves whole sets."""
+        """(arm, seed, folder) of each run; seed by seed, so that an early end leaves complete
+        sets."""
         for seed in range(self.seeds):
             for arm in self.study.arms:
                 yield arm, seed, self.folder(arm, seed)
@@ -93,7 +94,8 @@ class Plan:
             made = {"trajectories": str(self.trajectories)}
             changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
         changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
-        # All runs start from the same model: they measure it only where a figure compares to it.
+        # All runs start from the same model, so they evaluate it only if a measure compares with
+        # it.
         compares = any(measure.compares for measure in self.study.shown.values())
         changes |= {"evaluation.before": compares}
         return self._config(changes, f"arm {arm!r}")
@@ -142,7 +144,7 @@ def minutes_of(study: Study, seeds: int, share: float = 1.0) -> float:
 
 
 def share_of(studies: Iterable[Study], minutes: float, seeds: int) -> float:
-    """The share of the default budget with which studies together take some minutes on two cores.
+    """The share of the default budget with which studies take the given total minutes on two cores.
 
     Raises:
         InputError: too few minutes for the runs' starts and evaluations and `LEAST_SHARE`, or no

@@ -1,7 +1,7 @@
-"""Arms that are more or less than a run, as functions for a study's `runner`: fine-tuning before
-reinforcement learning, curation before it, the landscape of a run, and collation alone.
+"""Arms other than single runs, as functions for a study's `runner`: fine-tuning or curation before
+reinforcement learning, the landscape of a run, and collation alone.
 
-Every step keeps its result in the arm's folder, so that a call that was killed continues.
+Every step keeps its result in the arm's folder, so that a killed call can be resumed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PROMPT_TOKENS = 40  # of a playground problem, about
 def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
     """Reinforcement learning, fine-tuning on a teacher's traces, or both.
 
-    The teacher is a run of its own, which the arms of a seed share. Its traces are those of
-    `tramontane harvest`.
+    The teacher is a separate run, shared by the arms of a seed. Its traces are those of `tramontane
+    harvest`.
 
     Args:
         keys: `sft` and `rl` (bool), `updates` of the reinforcement learning, `teacher_updates`,
@@ -72,7 +72,7 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
 
 
 def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
-    """Training on problems that one or two passes by difficulty have selected.
+    """Training on problems selected by one or two difficulty passes.
 
     The first pass measures the problems by the tiny base. The second measures all of them again, by
     a model trained on the result of the first.
@@ -88,7 +88,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         of the problems that the first pass never solved, the share that the second keeps.
     """
     pool = folder / "pool.jsonl"
-    if not pool.is_file():  # a curation that goes on needs the file that it began with
+    if not pool.is_file():  # a resumed curation needs its original file
         found = problems("train", seed, tuple(keys["levels"]))
         rows = [
             {"id": p.id, "problem": p.problem, "answer": p.answer, "language": p.language}
@@ -203,7 +203,7 @@ def trained(folder: Path, changes: dict[str, Any]) -> Path:
     """Train on the studies' base with changed keys, or continue a run; returns its weights.
 
     Raises:
-        InputError: the folder has a run of other settings.
+        InputError: the folder has a run with different settings.
     """
     run = RunFolder(folder)
     # `_figures` measures the result; the run's own measurement is a formality.

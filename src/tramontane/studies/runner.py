@@ -1,4 +1,4 @@
-"""Runs a study's arms: one run folder for each arm and seed, finished ones are kept."""
+"""Runs a study's arms: one run folder for each arm and seed; finished runs are kept."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs
 
 
 def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None) -> None:
-    """Run every arm with every seed; what an earlier call finished is kept, and a run that was
-    stopped midway continues. The caller owns the study's folder.
+    """Run every arm with every seed; finished runs are skipped, and unfinished ones resume. The
+    caller owns the study's folder.
 
-    As many runs go side by side as there are cores for. They end with this process: a signal lets
-    each take a checkpoint, within its `checkpoint.grace`.
+    As many runs as the cores allow run in parallel. They end with this process: a signal lets each
+    take a checkpoint within its `checkpoint.grace`.
 
     Args:
         plan: the runs.
         on_finished: called after each run.
 
     Raises:
-        InputError: invalid settings, before any run starts; runs of other settings in the folder;
-            or a run that failed, with the end of its output.
+        InputError: invalid settings, before any run starts; runs with different settings in the
+            folder; or a failed run, with the end of its output.
     """
     runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
     first = []
@@ -79,7 +79,7 @@ def finished(folder: Path) -> bool:
 def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
     """The finished runs of each arm, in order of their seeds; only seeds that all arms have.
 
-    Runs of other settings than the plan's are left out (`other_runs`).
+    Runs with settings different from the plan's are skipped (`other_runs`).
     """
     study = plan.study
     arms: dict[str, list[FinishedRun]] = {arm: [] for arm in study.arms}
@@ -99,8 +99,8 @@ def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
 
 
 def other_runs(plan: Plan) -> list[Path]:
-    """Folders of finished runs whose settings are not the plan's: of another base or budget, or of
-    an arm that has changed since."""
+    """Folders of finished runs whose settings differ from the plan's: a different base or budget,
+    or an arm that has changed since."""
     made = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
     if plan.trajectories:
         made.append((plan.trajectories, plan.trajectories_settings()))
@@ -108,14 +108,14 @@ def other_runs(plan: Plan) -> list[Path]:
 
 
 def check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Check that a run can go on in a folder, if there is one.
+    """Check that a run can continue in a folder, if it exists.
 
     Raises:
-        InputError: the folder has a run of other settings.
+        InputError: the folder has a run with different settings.
     """
     if folder.is_dir() and not _is_same(folder, settings):
         raise InputError(
-            f"{folder}: a run of other settings; name another folder (--out), or remove it"
+            f"{folder}: a run with different settings; name another folder (--out), or remove it"
         )
 
 
@@ -127,7 +127,7 @@ def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
     if "runner" in settings or "runner" in then:
         return then == settings
     configs = [parse(Config, found, str(folder)) for found in (then, settings)]
-    # Their places may differ: the study's folder was moved, or is named in another way.
+    # Paths may differ if the study's folder was moved or is named differently.
     dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
     for found in dumps:
         trajectories = found["data"]["trajectories"]
@@ -152,8 +152,8 @@ def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
 def _run(
     folder: Path, settings: dict[str, Any], cores: int, running: set[subprocess.Popen[bytes]]
 ) -> None:
-    """One run, in a process of its own, which is among `running` meanwhile: a fault of one arm
-    leaves the others alone."""
+    """One run in a separate process, which is in `running` meanwhile: an error in one arm does not
+    affect the others."""
     file, log = write_settings(folder, settings), folder.with_name(folder.name + ".log")
     with open(log, "ab") as output:
         process = subprocess.Popen(

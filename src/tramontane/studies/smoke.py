@@ -1,6 +1,6 @@
 """A smoke test of the catalogue: every arm of every study, for a few updates on small batches.
 
-The figures mean nothing; a config that does not run, or a measure that is not there, is found.
+The results are meaningless; it detects configs that do not run and missing measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tramontane.studies.runner import finished, write_settings
 from tramontane.studies.study import load_study, names
 from tramontane.workplace import owned_folder
 
-SHARE = 0.05  # of the default budget, for arms that are no training runs
+SHARE = 0.05  # of the default budget, for arms that are not training runs
 SMOKE_SECONDS = 3600.0  # limit for all arms
 
 
@@ -72,7 +72,7 @@ def _run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
 
 
 def _run_all(runs: Sequence[tuple[Path, dict[str, Any]]], log: Path) -> list[Path]:
-    """Run what is not finished in a process for each core; returns their logs, `LOG_NUMBER.log`."""
+    """Run the unfinished arms in one process per core; returns their logs, `LOG_NUMBER.log`."""
     files = []
     for folder, settings in runs:
         if finished(folder):

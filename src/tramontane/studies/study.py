@@ -1,4 +1,4 @@
-"""A study as its YAML file says it: question, arms, and claims with what would decide them."""
+"""A study's YAML file: question, arms, and claims with the measures that decide them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Claim(Section):
     text: str
     """The claim, in one sentence."""
     measure: str = "pass_at_1"
-    """Figure of a run that is compared: a name in `studies.measures`, or in the study's `measures`
-    if it has a `runner`."""
+    """Measure to compare: a name in `studies.measures`, or in the study's `measures` if it has a
+    `runner`."""
     arm: str
-    """Arm whose figure is compared."""
+    """Arm whose measure is compared."""
     against: str | float
-    """Arm that it is compared to, or a number."""
+    """Arm to compare it with, or a number."""
     expect: Expectation
     """Expected figure of `arm`: `higher` or `lower` than that of `against`, or `equal`."""
     margin: float = Field(0.03, gt=0)
-    """Smallest difference of interest, in the measure's unit. Arms that differ by less are equal; a
-    difference that is surely smaller than it refutes `higher` and `lower`."""
+    """Smallest difference of interest, in the measure's unit. Arms that differ by less count as
+    equal; a difference that is significantly smaller refutes `higher` and `lower`."""
 
 
 class ReturnedMeasure(Section):
@@ -53,42 +53,40 @@ class Study(Section):
     question: str
     """The question, in a sentence or two."""
     paper: str
-    """What the paper says, with its figures and section."""
+    """The paper's statement, with its figures and section."""
     set: StudySet = "magistral"
-    """Set that the study belongs to: of the paper that this project implements, or of its sibling
-    papers."""
+    """The study's set: the paper that this project implements, or its sibling papers."""
     base: dict[str, Any] = Field(default_factory=dict)
     """Keys of the base config that all arms change, as `key.sub: value`."""
     arms: dict[str, dict[str, Any]]
     """Keys that each arm changes, by the arm's name."""
     trajectories: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the base config for a run that is made before the arms. The arms learn from its
-    rollouts where their `data.trajectories.sources` names `trajectories`."""
+    """Keys of the base config for a run before the arms. The arms learn from its rollouts if their
+    `data.trajectories.sources` names `trajectories`."""
     runner: str | None = None
     """Function that runs an arm, as `package.module:function`; by default, an arm is a run of
     `tramontane train`. The function takes the arm's keys (`base` with the arm's changes), the seed
-    and a folder of its own, and returns the run's measures by name. Called again with a folder that
-    an interrupted call left behind, it may continue there."""
+    and a folder, and returns the run's measures by name. Called again with the folder of an
+    interrupted call, it may resume."""
     measures: dict[str, ReturnedMeasure] = Field(default_factory=dict)
     """Measures that the function of `runner` returns, by name; the page shows them all."""
     scaled: list[str] = Field(default_factory=list)
     """With `runner`: integer keys, e.g. a number of steps, that `--budget` multiplies."""
     minutes: float = Field(2.0, gt=0)
-    """Minutes of one run with the default budget on two cores, which run as many as they can."""
+    """Minutes of one run with the default budget on two cores, with as many in parallel as
+    possible."""
     fixed_minutes: float = Field(0.0, ge=0)
-    """With `runner` and `scaled`: the part of `minutes` that stays as it is with another budget."""
+    """With `runner` and `scaled`: the part of `minutes` that does not depend on the budget."""
     cores: int = Field(1, ge=1)
-    """Cores that one run has, of those of the machine. Generator and trainer take turns on one, and
-    runs go side by side; a study of speed needs a core for each."""
+    """Cores per run. Generator and trainer take turns on one core, and runs run in parallel; a
+    study of speed needs a core for each."""
     claims: list[Claim] = Field(min_length=1)
     """Claims that the runs decide."""
     also: list[str] = Field(default_factory=list)
-    """Measures that the page shows in addition to those of the claims, names in
-    `studies.measures`."""
+    """Additional measures on the page, names in `studies.measures`."""
     plots: list[str] = Field(default_factory=lambda: ["reward", "entropy", "completion_tokens"])
-    """Metrics that the page plots over `over`, as in the `metrics.jsonl` of a run's folder. The
-    function of `runner` may write such a file too, a line of JSON for each step; with `runner` the
-    default is none."""
+    """Metrics to plot over `over`, as in a run's `metrics.jsonl`. The function of `runner` may
+    write such a file too, a line of JSON for each step; with `runner`, the default is none."""
     over: str = "update"
     """Metric on the horizontal axis of the plots."""
     large: str = ""
@@ -101,7 +99,7 @@ class Study(Section):
         for name in self.also:
             if self.runner or name not in MEASURES:
                 raise key_error(
-                    f"{name!r} is no measure of a run; there are {', '.join(MEASURES)}", "also"
+                    f"{name!r} is not a measure of a run; there are {', '.join(MEASURES)}", "also"
                 )
         if self.runner and self.trajectories:
             raise key_error("trajectories belong to a study without a runner", "trajectories")
@@ -117,14 +115,14 @@ class Study(Section):
                 name = getattr(claim, key)
                 if isinstance(name, str) and name not in self.arms:
                     raise key_error(
-                        f"{name!r} is no arm of the study; there are {', '.join(self.arms)}",
+                        f"{name!r} is not an arm of the study; there are {', '.join(self.arms)}",
                         f"claims.{i}.{key}",
                     )
             if claim.measure not in (known := self.measures or MEASURES):
                 near = nearest(claim.measure, known)
                 hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
                 raise key_error(
-                    f"{claim.measure!r} is no measure of a run; {hint}", f"claims.{i}.measure"
+                    f"{claim.measure!r} is not a measure of a run; {hint}", f"claims.{i}.measure"
                 )
         return self
 
@@ -150,12 +148,12 @@ def names_in(chosen: StudySet | None) -> list[str]:
 
 
 def base_config() -> Path:
-    """The config that arms change unless another is named: the tiny base on the playground."""
+    """The default config that arms change: the tiny base on the playground."""
     return Path(str(resources.files("tramontane.studies") / "base.yaml"))
 
 
 def load_study(name: str) -> Study:
-    """A shipped study by name, or a study of the user's by the path of its YAML file.
+    """A shipped study by name, or a user's study by the path of its YAML file.
 
     Raises:
         InputError: no such study, or an invalid file.

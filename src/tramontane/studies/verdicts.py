@@ -1,4 +1,4 @@
-"""Verdicts: what the runs of a study say about a claim, and the smallest effect they could see."""
+"""Verdicts: what the runs of a study say about a claim, and their detectable effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tramontane.studies.study import Expectation
 
 Outcome = Literal["holds", "does not hold", "undecided at this budget"]
 UNDECIDED: Outcome = "undecided at this budget"
-POWER = 0.8  # of the smallest effect that a budget could have seen
+POWER = 0.8  # power of the detectable effect
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Verdict:
         difference: mean over seeds of `arm` less that of `against`, or less the number; NaN if no
             run of one of them has a figure.
         low, high: 95 % interval of the difference; infinite if an arm has fewer than two figures.
-        detectable: smallest true difference that would have shown in 80 % of studies with the
-            spread of these: as a difference from 0, or for `equal` as one beyond the margin.
+        detectable: detectable effect: smallest true difference that 80 % of studies with this
+            spread would detect, from 0 or, for `equal`, beyond the margin.
         seeds: number of figures of the arm with fewer of them.
     """
 
@@ -40,8 +40,8 @@ class Verdict:
 
 
 def finite(runs: Sequence[float]) -> np.ndarray:
-    """The figures that are numbers: a run may have none, e.g. no pass rate at a time that it did
-    not reach."""
+    """The values that are numbers: a run may have none, e.g. no pass rate at a time that it did not
+    reach."""
     found = np.asarray(runs, dtype=np.float64)
     return found[np.isfinite(found)]
 

@@ -1,5 +1,5 @@
-"""What a forward in training mode computes and keeps: no dropout, and with activation checkpointing
-only each block's input, which may wait in host memory."""
+"""Training-mode forwards: without dropout, and with activation checkpointing, which keeps only each
+block's input, optionally in host memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may diff
 
 def disable_dropout(model: PreTrainedModel) -> None:
     """Set every dropout and layer drop to 0, in the modules and in the configs that they read: the
-    generator samples without, and log-probs must agree."""
+    generator samples without dropout, and log-probs must agree."""
     for module in model.modules():
         is_dropout = "drop" in type(module).__name__.lower()
         _set_to_zero(module, {"p"} if is_dropout else set())
@@ -38,21 +38,21 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
     """Check that a model in training mode computes the same logits twice; every rank must call it.
 
     Raises:
-        InputError: it does not.
+        InputError: the logits differ.
     """
     vocabulary = getattr(model.config, "vocab_size", 1)
     packed = pack([[token % vocabulary for token in range(16)]], device)
     first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
     if (largest := float((first - second).abs().max())) > SAME:
         raise InputError(
-            f"{type(model).__name__} computes other logits of the same tokens each time (they "
+            f"{type(model).__name__} computes different logits for the same tokens each time (they "
             f"differ by up to {largest:.2g}): something in it is random while it is trained, such "
             f"as a dropout under an unusual name. Set it to 0 in the checkpoint's config.json"
         )
 
 
 def checkpoint_blocks(model: PreTrainedModel, offload: bool) -> None:
-    """Keep only each block's input for the backward pass, which computes the block again.
+    """Keep only each block's input; the backward pass recomputes the block.
 
     Args:
         model: the model, sharded or not.
@@ -69,9 +69,9 @@ def checkpoint_blocks(model: PreTrainedModel, offload: bool) -> None:
 
 
 def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *inputs: Any) -> Any:
-    """Run a checkpointed block whose inputs wait for the backward pass on the CPU. The block's
-    second forward, in the backward pass, is outside of this function: its activations stay on the
-    device."""
+    """Run a checkpointed block whose inputs are kept on the CPU until the backward pass. The
+    block's second forward, in the backward pass, does not go through this function, so its
+    activations stay on the device."""
     pinned = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     with save_on_cpu(pin_memory=pinned):
         return checkpoint(block, *inputs)

@@ -1,7 +1,7 @@
 """Advantages and loss weights of completions (Magistral, arXiv 2506.10910, section 2.1).
 
 All values are per sequence, over a whole minibatch. Every rank computes the same numbers, so no
-normaliser depends on the distribution of work.
+normaliser depends on how work is distributed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tramontane.config.objectives import (
 )
 from tramontane.trainer.objectives import Sequences
 
-# Rewards that differ by float64 rounding alone are equal; real rewards differ by far more.
+# Rewards that differ only by float64 rounding count as equal; real ones differ by far more.
 SAME = 1e-8
 
 
@@ -36,14 +36,14 @@ def group_advantages(
 ) -> torch.Tensor:
     """Ã = r − mean of its group, then normalised to mean 0 and standard deviation 1.
 
-    `minibatch` takes mean and standard deviation of Ã over the sequences of the minibatch, `group`
-    over the sequences of each group. The standard deviation is the population's (ddof 0); where it
-    is zero, so are the advantages.
+    `minibatch` takes the mean and standard deviation of Ã over the minibatch, `group` over each
+    group. The standard deviation is the population's (ddof 0); where it is zero, so are the
+    advantages.
 
     Args:
         rewards: [S] float64.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; a sequence that is not scored gets 0 and enters no mean.
+        scored: [S] bool; unscored sequences get 0 and enter no mean.
         normalization: the sequences over which Ã is normalised.
 
     Returns:
@@ -63,13 +63,13 @@ def leave_one_out(
 ) -> torch.Tensor:
     """A_i = f(y) − f(y without i) among k completions of a group (arXiv 2503.19595).
 
-    A group is split into groups of k in order. Completions that are not scored are passed over, and
-    those that are left without a full group of k have advantage 0.
+    A group is split in order into groups of k. Unscored completions are skipped, and a remainder of
+    fewer than k has advantage 0.
 
     Args:
         sequences: those of the minibatch.
         k: completions judged together, at least 2.
-        value: f, of the indices of completions.
+        value: f, a function of completions' indices.
         centred: subtract the mean of the k advantages.
 
     Returns:
@@ -109,7 +109,7 @@ def loss_weights(
     Args:
         lengths: [S] int64, generated tokens of each sequence.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; sequences that are not scored weigh 0 and count in no normaliser.
+        scored: [S] bool; unscored sequences weigh 0 and count in no normaliser.
         normalization: as above.
         l_max: the longest completion allowed, in tokens.
 

@@ -23,7 +23,7 @@ class Averages:
             self._sums[name] = self._sums[name] + added if name in self._sums else added
 
     def maximum(self, name: str, value: torch.Tensor) -> None:
-        """Add a value to a maximum; `name` must also be given to `add`."""
+        """Update a maximum; `name` must also be given to `add`."""
         value = _summable(value)
         self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
 
@@ -35,7 +35,8 @@ class Averages:
             self.maximum(name, value)
 
     def result(self) -> dict[str, float]:
-        """Means over all ranks by `name`, maxima by `name_max`, without those of weight 0."""
+        """Means by `name` and maxima by `name_max` over all ranks, except those of weight 0.
+        Collective: every rank must call it."""
         names, tops = sorted(self._sums), sorted(self._maxima)
         if not names:
             return {}

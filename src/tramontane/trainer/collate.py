@@ -1,5 +1,4 @@
-"""Distributes completions over ranks, so that all have the same work, and over microbatches (arXiv
-2506.10910, section 3.3).
+"""Distributes completions evenly over ranks, and over microbatches (arXiv 2506.10910, section 3.3).
 
 Example: sequences of 3, 7, 2, 5, 4 and 3 tokens under a budget of 10 tokens per microbatch. Taken
 longest first, 7 opens the first microbatch; 5 does not fit next to it and opens the second; 4 goes

@@ -14,7 +14,7 @@ from tramontane.models.attention import PACKED, packed_attention
 
 
 def check(device: str) -> None:
-    """Check that a C++ compiler is there, if compiling needs one.
+    """Check that a C++ compiler is installed, if compiling needs one.
 
     Raises:
         InputError: a CPU without a C++ compiler.

@@ -1,4 +1,4 @@
-"""Writes the trainer's weights in the Hugging Face layout, as a stream of buckets."""
+"""Writes the trainer's weights in the Hugging Face layout, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
         for name, tensor in tensors.items():
             names.setdefault(id(tensor), []).append(name)
         copies = set(getattr(model, "all_tied_weights_keys", None) or ())
-        # Files hold a tied weight once, under the name that transformers ties the others to.
+        # A tied weight is written once, under the name that transformers ties the others to.
         self._names = [
             next((name for name in tied if name not in copies), tied[0]) for tied in names.values()
         ]
@@ -45,10 +45,10 @@ class Layout:
         dtype: torch.dtype,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
-        """Write config and weights; every rank must call it, and rank 0 writes.
+        """Write config and weights. Collective: every rank must call it; rank 0 writes.
 
         Args:
-            folder: is made if it is not there.
+            folder: created if missing.
             buckets: all weights, in the order of the model's `state_dict`.
             dtype: type of the weights in the files.
             shard_bytes: size of the largest file.
@@ -85,7 +85,7 @@ class Layout:
     def _tensors(
         self, buckets: Iterable[dict[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that the files hold, each once."""
+        """The tensors of the files, each once."""
         names = set(self._names)
         for bucket in buckets:
             for name, tensor in bucket.items():

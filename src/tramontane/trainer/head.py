@@ -1,5 +1,5 @@
-"""Log-probs at a model's output head: the head's matrix product and the softmax in one function, a
-part of the vocabulary at a time.
+"""Log-probs at a model's output head: matrix product and softmax in one function, one part of the
+vocabulary at a time.
 
 At a vocabulary of 50,000 or 150,000 the logits of a microbatch are larger than all its other
 activations. Here no tensor of [tokens, vocabulary] exists. Up to a fixed number of bytes of logits
@@ -24,14 +24,14 @@ from tramontane.trainer.sharding import free_gathered, plain_class
 # Logits computed at once. On a CPU, 4 MB in float32 stay in the cache between the passes over them;
 # on a GPU, 256 MB keep its matrix products large.
 PART_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26, "mps": 1 << 24}
-# Logits that are kept for the backward pass, which would take a third more time without any.
+# Logits kept for the backward pass, which would take a third longer without any.
 KEPT_BYTES = 128 << 20
-SMALLEST_PART = 256  # entries of the vocabulary, for the matrix products' sake
+SMALLEST_PART = 256  # entries of the vocabulary, so that matrix products stay efficient
 
 
 def part_size(tokens: int, device: torch.device) -> int:
-    """Entries of the vocabulary that are computed at once for so many tokens: a power of two, so
-    that few shapes need kernels."""
+    """Entries of the vocabulary computed at once for this many tokens: a power of two, so that few
+    shapes need kernels."""
     fitting = PART_ELEMENTS.get(device.type, PART_ELEMENTS["cpu"]) // max(tokens, 1)
     return max(SMALLEST_PART, 1 << max(fitting.bit_length() - 1, 0))
 
@@ -40,10 +40,10 @@ def part_size(tokens: int, device: torch.device) -> int:
 def head_scale(model: PreTrainedModel) -> float | None:
     """Return c if the model's logits are c · (W h + b), with W and b of its output head.
 
-    c is 1 for most models, and another number for Cohere and Granite. None: the logits are another
-    function of W h + b, as with soft-capping (Gemma), or the head is no plain linear layer; then
-    log-probs must be computed from the logits. The model itself is asked, by one forward of two
-    tokens in which the head's output is replaced by known numbers. Every rank must call this.
+    c is 1 for most models, but not for Cohere and Granite. None: the logits are a different
+    function of W h + b, as with soft-capping (Gemma), or the head is not a plain linear layer; then
+    log-probs must be computed from the logits. The model is probed by one forward of two tokens in
+    which known numbers replace the head's output. Collective: every rank must call this.
     """
     head = model.get_output_embeddings()
     if head is None or plain_class(head) is not torch.nn.Linear:
@@ -89,7 +89,7 @@ def fused_predictions(
         )
         return torch.stack([x[None] for x in output], dim=-1)  # no view, for FSDP's hooks
 
-    # The predictions leave the model in the place of its logits, so that FSDP sees their gradient.
+    # The model returns the predictions in place of its logits, so that FSDP sees their gradient.
     with _replaced(head, fused):
         columns = model(**row.model_inputs).logits[0, : len(row.targets)] / scale
     logprobs, entropy, top1 = columns.unbind(-1)
@@ -98,7 +98,7 @@ def fused_predictions(
 
 @contextmanager
 def _replaced(module: torch.nn.Module, forward: Any) -> Iterator[None]:
-    """Give one module another forward for a while."""
+    """Temporarily replace a module's forward."""
     module.forward = forward
     try:
         yield
@@ -119,7 +119,7 @@ class _HeadLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         divisor: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K], and t."""
+        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K] int64, and t."""
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         maxima, sums, moments = [], [], []
         at_target = torch.empty(len(targets), dtype=dtype, device=hidden.device)
@@ -138,7 +138,7 @@ class _HeadLogprobs(torch.autograd.Function):
         tops, part_sums = torch.stack(maxima), torch.stack(sums)
         part_totals = tops + part_sums.log()
         total = part_totals.logsumexp(0)
-        # A part of probability w whose own distribution has the entropy h adds w (h − log w).
+        # A part with probability w and entropy h of its own distribution adds w (h − log w).
         log_share = part_totals - total
         part_entropies = part_sums.log() - torch.stack(moments) / part_sums
         entropy = (log_share.exp() * (part_entropies - log_share.clamp(min=-1e4))).sum(0)
@@ -157,6 +157,8 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_entropy: torch.Tensor | None,
         grad_top1: None,
     ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of h [K, d], W [V, d] and b [V], each None if not needed, from those of the
+        log-probs [K] and entropies [K]; targets and t have none."""
         hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
         g = torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs / ctx.divisor
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -164,7 +166,7 @@ class _HeadLogprobs(torch.autograd.Function):
         grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
         grad_weight = torch.empty_like(weight) if needs_weight else None
         grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
-        # A p near 1 would lose 1 − p: the target's entry comes from its log-prob.
+        # For p near 1, 1 − p would lose precision, so the target's entry comes from its log-prob.
         at_target = -torch.expm1(logprobs) * g
         for part in _parts(hidden, weight, bias, targets, ctx.kept):
             logp = _scaled(part.logits, ctx.divisor, overwrite=True).sub_(total[:, None])
@@ -219,7 +221,7 @@ def _parts(
     targets: torch.Tensor,
     kept: list[torch.Tensor],
 ) -> Iterator[_Part]:
-    """All parts; the logits of the first parts are taken from `kept`, which is emptied."""
+    """All parts; the first parts' logits are taken from `kept`, which is emptied."""
     kept.reverse()
     size = part_size(len(hidden), hidden.device)
     for start in range(0, len(weight), size):
@@ -234,7 +236,8 @@ def _parts(
 
 
 def _scaled(logits: torch.Tensor, divisor: float, overwrite: bool) -> torch.Tensor:
-    """The logits over `divisor` in float32 (float64 for a model in float64), free to be changed."""
+    """The logits over `divisor` in float32 (float64 for a model in float64); the caller may change
+    them."""
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     z = logits.to(dtype, copy=not overwrite)
     return z if divisor == 1 else z.div_(divisor)

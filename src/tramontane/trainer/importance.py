@@ -9,7 +9,8 @@ from tramontane.trainer.objectives import Metrics, Tokens
 
 
 def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
-    """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ, and metrics; `cap` is the largest weight."""
+    """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ (a scalar), and metrics; `cap` is the largest
+    weight."""
     tokens = tokens.learnt()
     rho = ratio(tokens.logprobs.detach() - tokens.behavior)
     weights = tokens.weights * rho.clamp(max=cap)

@@ -31,7 +31,7 @@ class WithKL:
         return self._objective.advantages(sequences, options)
 
     def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
-        """The objective's loss with advantages A − β (k − baseline), plus β Σ w k, or either."""
+        """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
         tokens = tokens.learnt()
         assert tokens.reference is not None  # requested by the options' `needs`
         log_ratio = tokens.logprobs - tokens.reference
@@ -47,10 +47,10 @@ class WithKL:
 
 
 def ratio(log_ratio: torch.Tensor) -> torch.Tensor:
-    """π/μ of log π/μ, from e⁻²⁰ to e²⁰, and constant outside: of the same shape.
+    """π/μ from log π/μ, in the same shape; constant outside e⁻²⁰ to e²⁰.
 
     A float32 overflows at e⁸⁹, and the gradient of an overflow is NaN even where it is clipped
-    away. An infinite or undefined log-ratio is a fault, and stays one.
+    away. Infinite and NaN log-ratios are errors and are passed through.
     """
     return _bounded(log_ratio).exp()
 
@@ -60,8 +60,8 @@ def _bounded(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
-    """KL(π ‖ π_ref) estimated from samples of π, with ℓ = log π/π_ref; k3 within the bounds of
-    `ratio`."""
+    """KL(π ‖ π_ref) of each token, estimated from samples of π: [N] of ℓ = log π/π_ref [N]; k3
+    within the bounds of `ratio`."""
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
@@ -70,7 +70,7 @@ def estimate(log_ratio: torch.Tensor, estimator: str) -> torch.Tensor:
 
 
 def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions) -> torch.Tensor:
-    """The penalty that each token answers for: that of itself and the tokens after it, or the whole
+    """The penalty assigned to each token: that of itself and the tokens after it, or the whole
     sequence's.
 
     Args:
@@ -89,7 +89,8 @@ def returns(log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions)
 def differentiable(
     log_ratio: torch.Tensor, sequence: torch.Tensor, options: KLOptions
 ) -> torch.Tensor:
-    """The estimate with its gradient: [N]; that of a sequence is shared equally by its tokens."""
+    """The estimate with its gradient: [N]; a sequence's estimate is shared equally by its
+    tokens."""
     if options.kl_level == "token":
         return estimate(log_ratio, options.kl_estimator)
     lengths = totals(torch.ones_like(log_ratio), sequence)

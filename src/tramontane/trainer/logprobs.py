@@ -1,6 +1,6 @@
 """Log-probabilities of tokens, and entropies, from logits: in chunks, accumulated in float32.
 
-Models whose logits are a linear function of the hidden states do without logits; see `head.py`.
+Not needed for models whose logits are a linear function of the hidden states; see `head.py`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_logprobs is not None:
             g = (grad_logprobs * scale)[:, None]
             grad = probabilities * (-g).to(probabilities.dtype)
-            # A rounded p near 1 would lose 1 − p: the target's entry comes from its log-prob.
+            # For a rounded p near 1, 1 − p would be lost, so the target's entry comes from its
+            # log-prob.
             exact = -torch.expm1(logprobs)[:, None] * g
             grad.scatter_(1, targets[:, None], exact.to(grad.dtype))
         assert grad is not None

@@ -2,7 +2,7 @@
 
 A layer with weights W [out, in] computes W x + s · B A x, with A [rank, in] and B [out, rank]. Only
 A and B are trained, and B is 0 at first. Generators and checkpoint files get W + s · B A under the
-model's own names, so nothing outside the trainer knows of adapters.
+model's own names, so nothing outside the trainer knows about adapters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLay
 
     Raises:
         InputError: a name in `target_modules` that no layer has, a layer whose weight is tied to
-            another one, or a model without linear layers.
+            another's, or a model without linear layers.
     """
     wanted = config.target_modules
     if wanted is None:
@@ -69,7 +69,7 @@ def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLay
 
 
 def _matches(layer: LinearLayer, name: str) -> bool:
-    """True if `target_modules` means the layer by this name, by peft's rule for lists."""
+    """True if a name in `target_modules` selects the layer, by peft's rule for lists."""
     return layer.name == name or layer.name.endswith(f".{name}")
 
 
@@ -80,10 +80,10 @@ def parameters(layers: Sequence[LinearLayer], config: LoraConfig) -> int:
 
 class Adapters:
     """The adapters of a model, which is changed in place: its parameters are frozen and cast to the
-    number type that it computes in; those of the adapters are float32.
+    dtype that it computes in; the adapters' parameters are float32.
 
     Args:
-        model: a causal LM before it is sharded, maybe on the meta device.
+        model: a causal LM before it is sharded, possibly on the meta device.
         config: the adapters' sizes and places.
         dtype: number type of the frozen parameters.
 
@@ -114,8 +114,9 @@ class Adapters:
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Set B to 0 and draw A from U(−1/√in, 1/√in), as peft does, by a seed of the run's `seed`
-        and the layer's name: so the values do not depend on the number of ranks."""
+        """Set B to 0 and draw A from U(−1/√in, 1/√in), as peft does. The random seed derives from
+        the run's `seed` and the layer's name, so the values do not depend on the number of
+        ranks."""
         for name, layer in adapted_layers(self._model).items():
             a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
             bound = a.shape[1] ** -0.5
@@ -127,8 +128,8 @@ class Adapters:
             sharding.local(b).zero_()
 
     def save(self, folder: Path) -> None:
-        """Write the adapters in peft's layout, for `peft.PeftModel.from_pretrained`; every rank
-        must call it, and rank 0 writes.
+        """Write the adapters in peft's layout, for `peft.PeftModel.from_pretrained`. Collective:
+        every rank must call it; rank 0 writes.
 
         Raises:
             OSError: a file cannot be written.
@@ -150,16 +151,16 @@ def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def base_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The tensors of `model.state_dict()` without those of adapters, by the names that the model
-    has without adapters."""
+    """The tensors of `model.state_dict()` without the adapters', by their names in the model
+    without adapters."""
     tensors = model.state_dict(keep_vars=True)
     return {n.replace(BASE, "."): t for n, t in tensors.items() if not PARTS & {*n.split(".")}}
 
 
 @torch.no_grad()
 def merged(layer: Any) -> torch.Tensor:
-    """W + s · B A of a layer with an adapter, computed in float32 and sharded as W. Every rank must
-    call it, since A is gathered."""
+    """W + s · B A of a layer with an adapter: [out, in], computed in float32 and sharded like W.
+    Collective: every rank must call it, since A is gathered."""
     weight = layer.base_layer.weight
     a = sharding.whole(layer.lora_A[ADAPTER].weight)
     b = sharding.local(layer.lora_B[ADAPTER].weight)
@@ -169,7 +170,7 @@ def merged(layer: Any) -> torch.Tensor:
 
 @contextmanager
 def disabled(model: PreTrainedModel) -> Iterator[None]:
-    """Let the model compute without its adapters: as before training."""
+    """Let the model compute without its adapters, as before training."""
     layers = list(adapted_layers(model).values())
     scales = [layer.scaling[ADAPTER] for layer in layers]
     for layer in layers:

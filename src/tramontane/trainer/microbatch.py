@@ -48,13 +48,13 @@ class PackedRow:
 
 @dataclass(frozen=True)
 class Predictions:
-    """A model's view of the N generated tokens of a row.
+    """A model's predictions of the N generated tokens of a row.
 
     Args:
         logprobs: [N] float32.
         entropy: [N] float32, of each token's distribution.
-        top1: [N] float32, 1 for a token that is the most likely one; None if not asked for.
-        values: [N] float32, of a value network; None if not asked for.
+        top1: [N] float32, 1 for a token that is the most likely one; None if not requested.
+        values: [N] float32, of a value network; None if not requested.
     """
 
     logprobs: torch.Tensor
@@ -67,7 +67,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     """Pack prompts and completions; neighbours with the same prompt share its tokens.
 
     The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
-    token of each completion, and a completion's last token, which predicts nothing, is left out.
+    token of each completion, and a completion's last token, which predicts nothing, is omitted.
     """
     parts: list[Sequence[int]] = []
     continues: list[int | None] = []
@@ -76,7 +76,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
     for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
         siblings = list(group)
         if len(siblings) == 1:
-            # Nothing is shared: as one part, it has a block of attention with its neighbours.
+            # Nothing is shared: as a single part, it forms one attention block with its neighbours.
             ids = siblings[0].token_ids
             parts.append(prompt + ids[:-1])
             continues.append(None)
@@ -109,7 +109,7 @@ def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> Packed
 
 
 def joined(arrays: Sequence[array[Any]]) -> torch.Tensor:
-    """Arrays one after the other as a tensor on the CPU, in their number type: [Σ lengths]."""
+    """Concatenated arrays as a tensor on the CPU, in their dtype: [Σ lengths]."""
     return torch.from_numpy(np.concatenate([np.asarray(values) for values in arrays]))
 
 
@@ -117,7 +117,7 @@ def joined(arrays: Sequence[array[Any]]) -> torch.Tensor:
 class Microbatch:
     """Input of one forward pass: indices of sequences in their minibatch.
 
-    A microbatch that is not `live` weighs nothing: its rank computes it only to keep in step with
+    A microbatch that is not `live` has no weight: its rank computes it only to keep in step with
     ranks that have more microbatches.
     """
 
@@ -131,7 +131,7 @@ class Minibatch:
     Args:
         groups: in batch order.
         config: the token budget, and the objective's options if `settings` has none.
-        settings: those under which the completions were sampled and are trained on.
+        settings: those that the completions were sampled and are trained with.
 
     Attributes:
         options: the objective's options.
@@ -164,7 +164,7 @@ class Minibatch:
             lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
             answers=torch.tensor([s.answer for s in self.completions]),
         )
-        # Tokens that were put into a completion count in no normaliser.
+        # Inserted tokens count in no normaliser.
         learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
         self.weights = loss_weights(
             torch.tensor(learnt),
@@ -181,10 +181,10 @@ class Minibatch:
         self.trained: dict[int, torch.Tensor] = {}
 
     def _lay_out(self, budget: int) -> tuple[list[Microbatch], list[int]]:
-        """Return this rank's microbatches, padded to the number of the busiest rank, and the tokens
-        of each live microbatch of all ranks."""
+        """Return this rank's microbatches, as many as the busiest rank has, and the tokens of each
+        live microbatch of all ranks."""
         dealt = balance(self.completions, sharding.ranks())
-        # Every rank lays out the microbatches of all ranks, so no rank has to ask for their number.
+        # Every rank lays out the microbatches of all ranks, so no communication is needed.
         layouts, used = [], []
         for share in dealt:
             layout, tokens = collate_shared([self.completions[i] for i in share], budget)
@@ -202,7 +202,8 @@ class Minibatch:
         return pack_row([self.completions[i] for i in indices], self.device)
 
     def set_advantages(self, objective: Objective, needs: Set[str]) -> None:
-        """Compute the advantages, with the sums of log-probs that the objective needs."""
+        """Compute the advantages [S] or [S, 2], with the sums of log-probs that the objective
+        needs. Collective: every rank must call it."""
         sequences = self.sequences
         if "sequence_logprobs" in needs:
             names = self.frozen.keys() & {"policy", "reference"}
@@ -222,7 +223,8 @@ class Minibatch:
         self.advantages = objective.advantages(sequences, self.options)
 
     def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
-        """Sum per-microbatch token values over each completion: [S] float64, from all ranks."""
+        """Sum per-microbatch token values over each completion: [S] float64, from all ranks.
+        Collective."""
         sums = torch.zeros(len(self.completions), dtype=torch.float64, device=self.device)
         for micro, row_values in zip(self.microbatches, values, strict=True):
             if micro.live:
@@ -232,7 +234,8 @@ class Minibatch:
         return sharding.total(sums).cpu()
 
     def learned(self) -> Learned:
-        """The figures of all completions, in order, from all ranks."""
+        """The figures of all completions, in order, from all ranks. Collective: every rank must
+        call it."""
         lengths = self.sequences.lengths.tolist()
         ends = self.sequences.lengths.cumsum(0).tolist()
         found = torch.zeros(ends[-1], device=self.device)
@@ -254,13 +257,12 @@ class Minibatch:
         return Learned(array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes()))
 
     def set_kl_baseline(self) -> None:
-        """Compute the baseline of the KL divergence as a reward: for each token, the mean of the
-        other completions of its group at the same position, of those that are as long.
-
-        So it does not depend on the completion itself, and the gradient stays unbiased
-        (arXiv 2506.09477). The others' ratios are those of the behaviour policy.
+        """Compute the baseline of the KL divergence as a reward: for each token, the mean at the
+        same position over the other completions of its group that are long enough. It does not
+        depend on the completion itself, so the gradient stays unbiased (arXiv 2506.09477). The
+        others' ratios are those of the behaviour policy. Collective.
         """
-        assert isinstance(self.options, KLOptions)  # no other options ask for it
+        assert isinstance(self.options, KLOptions)  # no other options request it
         lengths = self.sequences.lengths
         shape = int(self.sequences.groups.max()) + 1, int(lengths.max())
         sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
@@ -268,7 +270,7 @@ class Minibatch:
         for index, micro in enumerate(self.microbatches):
             spread = lengths[micro.indices]
             log_ratio = self._behavior(index) - self.frozen["reference"][index].cpu()
-            # The policy did not choose the tokens that were put into a completion.
+            # The policy did not choose inserted tokens.
             log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
             values = kl.returns(log_ratio, sequence, self.options)

@@ -20,9 +20,9 @@ def build_optimizer(
     betas: tuple[float, float],
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only, as is usual.
+    """AdamW with weight decay on matrices only.
 
-    Its moments are allocated at once, so that a state saved before the first step has them too.
+    Moments are allocated immediately, so that a state saved before the first step has them too.
     """
     parameters = list(parameters)
     groups = [
@@ -55,7 +55,7 @@ def lr_at(step: int, total: int, warmup: int, schedule: Schedule, peak: float) -
 
 
 def chosen_rate(config: TrainerConfig, model: str) -> tuple[float, str]:
-    """The learning rate after warm-up for a model, with its reason for people.
+    """The learning rate after warm-up for a model, with a readable reason.
 
     Args:
         config: its `learning_rate` may be null.

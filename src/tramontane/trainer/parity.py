@@ -3,7 +3,7 @@
 They compute the same model by different code (a KV cache, another dtype, other kernels). If they
 disagree, π_θ/μ is not 1 on fresh completions and the objective learns from noise. If weights did
 not arrive, it learns from another model's completions. The functions are pure: the caller fetches
-log-probs, and fetches evidence for a diagnosis only if the gate stays shut.
+log-probs and, only after a mismatch, evidence for a diagnosis.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check(
         coarse: generator or trainer uses bfloat16, so small differences in the evidence are normal.
 
     Raises:
-        ParityError: the mean is above the limit, or not a number; with a diagnosis.
+        ParityError: the mean is above the limit or NaN; the message holds a diagnosis.
     """
     if mismatch.mean <= limit:
         return

@@ -57,5 +57,5 @@ def refresh(working: PreTrainedModel, master: PreTrainedModel) -> None:
 
 
 def trained(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """The parameters that are not frozen."""
+    """The parameters that are trained."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -2,8 +2,8 @@
 
 Each thread has a *replica*: a model that shares the weights and has gradients of its own. So no
 thread waits for another before the end of a minibatch, unlike threads inside a matrix product. All
-threads but the first compute at the lowest priority, so that they use a core while a generator
-leaves it free, and slow no generator that has work.
+threads but the first run at the lowest priority, so they use cores only while generators leave them
+idle.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Replicas:
         Args:
             compute: called once for each index, by one thread at a time for each replica.
             count: number of calls.
-            repeatable: replica r takes the indices r, r + replicas, …, one after the other. So the
-                order of all sums is fixed, and the same batch gives the same bits. Otherwise each
-                replica takes the next index as it becomes free.
+            repeatable: replica r takes the indices r, r + replicas, …, in order, so that the order
+                of all sums is fixed and the same batch gives the same bits. Otherwise each replica
+                takes the next index as it becomes free.
         """
         found: dict[int, T] = {}
         replicas = len(self.models)

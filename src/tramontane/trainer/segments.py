@@ -14,8 +14,8 @@ def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
 
 def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
     """Sum of each value and those after it in its sequence: [N], in the values' number type."""
-    # Of the sums to the end of the row, subtract what belongs to later sequences: a difference of
-    # large numbers.
+    # From the sums to the end of the row, subtract those of later sequences. This is a difference
+    # of large numbers, hence float64.
     exact = values.double()
     sums = totals(exact, sequence)
     return (_to_end(exact) - (_to_end(sums) - sums)[sequence]).to(values.dtype)

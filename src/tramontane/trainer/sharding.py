@@ -1,6 +1,7 @@
 """Several ranks: FSDP2 over the process group, and sums across it.
 
-With one rank (no process group, or a group of one process) every function is the identity.
+Functions marked "Collective" must be called by every rank, in the same order. With one rank (no
+process group, or a group of one process) every function is the identity.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ def rank() -> int:
 
 
 def device_of_rank(configured: str) -> torch.device:
-    """Device of this rank. Several ranks on GPUs have one each: the current device of the process,
-    which its placement has set."""
+    """Device of this rank. With several ranks on GPUs it is the process's current device, which its
+    placement has set."""
     if ranks() > 1 and configured.startswith("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(configured)
 
 
 def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
-    """Shard parameters, gradients and optimizer state over all ranks, block by block.
+    """Shard parameters, gradients and optimizer state over all ranks, block by block. Collective.
 
-    Parameters are gathered and computed with in `dtype`; gradients are reduced in float32. Input
-    embeddings and output head are units of their own. If they are tied, they form one unit with
-    what lies outside the blocks, so that the tied tensor is gathered and reduced once.
+    Parameters are gathered and used in `dtype`; gradients are reduced in float32. Input embeddings
+    and output head are units of their own. If they are tied, they form one unit with what lies
+    outside the blocks, so that the tied tensor is gathered and reduced once.
 
     Parameters on the meta device stay there; see `materialize`.
     """
@@ -64,7 +65,7 @@ def shard(model: PreTrainedModel, device: torch.device, dtype: str) -> None:
 
 def _gather_without_prefetch(model: PreTrainedModel) -> None:
     """Gather each unit only when its backward begins. On a CPU, FSDP's prefetch of the next unit
-    overlaps with nothing, and takes memory for that unit."""
+    overlaps with nothing and only takes memory."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # An empty list would mean the default; the unit itself is gathered already.
@@ -78,7 +79,7 @@ def plain_class(module: torch.nn.Module) -> type:
 
 
 def free_gathered(model: PreTrainedModel) -> None:
-    """Free the parameters that a forward without a backward leaves gathered."""
+    """Free the parameters that a forward without a backward leaves gathered. Not collective."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -86,7 +87,8 @@ def free_gathered(model: PreTrainedModel) -> None:
 
 def reduce_gradients(model: PreTrainedModel, reduce: bool) -> None:
     """Set whether the next backward reduces gradients over the ranks, or adds them to this rank's
-    unsharded gradients (float32, 4 bytes per parameter of the whole model)."""
+    unsharded gradients (float32, 4 bytes per parameter of the whole model). Every rank must set the
+    same."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(reduce)
 
@@ -103,8 +105,8 @@ def skeleton(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def materialize(model: PreTrainedModel, device: torch.device) -> None:
-    """Allocate the parameters that are on the meta device, each rank its shards; their values are
-    undefined. Tied parameters stay tied, and buffers stay as they are."""
+    """Allocate this rank's shards of the parameters on the meta device, with undefined values. Tied
+    parameters stay tied, and buffers are unchanged. Not collective."""
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -119,8 +121,8 @@ def materialize(model: PreTrainedModel, device: torch.device) -> None:
 
 @torch.no_grad()
 def read(tensors: Mapping[str, torch.Tensor], files: WeightFiles) -> None:
-    """Fill a model's tensors from files in which it finds no `misfit`. Each rank reads only its own
-    shards, one tensor at a time."""
+    """Fill a model's tensors from files without a `misfit`. Each rank reads only its own shards,
+    one tensor at a time. Not collective."""
     for name, tensor in tensors.items():
         if name not in files:  # a tied weight's second name
             continue
@@ -136,24 +138,24 @@ def read(tensors: Mapping[str, torch.Tensor], files: WeightFiles) -> None:
 
 @torch.no_grad()
 def copy_parameters(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Copy parameters between two models that are sharded alike."""
+    """Copy this rank's parameters between two models that are sharded alike. Not collective."""
     for a, b in zip(source.parameters(), target.parameters(), strict=True):
         local(b).copy_(local(a))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor."""
+    """This rank's part of a tensor, [rows of this rank, …]. Not collective."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather a sharded tensor; every rank must call this at the same point."""
+    """Gather a sharded tensor to its whole shape on every rank. Collective."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def rows(tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-    """The rows of a sharded tensor that this rank holds, after the index of the first of them.
-    Rank 0 has all rows of a tensor that is not sharded, the other ranks None."""
+    """(index of the first row, rows) that this rank holds of a sharded tensor. Of an unsharded
+    tensor, rank 0 has all rows and the other ranks None. Not collective."""
     if not isinstance(tensor, DTensor):
         return (0, tensor) if rank() == 0 else None
     _, offset = compute_local_shape_and_global_offset(
@@ -163,7 +165,8 @@ def rows(tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
 
 
 def sharded_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """The tensor of `tensor`'s shape of which this rank holds the part `local`."""
+    """The tensor with `tensor`'s shape and sharding of which `local` is this rank's part. Not
+    collective."""
     if not isinstance(tensor, DTensor):
         return local
     return DTensor.from_local(
@@ -177,7 +180,7 @@ def sharded_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def total(tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> torch.Tensor:
-    """Sum `tensor` over ranks (or apply another reduction), in place."""
+    """Sum `tensor`, of any shape, over ranks (or apply another reduction), in place. Collective."""
     if ranks() > 1:
         dist.all_reduce(tensor, op)
     return tensor

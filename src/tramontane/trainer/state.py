@@ -25,7 +25,7 @@ from tramontane.models.checksum import crc32
 from tramontane.models.memory import release_free_memory
 from tramontane.trainer.sharding import rank, ranks
 
-# What `.metadata` of a state of tensors names, other than number types.
+# Names in the `.metadata` of a state of tensors, other than dtypes.
 _METADATA_NAMES = {
     "torch": ("Size", "device"),
     "torch.serialization": ("_get_layout",),
@@ -42,9 +42,9 @@ WRITE_SECONDS = 3600.0  # longest time to write a state, and to wait for the oth
 class StateFiles:
     """Writes and reads the trainer's whole state, each rank its shards.
 
-    The state is written by a thread, from the trainer's own tensors: nothing is copied, so it takes
-    no memory, and the tensors must not change until all of them are written. The ranks' threads
-    have a process group of their own, since the trainer uses the default one at the same time.
+    A thread writes the state from the trainer's own tensors. Nothing is copied, so it takes no
+    memory, but the tensors must not change until all are written. The ranks' threads have their own
+    process group, since the trainer uses the default one at the same time.
     """
 
     def __init__(self) -> None:
@@ -58,9 +58,9 @@ class StateFiles:
     def begin(
         self, folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
     ) -> None:
-        """Begin to write weights, optimizer moments and version, once the state before is written;
-        every rank must call it. Nothing that is trained is random, but for the dropout of adapters,
-        which draws anew after a resume."""
+        """Begin to write weights, optimizer moments and version, once the previous state is
+        written. Collective: every rank must call it. No random state is saved: only the adapters'
+        dropout is random, and it draws new numbers after a resume."""
         self.release_tensors()
         folder.mkdir(parents=True, exist_ok=True)
         state = _state(model, optimizer, version)
@@ -118,8 +118,8 @@ class StateFiles:
         release_free_memory()
 
     def load(self, folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
-        """Load a state into model and optimizer, in place, and return the version; every rank must
-        call it.
+        """Load a state into model and optimizer, in place, and return the version. Collective:
+        every rank must call it.
 
         Raises:
             InputError: no state there, or damaged, or of another model.
@@ -157,8 +157,8 @@ def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer
 
 
 class _Reader(FileSystemReader):
-    """Reads a state that may come from elsewhere, without running code that it holds: torch
-    unpickles any class that `.metadata` names, and any object that is not a tensor."""
+    """Reads a state from an untrusted source without running code in it: torch itself would
+    unpickle any class that `.metadata` names, and any object that is not a tensor."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self._get_metadata_path(kwargs.get("rank")))
@@ -174,7 +174,7 @@ class _Reader(FileSystemReader):
                 if not re.fullmatch(r"__\d+_\d+\.distcp", item.relative_path):
                     raise ValueError(f"{item.relative_path!r} is not a file of a state")
             metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        except Exception as error:  # whatever a pickle of another's makes of these lines
+        except Exception as error:  # a foreign pickle may raise anything
             raise InputError(
                 f"{path}: not the list of tensors that a trainer's state has ({error}); it was not "
                 f"loaded. Resume from an older checkpoint, or ask whoever made it"
@@ -183,7 +183,7 @@ class _Reader(FileSystemReader):
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Knows the classes of `_METADATA_NAMES` and number types, and no others."""
+    """Loads the classes of `_METADATA_NAMES` and dtypes, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -196,11 +196,11 @@ def _state(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, version: int
 ) -> dict[str, Any]:
     """The live tensors by name, so that loading fills them in place, however they are sharded."""
-    # FSDP puts the sharded parameters in place when it is asked for the state; the optimizer finds
-    # its moments by them.
+    # Asking FSDP for the state puts the sharded parameters in place, by which the optimizer finds
+    # its moments.
     weights = model.state_dict()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not parameter.requires_grad:  # the base of adapters, which is loaded as it was
+        if not parameter.requires_grad:  # the adapters' base, loaded unchanged
             del weights[name]
     names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {

@@ -1,7 +1,7 @@
 """The trainer worker: batches of token sequences with rewards in, new weights out.
 
 `Trainer` is a plain class, independent of where it runs. With several ranks of `torch.distributed`,
-each rank holds one trainer and every call is made on all of them; rank 0's result counts.
+each rank holds one trainer and every call is made on all of them; rank 0's result is used.
 """
 
 from __future__ import annotations
@@ -45,18 +45,17 @@ class Trainer:
 
     Args:
         model: a causal LM, whole, from `models.loading.load_model`, or on the meta device, from
-            `models.loading.empty_model`; the trainer owns it from now on. It is in float32, or with
-            `lora` in any number type. Its initial weights are also the frozen reference, if the
-            objective needs one.
+            `models.loading.empty_model`; the trainer takes ownership. In float32, or any dtype with
+            `lora`. Its initial weights are also the frozen reference, if the objective needs one.
         config: optimizer, memory and objective.
         updates: number of updates of the run, for the learning-rate schedule.
         files: the files that the weights of a model on the meta device are read from.
         seed: the run's, for the initial weights of adapters.
 
     Raises:
-        InputError: an objective that needs what the trainer does not provide, a `ranks` that is not
+        InputError: an objective that needs what the trainer does not provide, a `ranks` other than
             the process group's size, adapters for layers that the model does not have, or a model
-            that computes different log-probs of the same tokens.
+            that is not deterministic in training mode.
     """
 
     def __init__(
@@ -126,11 +125,11 @@ class Trainer:
     def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int = 0) -> Trainer:
         """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
 
-        Each of several ranks reads only its own shards of the weights, if the checkpoint allows
-        that (`models.loading.empty_model`).
+        With several ranks, each reads only its own shards, if the checkpoint allows that
+        (`models.loading.empty_model`).
 
         Raises:
-            InputError: no model there, damaged weights, or an error of the constructor.
+            InputError: no model there, damaged weights, or see the constructor.
         """
         # Adapters are float32 in any case.
         dtype = getattr(torch, config.dtype) if config.lora else torch.float32
@@ -145,17 +144,17 @@ class Trainer:
     def step(self, batch: TrainBatch) -> dict[str, float]:
         """One update: an optimizer step per minibatch, over groups in batch order.
 
-        A step whose gradient is not finite is skipped: weights and moments stay as they were, and
-        its figures are left out of the metrics. The gradient's norm is global, so all ranks decide
-        alike. The version grows in any case, since it counts updates.
+        Collective: all ranks must call it, with the same batch. A step whose gradient is not finite
+        is skipped: weights and moments are unchanged, and the metrics exclude it. The norm is
+        global, so all ranks decide alike. The version increases in any case: it counts updates.
 
         Returns:
-            Metrics, all floats: see `docs/training.md`.
+            Metrics by name, all floats: see `docs/training.md`.
 
         Raises:
             InputError: no groups, or minibatches smaller than a group.
-            InputError: `max_nonfinite_steps` consecutive steps had to be skipped; the weights are
-                those of the last finite step.
+            InputError: `max_nonfinite_steps` consecutive steps were skipped; the weights are those
+                of the last finite step.
         """
         began = time.perf_counter()
         rate = self._set_learning_rate()
@@ -203,14 +202,14 @@ class Trainer:
         return metrics
 
     def learned(self) -> Learned:
-        """The last update's advantages and log-probs, in the order of its batch."""
+        """The last update's advantages and log-probs, in batch order. Collective."""
         return self._learned
 
     def weights(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         """Copy the whole model's weights to the CPU, by the names of `model.state_dict()`.
 
-        Every rank must call it, and each gets all weights. Tied weights are one tensor under two
-        names.
+        Collective: every rank must call it, and each gets all weights. Tied weights are one tensor
+        under two names.
         """
         weights: dict[str, torch.Tensor] = {}
         for bucket in self.buckets(BUCKET_BYTES):
@@ -219,14 +218,14 @@ class Trainer:
         return weights
 
     def publish(self, weights: Weights) -> Weights:
-        """Add the rows of all weights that this rank holds to `weights`. Every rank must call it;
-        nothing is gathered except for the matrix A of adapters."""
+        """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
+        though only the matrices A of adapters are gathered."""
         weights.add_all(self._parts)
         return weights
 
     def _parts(self) -> Iterator[Bucket]:
-        """The rows of all weights that this rank holds, in buckets of at most `BUCKET_BYTES`,
-        except for larger tensors, which have one each."""
+        """This rank's rows of all weights, in buckets of at most `BUCKET_BYTES`; a larger tensor
+        has its own bucket."""
         bucket: Bucket = []
         filled = 0
         for names, tensor in self._named_tensors():
@@ -245,9 +244,9 @@ class Trainer:
     ) -> Iterator[dict[str, torch.Tensor]]:
         """Iterate over the weights by the names of `model.state_dict()`, gathered from all ranks.
 
-        A bucket has at most `size` bytes, except for a larger tensor, which has one to itself. It
-        is gathered when it is requested and emptied when the next is, so only one is held at a
-        time; its tensors may be the trainer's own. Every rank must iterate to the end.
+        A bucket has at most `size` bytes; a larger tensor has its own bucket. It is gathered when
+        requested and emptied when the next one is, so only one is held at a time; its tensors may
+        be the trainer's own. Collective: every rank must iterate to the end.
 
         Weights are converted to `dtype` before they are gathered.
         """
@@ -266,8 +265,8 @@ class Trainer:
         yield bucket
 
     def _named_tensors(self) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-        """Iterate over the tensors of the model's state dict, sharded as they are, each with its
-        names: several if it is tied. Adapters are merged into the weights of their layers."""
+        """Iterate over the (sharded) tensors of the model's state dict, each with its names:
+        several if it is tied. Adapters are merged into the weights of their layers."""
         tensors = lora.base_tensors(self.model)
         adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(self.model).items()}
         names: dict[int, list[str]] = {}
@@ -280,12 +279,12 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
-        """Log-probs of each sequence's tokens under the current weights, computed as in training,
-        each rank some of the sequences; every rank must call it.
+        """Log-probs of each sequence's tokens under the current weights, computed as in training.
+        Collective: every rank must call it, and computes some of the sequences.
 
         Args:
             sequences: without given answers; at least one.
-            temperature: that of the distribution that the tokens were drawn from.
+            temperature: that the tokens were sampled with.
 
         Returns:
             For each sequence, a log-prob in nats for each of its tokens.
@@ -310,14 +309,14 @@ class Trainer:
         return [hidden[0].float().cpu() for hidden in output.hidden_states]
 
     def save_state(self, folder: Path, wait: bool = True) -> None:
-        """Write everything that `load_state` needs, each rank its shards; every rank must call it.
+        """Write everything that `load_state` needs. Collective: every rank must call it, and writes
+        its shards.
 
         Args:
             folder: is made if it is not there.
-            wait: return when all ranks have written. Otherwise return at once: a thread writes,
-                from the trainer's own tensors, while the next update computes its gradients; only
-                an optimizer step waits for the end of the writing. `state_saved` then tells when
-                the state is complete.
+            wait: return when all ranks have written. Otherwise return immediately: a thread writes
+                from the trainer's own tensors while the next update computes its gradients; only an
+                optimizer step waits for it. `state_saved` tells when the state is complete.
 
         Raises:
             OSError: a file cannot be written, on whichever rank.
@@ -340,11 +339,11 @@ class Trainer:
         return self._state_files.finished() and (not self._values or self._values.saved())
 
     def load_state(self, folder: Path) -> None:
-        """Continue from `save_state`, which may have had another number of ranks.
+        """Continue from `save_state`, possibly with a different number of ranks. Collective.
 
         Raises:
-            InputError: no state there, or damaged, or of another model; this trainer must not be
-                used afterwards.
+            InputError: no state there, a damaged one, or another model's; do not use this trainer
+                afterwards.
         """
         self.version = self._state_files.load(folder, self.model, self.optimizer)
         if self._values:
@@ -352,8 +351,8 @@ class Trainer:
         precision.refresh(self._working, self.model)
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write config and weights (safetensors) in the Hugging Face layout; every rank must call
-        it, and rank 0 writes. A bucket of weights is held at a time.
+        """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
+        must call it; rank 0 writes, and holds one bucket of weights at a time.
 
         Raises:
             OSError: a file cannot be written.
@@ -361,8 +360,8 @@ class Trainer:
         self._layout.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
 
     def save_adapters(self, folder: Path) -> None:
-        """Write the adapters in peft's layout, if `lora` is set; every rank must call it, and rank
-        0 writes.
+        """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call
+        it; rank 0 writes.
 
         Raises:
             OSError: a file cannot be written.
@@ -403,13 +402,13 @@ class Trainer:
 
     @torch.no_grad()
     def _set_advantages(self, minibatch: Minibatch) -> None:
-        """Compute the advantages of the minibatch that is next."""
+        """Compute the advantages of the next minibatch."""
         if self._needs & {"sequence_logprobs", "targets"}:
             self._freeze(minibatch, "policy")
         minibatch.set_advantages(self.objective, self._needs)
 
     def _freeze(self, minibatch: Minibatch, name: str) -> None:
-        """Keep the log-probs of the reference model, or of the present weights, under a name."""
+        """Store the log-probs of the reference model, or of the current weights, under a name."""
         model = self._reference if name == "reference" else self._working
         temperature = minibatch.settings.temperature
         with lora.disabled(model) if name == "reference" else nullcontext():
@@ -474,9 +473,8 @@ class Trainer:
                 f"the gradients of {limit} consecutive optimizer steps are not finite (norm "
                 f"{value} in update {self.version + 1}; the limit is max_nonfinite_steps); none of "
                 f"them changed the weights. Resume with a learning_rate below "
-                f"{self._peak_rate:g}. If the run then ends in the same way, the newest "
-                f"checkpoint has weights that are too far gone: delete its folder, and resume from "
-                f"the checkpoint before"
+                f"{self._peak_rate:g}. If the run then fails again, the newest checkpoint has "
+                f"already diverged: delete its folder, and resume from the previous one"
             )
         return value
 

@@ -1,8 +1,8 @@
 """A value network: a second model that predicts a number from every prefix of a sequence.
 
-It begins as a copy of the policy with a linear head of one output in the place of the vocabulary's,
-whose weights are 0. It shares nothing with the policy (DRO, arXiv 2405.19107, takes separate
-networks), has an optimizer of its own with the same settings, and is saved and loaded with it.
+It starts as a copy of the policy whose head is replaced by a linear layer with one output and zero
+weights. It shares nothing with the policy (DRO, arXiv 2405.19107, uses separate networks), has its
+own optimizer with the same settings, and is saved and loaded with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tramontane.trainer.microbatch import PackedRow
 from tramontane.trainer.optimizer import build_optimizer
 from tramontane.trainer.state import StateFiles
 
-FOLDER = "value"  # in that of the trainer's state
+FOLDER = "value"  # inside the folder of the trainer's state
 
 
 class ValueNetwork:
@@ -39,7 +39,7 @@ class ValueNetwork:
         self.model.config.tie_word_embeddings = False
 
     def initialize(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights; every rank must call it, once the policy has its own."""
+        """Copy the policy's weights, once they are initialised. Every rank must call it."""
         config = self._config
         sharding.shard(self.model, self._device, config.dtype)
         sharding.materialize(self.model, self._device)
@@ -66,7 +66,7 @@ class ValueNetwork:
 
         Args:
             row: the microbatch.
-            last: the backward pass of this microbatch is the last before `step`.
+            last: this microbatch's backward pass is the last before `step`.
 
         Returns:
             [N] float32 (float64 for a model in float64).
@@ -78,8 +78,8 @@ class ValueNetwork:
         return values if values.dtype == torch.float64 else values.float()
 
     def step(self, rate: float, apply: bool) -> None:
-        """Clip the gradient and step at the learning rate `rate`; without `apply`, or with a
-        gradient that is not finite, only forget the gradient."""
+        """Clip the gradient and step at the learning rate `rate`. Without `apply`, or if the
+        gradient is not finite, only drop the gradient."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.max_grad_norm)
         if apply and bool(sharding.whole(norm).isfinite()):
             for group in self._optimizer.param_groups:

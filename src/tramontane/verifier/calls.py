@@ -1,9 +1,9 @@
 """Function calls, compared by syntax tree with the accepted ones: BFCL's simple, multiple and
 parallel kinds for Python (the Berkeley Function-Calling Leaderboard).
 
-A problem's metadata has `function` (the descriptions of the functions that may be called) and
-`ground_truth`, the expected calls in any order: a name with, for each argument, the list of
-accepted values, in which an empty text means that the argument may be left out.
+A problem's metadata has `function` (descriptions of the callable functions) and `ground_truth`, the
+expected calls in any order: a name with the list of accepted values of each argument, in which an
+empty text means that the argument may be omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TYPES: dict[str, type] = {
     "string": str, "integer": int, "float": float, "boolean": bool,
     "array": list, "tuple": list, "dict": dict, "any": str,
 }  # fmt: skip
-# What the leaderboard leaves out of account in texts: April 1, 2024 is April 1 2024.
+# Ignored in texts, as on the leaderboard: April 1, 2024 is April 1 2024.
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TOOL_CALLS = "[TOOL_CALLS]"
@@ -29,7 +29,7 @@ _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
 }  # fmt: skip
-MAX_EXPONENT, MAX_NUMBER = 64, 2**1000  # of arithmetic in arguments, so that it ends soon
+MAX_EXPONENT, MAX_NUMBER = 64, 2**1000  # limits of arithmetic in arguments
 
 
 class Call(NamedTuple):
@@ -47,14 +47,14 @@ class Expected(NamedTuple):
 
 
 class NoCalls(Exception):
-    """The answer is no list of function calls."""
+    """The answer is not a list of function calls."""
 
 
 def judge(metadata: Mapping[str, Any], answer: str) -> tuple[bool, str]:
     """(True if the answer makes exactly the expected calls, else the reason).
 
     Raises:
-        ValueError: as `expected_calls`.
+        ValueError: see `expected_calls`.
     """
     expected = expected_calls(metadata)
     try:
@@ -76,7 +76,8 @@ def expected_calls(row: Mapping[str, Any]) -> list[Expected]:
     """The calls that a row expects.
 
     Raises:
-        ValueError: no descriptions, no expected calls, or one of a function that is not described.
+        ValueError: no descriptions, no expected calls, or a call of a function without a
+            description.
     """
     functions, calls = row.get("function"), row.get("ground_truth")
     if not isinstance(functions, list) or not functions or not all(map(_is_described, functions)):
@@ -109,7 +110,7 @@ def _is_described(function: Any) -> bool:
 
 def parse_calls(answer: str) -> list[Call]:
     """The calls of an answer: `[name(argument=value, …), …]` in Python's syntax, alone or as the
-    last fenced block, or JSON in one of the forms in which models call tools (`<tool_call>`,
+    last fenced block, or JSON in one of the forms that models use for tool calls (`<tool_call>`,
     `[TOOL_CALLS]`, or a bare list of objects with `name` and `arguments`).
 
     Nothing is executed: the text is parsed, and values are literals.
@@ -149,19 +150,20 @@ def mismatch(call: Call, expected: Expected) -> str:
         parameter = parameters["properties"][name]
         kind = parameter.get("type", "any")
         if kind == "tuple" and isinstance(value, tuple):
-            value = list(value)  # JSON, and so the accepted values, has no tuples
+            value = list(value)  # the accepted values come from JSON, which has no tuples
         if not _has_type(value, kind, accepted[name]):
-            return f"{name}={value!r:.80} is no {kind}"
+            return f"{name}={value!r:.80} is not of type {kind}"
         inner = _item_type(parameter)
         if inner and not _has_items(value, inner, accepted[name]):
-            return f"{name}={value!r:.80} is no {kind} of {inner}"
+            return f"{name}={value!r:.80} is not of type {kind} of {inner}"
         if not any(_same(value, choice) for choice in accepted[name]):
             return f"{name}={value!r:.80} is not accepted"
     return ""
 
 
 def _has_type(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """True for the described type, or that of the accepted values, which may name a variable."""
+    """True for the described type, or the type of the accepted values, which may name a
+    variable."""
     expected = _TYPES.get(kind, object)
     if expected is float and type(value) is int:
         return True
@@ -176,8 +178,8 @@ def _item_type(parameter: Mapping[str, Any]) -> str:
 
 
 def _has_items(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """True if all items have the described type, or that of the items of an accepted list. As on
-    the leaderboard, the types do not matter where the argument may be left out."""
+    """True if all items have the described type, or the type of an accepted list's items. As on the
+    leaderboard, types are not checked if the argument may be omitted."""
     return not isinstance(value, list) or any(
         not isinstance(choice, list)
         or all(type(item) in (_TYPES[kind], _first_type(choice)) for item in value)
@@ -284,7 +286,7 @@ def _json(text: str) -> Any:
 
 def _from_object(value: Any) -> Call:
     """A call from `{"name", "arguments"}` or `{NAME: ARGUMENTS}`; arguments may be JSON text, and
-    none may be left out."""
+    must be present."""
     if not isinstance(value, dict):
         raise NoCalls(f"no function call: {value!r:.80}")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))

@@ -1,8 +1,8 @@
-"""Correctness by domain: a table of verifiers, in which maths, code, instructions and function
-calls are four entries.
+"""Correctness by domain: a table of verifiers, with entries for maths, code, instructions and
+function calls.
 
 A user's verifier is a function of (problem, answer), where `answer` is the part of the response
-that the domain's format extracts. It returns True or False, a number from 0 to 1 (the share of the
+extracted by the domain's format. It returns True or False, a number from 0 to 1 (the share of the
 correctness reward), or a pair of one of these and a reason. An exception, or any other result,
 makes the completion unscorable.
 """
@@ -86,7 +86,7 @@ def fault(function: Callable[..., Any]) -> str:
 
 
 def has_functions(config: VerifierConfig, domain: str) -> bool:
-    """True if a verifier or reward of the user's is called in a domain."""
+    """True if a user-defined verifier or reward is called in a domain."""
     used = config.domains[domain].verifier
     own = used is not None and used not in BUILT_IN
     return own or any(reward.weight for reward in config.reward.custom)
@@ -133,7 +133,7 @@ def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:
 
 
 def outcome_of(share: float, domain: DomainConfig) -> Outcome:
-    """Right from the domain's pass mark on, up to rounding."""
+    """Right if at least the domain's pass mark, up to rounding."""
     return "right" if share >= domain.pass_mark - 1e-9 else "wrong"
 
 
@@ -143,7 +143,7 @@ def is_slow(problem: Problem, config: VerifierConfig) -> bool:
 
 
 def time_limit(problem: Problem, config: VerifierConfig) -> float:
-    """Time limit of one verdict on this problem, in seconds in which its worker did not wait for a
+    """Time limit of one verdict on this problem, in seconds, not counting its worker's waits for a
     processor."""
     limit = domain_of(problem, config).timeout_s
     if limit is not None:
@@ -152,8 +152,8 @@ def time_limit(problem: Problem, config: VerifierConfig) -> float:
 
 
 def group_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
-    """Longest time that a pool may take for the verdicts on completions of this problem, in
-    seconds, one after another, and for the rewards of the whole group."""
+    """Longest time in seconds that a pool may take for the verdicts on a group of this problem's
+    completions, one after another, and for the whole group's rewards."""
     of_group = sum(custom.of_group(reward) for reward in config.reward.custom if reward.weight)
     calls = of_group * call_time_limit(problem, completions, config)
     return completions * time_limit(problem, config) + calls

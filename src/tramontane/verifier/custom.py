@@ -1,8 +1,8 @@
-"""The user's own rewards: Python functions named by import path, added to the four axes.
+"""User-defined rewards: Python functions named by import path, added to the four axes.
 
 A function of one completion takes (problem, text, n_tokens) and returns a number between 0 and 1.
 A function of a whole group is called once for all completions of a problem, by keyword, and returns
-a number or None for each: it has a parameter `texts`, or is one of TRL's, with `completions` (and
+a number or None for each: it has a parameter `texts`, or TRL's signature with `completions` (and
 `prompts`, `completion_ids`, and the data's columns, each a list). The number times the weight is
 the reward's part.
 
@@ -36,7 +36,7 @@ NO_PROGRESS: Progress = (0, 1)
 
 
 class Response(NamedTuple):
-    """A completion's text, its length in tokens, and its tokens where they are known."""
+    """A completion's text, its length in tokens, and its tokens if known."""
 
     text: str
     n_tokens: int
@@ -49,7 +49,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupCall:
-    """One reward function to be called on all completions of a problem."""
+    """One reward function to call on all completions of a problem."""
 
     name: str
     responses: list[Response]
@@ -57,7 +57,7 @@ class GroupCall:
 
 
 class GroupResult(NamedTuple):
-    """What a function returned for each completion; or, without values, why it failed."""
+    """What a function returned for each completion, or, without values, why it failed."""
 
     values: list[float | None]
     reason: str = ""
@@ -76,7 +76,7 @@ def fault(function: Callable[..., Any]) -> str:
     """The reason why a function cannot be called as a reward; empty if it can."""
     called = kind_of(function)
     if called == "TRL":
-        return ""  # which columns it may ask for depends on the data: `check_columns`
+        return ""  # the available columns depend on the data: `check_columns`
     if called == "group":
         names = functions.parameters_of(function)
         return functions.fault_of_call(function, **{n: n for n in GROUP_PARAMETERS if n in names})
@@ -99,7 +99,7 @@ def kind_of(function: Callable[..., Any]) -> Kind:
 
 @lru_cache
 def kind(path: str) -> Kind:
-    """As `kind_of`, by the path of the function."""
+    """Like `kind_of`, for the path of a function."""
     return kind_of(functions.load(path))
 
 
@@ -109,7 +109,7 @@ def of_group(reward: CustomReward) -> bool:
 
 
 def part(reward: CustomReward, problem: Problem, text: str, n_tokens: int) -> float:
-    """The weighted part of the reward that a function of one completion gives it.
+    """A completion's weighted part of the reward, from a function of one completion.
 
     Raises:
         FunctionFailed: the function failed.
@@ -158,11 +158,11 @@ def _entry(reward: CustomReward, entry: Any, wanted: str) -> float | None:
 
 
 def _named(reward: CustomReward, problem: Problem, call: GroupCall) -> dict[str, Any]:
-    """The arguments of a function of a whole group, of those that it takes."""
+    """The arguments that a function of a whole group takes."""
     responses, names = call.responses, functions.parameters(reward.function)
     given: dict[str, Any]
     if kind(reward.function) == "TRL":
-        # A column that other rows have may be missing from this one.
+        # A column of other rows may be missing from this one.
         absent = {name: [None] * len(responses) for name in _columns(reward)}
         given = absent | _trl_arguments(problem, call)
     else:
@@ -177,7 +177,7 @@ def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
     """The keyword arguments that TRL's trainer would give."""
     responses, count = call.responses, len(call.responses)
     done, updates = call.progress
-    # Where only the length is known, as in a file that is scored, each token is 0.
+    # If only the length is known, as when scoring a file, each token is 0.
     ids = [[0] * r.n_tokens if r.token_ids is None else [*r.token_ids] for r in responses]
     texts: list[Any] = [r.text for r in responses]
     if problem.messages:  # TRL's conversational format
@@ -195,7 +195,7 @@ def _trl_arguments(problem: Problem, call: GroupCall) -> dict[str, Any]:
 
 
 def _ignore(*arguments: Any) -> None:
-    """In place of TRL's `log_extra` and `log_metric`."""
+    """A stand-in for TRL's `log_extra` and `log_metric`."""
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def columns_of(problem: Problem) -> dict[str, Any]:
 
 
 def _columns(reward: CustomReward) -> list[str]:
-    """The columns that a function of TRL's kind cannot be called without."""
+    """The columns that a function with TRL's signature requires."""
     return [
         name
         for name, p in functions.parameters(reward.function).items()
@@ -216,7 +216,7 @@ def _columns(reward: CustomReward) -> list[str]:
 
 
 def check_columns(rewards: Iterable[CustomReward], problems: Iterable[Problem]) -> None:
-    """Check that the data has the columns that functions of TRL's kind ask for.
+    """Check that the data has the columns that functions with TRL's signature require.
 
     Raises:
         InputError: no problem has a column.

@@ -3,10 +3,10 @@ r"""The format that a response must have before it is graded (arXiv 2506.10910, 
 It starts with the opening thinking tag, has exactly one pair of thinking tags, and its answer part
 (the text after the closing tag) has a balanced `\boxed{}` (maths) or a fenced block with a language
 tag (code). The tags are `<think>` and `</think>` in the paper, and a setting here. White space
-before the opening tag is ignored: chat templates differ in who writes it. Other domains may ask for
-a regular expression, JSON of a schema, or nothing (`config.FormatConfig`).
+before the opening tag is ignored, since chat templates differ in who writes it. Other domains may
+require a regular expression, JSON with a schema, or nothing (`config.FormatConfig`).
 
-Every scan of ours is a single pass over the text: a response may be long and hostile.
+Every scan is a single pass over the text, since a response may be long and hostile.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAG = re.compile(r"[A-Za-z][\w+#.-]*")
 class Parsed(NamedTuple):
     """A response split into its parts; `reason` names the failed condition when not `ok`.
 
-    `answer` is the answer part, `extracted` the part of it that a verifier receives.
+    `answer` is the answer part, `extracted` the part of it passed to a verifier.
     """
 
     ok: bool
@@ -49,9 +49,9 @@ class Fence(NamedTuple):
 
 
 def check_format(response: str, form: FormatConfig, tags: ThinkingTags = PAPER_TAGS) -> Parsed:
-    """Check every condition of a domain's format, the thoughts first, as in the paper.
+    """Check every condition of a domain's format, thoughts first, as in the paper.
 
-    A response with a failed condition keeps the parts that could be read.
+    If a condition fails, the readable parts are still returned.
     """
     parsed = split_thoughts(response, tags, required=form.needs_thoughts)
     if not form.has_conditions:
@@ -108,8 +108,8 @@ def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
 
 
 def sample(form: FormatConfig, content: str, tags: ThinkingTags = PAPER_TAGS) -> str:
-    """A response that has a domain's format, with `content` as its answer if the format takes it;
-    empty if none is found, which a regular expression or a schema may make hard."""
+    """A response in a domain's format, with `content` as its answer if the format allows it; empty
+    if none is found, which may happen for a regular expression or a schema."""
     thoughts = tags.around("I think about it.")
     answers = [content]
     if form.answer == "boxed":
@@ -202,7 +202,7 @@ def last_box(text: str) -> str | None:
 
 
 class _Opening(NamedTuple):
-    """The opening line of a fenced block: its marks, tag and indentation, and where it stands."""
+    """The opening line of a fenced block: its marks, tag, indentation and position."""
 
     marks: str
     tag: str

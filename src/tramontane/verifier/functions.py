@@ -1,10 +1,10 @@
-"""The user's own functions: verifiers and rewards, which worker processes load by import path.
+"""User-defined functions: verifiers and rewards, which worker processes load by import path.
 
-A function that no import can reach (of a notebook, a script, or another function) is pickled by
-value, and its path is `pickle:` with the pickle as text.
+A function that cannot be imported (defined in a notebook, a script, or another function) is pickled
+by value, and its path is `pickle:` with the pickle as text.
 
-A failure is told as `reward 'name': KeyError: 'x' (my_rewards.py:12, in brevity)`: whose function
-it was, the exception, and the place in the user's file.
+A failure is reported as `reward 'name': KeyError: 'x' (my_rewards.py:12, in brevity)`: the
+function's role, the exception, and the place in the user's file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tramontane.config.domains import pickled_here
 from tramontane.errors import InputError
 from tramontane.imports import search_current_folder
 
-MAX_PICKLE = 1 << 20  # bytes of a pickled function, compressed: it is a line of config.yaml
+MAX_PICKLE = 1 << 20  # bytes of a pickled function, compressed; it is one line in config.yaml
 MAX_NUMBER = 1e300  # beyond it a sum may not be finite
 MAX_ERROR = 300  # characters of an exception's text in a message
 _PICKLE = "pickle:"
@@ -45,17 +45,17 @@ _LIBRARIES = (
 
 
 class FunctionFailed(Exception):
-    """A function of the user's raised an exception, or returned what cannot be used.
+    """A user-defined function raised an exception, or returned an unusable value.
 
     The message names the function, and the file and line of the failure.
     """
 
 
 def path_of(function: Callable[..., Any]) -> str:
-    """The path by which worker processes load a function.
+    """The path that worker processes load a function by.
 
     Raises:
-        InputError: the function must be pickled, and cannot be, or holds too much data.
+        InputError: the function must be pickled, but cannot be, or holds too much data.
     """
     name = getattr(function, "__qualname__", "")
     module = getattr(function, "__module__", None) or ""
@@ -63,10 +63,10 @@ def path_of(function: Callable[..., Any]) -> str:
         return f"{module}.{name}"
     remedy = "move the function to a module (a .py file), and pass it or name it as module.function"
     try:
-        # With the file, for messages: a pickled function does not know where it was written.
+        # With the file name, for messages, since a pickled function does not know its file.
         code = _code(function)
         pickled = zlib.compress(cloudpickle.dumps((function, code.co_filename if code else "")))
-    except Exception as error:  # an object of any library may refuse, in its own way
+    except Exception as error:  # any library's object may refuse in its own way
         raise InputError(
             f"function {name or function!r} cannot be sent to worker processes "
             f"({type(error).__name__}: {error}); {remedy}"
@@ -95,8 +95,8 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def _name_file(function: Any, file: str) -> None:
-    """Give a function, and those that were pickled with it, the name of their file back, which
-    cloudpickle leaves out."""
+    """Restore the file name of a function, and of those pickled with it, which cloudpickle
+    omits."""
     if not isinstance(function, FunctionType):
         return
     dynamic = function.__code__.co_filename
@@ -137,7 +137,7 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
     """
     try:
         function = load(path)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises on import
+    except (Exception, SystemExit) as error:  # a user's module may raise anything on import
         place = _place(error)
         raise InputError(
             f"{key}: function {_shown(path)} cannot be imported ({type(error).__name__}: {error}"
@@ -148,7 +148,7 @@ def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> Non
         kind = type(function).__name__
         raise InputError(f"{key}: function {_shown(path)} is of type {kind}, not a function")
     if fault := call(function):
-        # Of a notebook, say, the key is nothing that the user wrote.
+        # In a notebook, for example, the user did not write this key.
         raise InputError(fault if path.startswith(_PICKLE) else f"{key}: {fault}")
 
 
@@ -159,11 +159,11 @@ def _shown(path: str) -> str:
 def fault_of_call(function: Callable[..., Any], *arguments: str, **named: str) -> str:
     """The reason why a function cannot be called with arguments of these names; empty if it can.
 
-    The function is told by its signature: a lambda has no other name.
+    The function is identified by its signature, since a lambda has no name.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some built-in functions have none
+    except ValueError:  # some built-in functions have no signature
         return ""
     try:
         signature.bind(*arguments, **named)
@@ -195,7 +195,7 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
 
     Args:
         path: path of the function.
-        what: whose function it is, e.g. `reward 'brevity'`.
+        what: the function's role, e.g. `reward 'brevity'`.
         *arguments: arguments by position.
         **named: arguments by keyword.
 
@@ -208,7 +208,7 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
         value = function(*arguments, **named)
         if inspect.isawaitable(value):
             value = _event_loop().run_until_complete(_awaited(value))
-    except (Exception, SystemExit) as error:  # of any kind: the completion is unscorable
+    except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
         text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
         raise FunctionFailed(f"{what}: {text} ({_place(error)})") from error
     finally:
@@ -217,7 +217,7 @@ def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
 
 
 def refused(path: str, what: str, value: Any, wanted: str) -> FunctionFailed:
-    """The error of a function that returned a value which cannot be used."""
+    """The error of a function that returned an unusable value."""
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
     place = defined_at(load(path))
     return FunctionFailed(
@@ -226,7 +226,7 @@ def refused(path: str, what: str, value: Any, wanted: str) -> FunctionFailed:
 
 
 def failed(reason: str) -> bool:
-    """True if a function of the user's is the reason of an unscorable verdict."""
+    """True if a user-defined function made a verdict unscorable."""
     return reason.startswith((f"{REWARD} '", f"{VERIFIER} '"))
 
 
@@ -234,8 +234,8 @@ def number(value: Any, *, bools: bool = False) -> float | None:
     """A finite number as a float; None for anything else, such as a text or an array.
 
     Args:
-        value: what a function returned; a scalar of NumPy's counts as its value.
-        bools: take True and False as 1 and 0.
+        value: a function's result; a NumPy scalar counts as its value.
+        bools: treat True and False as 1 and 0.
     """
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         value = value.item()
@@ -251,12 +251,13 @@ async def _awaited(value: Any) -> Any:
 
 @lru_cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """One loop for the life of the process: a client that a user's module keeps is bound to it."""
+    """One loop for the life of the process, since a client kept by a user's module is bound to
+    it."""
     return asyncio.new_event_loop()
 
 
 def _place(error: BaseException) -> str:
-    """File, line and function of the user's in which an exception was raised: the deepest frame
+    """File, line and function of the user's code that raised an exception: the deepest frame
     outside of libraries, unless the function itself is a library's."""
     frames = [
         frame
@@ -281,7 +282,7 @@ def _file(name: str) -> str:
 
 class _Trail:
     """The function that this process is calling, in a file that outlives the process: the pool
-    reads there whose function hangs, or has killed its worker."""
+    reads it to find out which function hangs, or has killed its worker."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -313,6 +314,6 @@ leave_trail = _trail.open
 
 
 def read_trail(folder: Path) -> str:
-    """The function that a process was calling when it ended; empty if it called none."""
+    """The function that a process was calling when it ended; empty if none."""
     file = folder / _TRAIL
     return file.read_bytes().partition(b"\0")[0].decode(errors="replace") if file.exists() else ""

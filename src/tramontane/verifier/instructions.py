@@ -1,8 +1,8 @@
 r"""IFEval: answers that follow verifiable instructions, all 25 kinds (arXiv 2311.07911).
 
 A problem's metadata has `instruction_id_list` and, for each, its `kwargs`. The rules are those of
-the published checker, and agree with its published test cases. That checker downloads data of NLTK
-when it starts, which a worker without a network cannot: here sentences are counted by Punkt's main
+the published checker, and agree with its published test cases. That checker downloads NLTK data at
+startup, which a worker without a network cannot do. Here sentences are counted by Punkt's main
 rules for English, without its trained list of abbreviations, and languages are identified by
 fastText instead of langdetect.
 """
@@ -39,14 +39,14 @@ _TWO_WORDS = re.compile(
 
 
 def judge(metadata: Mapping[str, Any], answer: str) -> tuple[float, str]:
-    """(share of the instructions that are followed, the kinds that are not).
+    """(share of the instructions followed, the kinds not followed).
 
-    With `loose` in the metadata, an instruction also counts as followed if it is followed by the
-    answer without its first line, its last line or both, or without asterisks, as in the published
-    loose criterion. White space around the answer does not count; an empty one follows nothing.
+    With `loose` in the metadata, an instruction also counts as followed if the answer follows it
+    without its first line, its last line or both, or without asterisks (the published loose
+    criterion). White space around the answer is ignored; an empty answer follows nothing.
 
     Raises:
-        ValueError: as `instructions_of`.
+        ValueError: see `instructions_of`.
     """
     instructions, answer = instructions_of(metadata), answer.strip()
     variants = _loose(answer) if metadata.get("loose") else [answer]
@@ -62,7 +62,7 @@ def instructions_of(row: Mapping[str, Any]) -> list[tuple[str, Kwargs]]:
     """The instructions of a row: each kind with its arguments.
 
     Raises:
-        ValueError: no instructions, an unknown kind, or an argument that is missing or of another
+        ValueError: no instructions, an unknown kind, or an argument that is missing or of the wrong
             type.
     """
     kinds, arguments = row.get("instruction_id_list"), row.get("kwargs")
@@ -82,7 +82,7 @@ def _check(kind: Any, kwargs: Any) -> None:
     if not isinstance(kind, str) or kind not in CHECKS:
         raise ValueError(f"`instruction_id_list`: unknown kind of instruction {kind!r}")
     if not isinstance(kwargs, Mapping):
-        raise ValueError(f"`kwargs` of {kind}: {kwargs!r} is no object")
+        raise ValueError(f"`kwargs` of {kind}: {kwargs!r} is not an object")
     for name in ARGUMENTS.get(kind, "").split():
         value = kwargs.get(name)
         if value is None:
@@ -105,7 +105,7 @@ def follows(answer: str, kind: str, kwargs: Kwargs) -> bool:
     """True if the answer follows one instruction.
 
     Raises:
-        ValueError: an unknown kind, or an argument that is missing or of another type.
+        ValueError: an unknown kind, or an argument that is missing or of the wrong type.
     """
     _check(kind, kwargs)
     return CHECKS[kind](answer, kwargs)
@@ -149,7 +149,7 @@ def _language(text: str) -> str | None:
 
     if not any(letter.isalpha() for letter in text):
         return None
-    # The model was trained on prose, of which capital letters are a small part.
+    # The model was trained on prose, which has few capital letters.
     found = detect(" ".join(text.lower().split()), model="lite", k=1)
     return str(found[0]["lang"])
 
@@ -295,4 +295,4 @@ ARGUMENTS = {
     "startend:end_checker": "end_phrase",
     "change_case:capital_word_frequency": "capital_relation capital_frequency",
 }
-"""Names of the arguments of each kind that has any."""
+"""Names of the arguments of each kind with arguments."""

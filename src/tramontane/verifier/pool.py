@@ -72,7 +72,7 @@ class VerifierPool:
         l_cache: number of tokens below `l_max` at which the penalty starts.
 
     Raises:
-        InputError: a verifier or reward of the user's cannot be imported.
+        InputError: a user-defined verifier or reward cannot be imported.
     """
 
     def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
@@ -120,11 +120,11 @@ class VerifierPool:
         return self._submit(group, [_Task(group, part, limit) for part in parts])
 
     def try_functions(self, problems: Iterable[Problem]) -> None:
-        """Call each verifier and reward of the user's on the first problem of its domain: with a
-        well-formed response made of the reference answer, and with an empty one.
+        """Call each user-defined verifier and reward on the first problem of its domain: with a
+        well-formed response containing the reference answer, and with an empty one.
 
         Raises:
-            InputError: a function fails, or asks for a column that no problem has.
+            InputError: a function fails, or requires a column that no problem has.
         """
         problems = list(problems)
         custom.check_columns(self.config.reward.custom, problems)
@@ -266,8 +266,8 @@ class VerifierPool:
 
 
 def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
-    """As `VerifierPool.try_functions`, in a pool of its own, which is only started if the user has
-    functions."""
+    """Like `VerifierPool.try_functions`, in a separate pool, which is only started if there are
+    user-defined functions."""
     domains = {problem.domain for problem in problems}
     if any(correctness.has_functions(config, domain) for domain in domains):
         with VerifierPool(config.model_copy(update={"workers": 1}), sys.maxsize, 0) as pool:
@@ -425,7 +425,7 @@ class _Worker:
             task.retried.add(current)
 
     def _blamed(self, reason: str) -> str:
-        """A reason with the function of the user's that the process was calling, if any."""
+        """A reason with the user-defined function that the process was calling, if any."""
         called = functions.read_trail(self.folder)
         return f"{called}: {reason}" if called else reason
 
@@ -453,7 +453,7 @@ class _Worker:
         Raises:
             RuntimeError: MAX_STARTS processes in a row died before they were ready, or the pool
                 was closed.
-            InputError: a process could not import a function of the user's.
+            InputError: a process could not import a user-defined function.
         """
         for _ in range(MAX_STARTS):
             if self.process is not None and self.process.poll() is not None:

@@ -2,11 +2,11 @@
 
 Format comes first: a malformed completion gets 0 and is not graded further. A well-formed one gets
 +0.1, +0.9 for a right answer, up to −0.1 for its length, and +0.1 when problem, thoughts and answer
-are in one language: at most 1.1. The user's own rewards (`custom`) are added. Format and verifier
-are those of the problem's domain (`correctness`).
+are in the same language: at most 1.1. User-defined rewards (`custom`) are added. Format and
+verifier are the problem's domain's (`correctness`).
 
-Rewards of a whole group come last: `group_calls` says which functions to call, once all completions
-of a problem have been graded apart, and `with_group_rewards` adds what they returned.
+Rewards of a whole group come last: `group_calls` says which functions to call once all completions
+of a problem have been graded individually, and `with_group_rewards` adds their results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def grade(
     """Grade one completion of `n_tokens` tokens; lengths are in tokens.
 
     For rewards of a whole group, it is a group of one. Never raises: an exception makes the
-    completion `unscorable`. Time and memory are not bounded here but in `VerifierPool`.
+    completion `unscorable`. Time and memory are bounded in `VerifierPool`, not here.
     """
     verdicts = [grade_apart(problem, response_text, n_tokens, config, l_max, l_cache)]
     calls = group_calls(verdicts, [Response(response_text, n_tokens)], config)
@@ -54,7 +54,7 @@ def grade_apart(
     l_max: int,
     l_cache: int,
 ) -> Verdict:
-    """As `grade`, without the rewards of a whole group."""
+    """Like `grade`, without the rewards of a whole group."""
     started = time.perf_counter()
     try:
         verdict = _grade(problem, response_text, n_tokens, config, l_max, l_cache)
@@ -71,7 +71,7 @@ def group_calls(
     config: VerifierConfig,
     progress: Progress = NO_PROGRESS,
 ) -> list[GroupCall]:
-    """The functions to be called on a whole group: those that count for any of its completions."""
+    """The functions to call on a whole group: those that count for any of its completions."""
     return [
         GroupCall(reward.name, list(responses), progress)
         for reward in _group_rewards(config)
@@ -111,7 +111,7 @@ def _added(
     results: Mapping[str, GroupResult],
     config: VerifierConfig,
 ) -> Verdict:
-    """One verdict of `with_group_rewards`, that on the completion at `place`."""
+    """One verdict of `with_group_rewards`, for the completion at `place`."""
     counting = [reward for reward in _group_rewards(config) if _counts(reward, verdict)]
     for reward in counting:
         if reason := results[reward.name].reason:
@@ -135,7 +135,7 @@ def _group_rewards(config: VerifierConfig) -> list[CustomReward]:
 
 
 def _counts(reward: CustomReward, verdict: Verdict) -> bool:
-    """True if a reward of a whole group is a part of the reward of this completion."""
+    """True if a reward of a whole group is part of this completion's reward."""
     return verdict.verdict in ("right", "wrong") or (
         verdict.verdict == "malformed" and reward.malformed
     )
@@ -178,7 +178,8 @@ def _grade(
 def _judge_by_rewards(
     earned: float, rewards: Sequence[CustomReward], domain: DomainConfig
 ) -> Judgement:
-    """The judgement in a domain without a verifier: by the share of all that rewards can give."""
+    """The judgement in a domain without a verifier: the rewards' share of their possible
+    maximum."""
     most = sum(reward.weight for reward in rewards if reward.weight > 0)
     outcome = outcome_of(earned / most if most else 0.0, domain)
     reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"

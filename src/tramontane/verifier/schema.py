@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 def read_json(text: str, schema: dict[str, Any]) -> tuple[str, Any]:
     """The failed condition on a JSON text (empty if none), and the parsed value.
 
-    The reason names the place and the schema's keyword, not the value, so that equal faults of
+    The reason names the place and the schema's keyword, not the value, so that equal errors of
     different completions can be counted together.
 
     Raises:
@@ -23,7 +23,7 @@ def read_json(text: str, schema: dict[str, Any]) -> tuple[str, Any]:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return "no JSON in the answer part", None
-    registry: Registry[Any] = Registry()  # of its own: the default one reads from the network
+    registry: Registry[Any] = Registry()  # the default one reads from the network
     errors = validator_for(schema)(schema, registry=registry).iter_errors(value)
     if (error := best_match(errors)) is not None:
         return f"JSON does not fit the schema at {error.json_path} ({error.validator})", None

@@ -1,7 +1,7 @@
 """A worker process of the pool: `python -m tramontane.verifier.worker FD`.
 
 Tasks (pickled tuples) arrive over the socket FD. Verdicts, rewards of whole groups, or outputs of
-programs, are sent back one at a time as soon as each is ready, so that the pool knows which item a
+programs are sent back one at a time as soon as they are ready, so that the pool knows which item a
 worker was grading when it is late or dies.
 """
 
@@ -23,14 +23,14 @@ from tramontane.verifier import code, correctness, functions, language, math
 from tramontane.verifier.custom import GroupCall
 from tramontane.verifier.reward import grade_apart, run_group_call
 
-READY = ""  # the first message of a worker that can grade; any other text says why it cannot
+READY = ""  # the first message of a worker that can grade; any other text is the error
 
 
 def main(descriptor: int) -> None:
     """Serve until the pool closes its end of the socket, or dies."""
     die_with_parent()
-    # Job systems signal every process; only the controller reacts. Programs under test would
-    # inherit SIG_IGN, and do not inherit a handler.
+    # Job systems signal every process; only the controller reacts. A handler, since programs under
+    # test would inherit SIG_IGN.
     signal.signal(signal.SIGTERM, lambda *_: None)
     connection = Connection(descriptor)
     config: VerifierConfig
@@ -44,7 +44,7 @@ def main(descriptor: int) -> None:
     language.warm_up()
     try:
         correctness.check(config)
-    except InputError as error:  # under the memory limit an import may fail that succeeded outside
+    except InputError as error:  # an import may fail under the memory limit
         connection.send(f"{error} (in a worker, with verifier.memory_mb {config.memory_mb})")
         return
     connection.send(READY)

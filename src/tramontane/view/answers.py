@@ -1,4 +1,4 @@
-"""Completions by problem, in rollouts and evaluations, to compare runs by."""
+"""Completions by problem, from rollouts and evaluations, for comparing runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ TRAINING = "training"
 
 
 def problems(runs: list[Run], sources: list[str], part: str, limit: int) -> Row:
-    """Problems that all sides of a comparison answered, each with the number of completions and of
-    right ones.
+    """Problems answered by all sides of a comparison, with the numbers of completions and of right
+    ones.
 
     Args:
         runs: the runs to compare, at least one; a run may be compared with itself.
-        sources: for each run the evaluation, or `training`, whose answers count. One that the run
-            does not have, such as an empty text, is replaced by its last evaluation.
+        sources: for each run, an evaluation or `training`. A missing one, such as an empty text, is
+            replaced by the run's last evaluation.
         part: a part of the problem's id; empty for any.
-        limit: the most problems to return.
+        limit: maximum number of problems.
     """
     counted = [_counts(run) for run in runs]
     sources = [_source(found, chosen) for found, chosen in zip(counted, sources, strict=True)]
@@ -51,7 +51,7 @@ def _source(found: dict[str, Any], chosen: str) -> str:
 
 
 def _agreement(found: list[tuple[int, int]]) -> float:
-    """Problems on which runs differ most come first."""
+    """Sort key: problems on which runs differ most come first."""
     rates = [right / max(1, n) for n, right in found]
     return min(rates) - max(rates)
 

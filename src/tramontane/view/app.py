@@ -22,7 +22,7 @@ from tramontane.view.timeline import timeline
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 STATIC = Path(str(resources.files("tramontane.view") / "static"))
-# Scripts and styles of the page alone, no other source, and no text that becomes HTML.
+# Only the page's own scripts and styles, no other source, and no text that becomes HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -37,11 +37,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-MOST_ROWS = 200  # of one answer
+MOST_ROWS = 200  # in one response
 
 
 class Json(Response):
-    """An answer in JSON, with null for numbers that JSON lacks."""
+    """A JSON response, with null for numbers that JSON lacks."""
 
     media_type = "application/json"
 
@@ -52,8 +52,8 @@ class Json(Response):
 def make_app(runs: list[Run], token: str) -> FastAPI:
     """The application that shows these runs under `/TOKEN/`.
 
-    A request is refused (403) without the token, and (400) with a `Host` that is not this machine's
-    loopback name: a page of another site can name neither.
+    A request is rejected without the token (403), or with a `Host` that is not this machine's
+    loopback name (400): a page on another site can provide neither.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
 
@@ -178,7 +178,7 @@ def show_timeline(run: Chosen) -> Json:
 
 
 def _facets(run: Run) -> dict[str, Any]:
-    """The values that a search can choose among, with their counts."""
+    """The values that a search can filter by, with their counts."""
     table = run.rollouts.table()
     found: dict[str, Any] = {"total": len(table), "damaged": run.rollouts.damaged}
     for name in ("verdict", "language", "domain", "finish_reason", "filtered"):

@@ -50,8 +50,8 @@ def rollout(run: Run, update: int, row: int) -> Row:
 def groups(run: Run, update: int) -> Row:
     """The groups of an update, with the reward, advantage and verdict of each completion.
 
-    `centred` is the reward less the mean of the group's rewards, which runs of earlier versions
-    have in place of the advantage.
+    `centred` is the reward minus the group's mean reward, which runs of earlier versions have
+    instead of the advantage.
 
     Raises:
         InputError: the update's file is damaged or gone.

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 class Evaluations:
-    """The rows of a run's `evaluation_*.jsonl`, read when a comparison first asks for them."""
+    """The rows of a run's `evaluation_*.jsonl`, read when a comparison first needs them."""
 
     def __init__(self, run: Path) -> None:
         self.run = run

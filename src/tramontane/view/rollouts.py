@@ -2,7 +2,7 @@
 
 No index is kept on disk: Parquet stores columns one by one, so the narrow columns of 100,000
 completions in 400 files are read in 0.3 s on two cores (`benchmarks/view.py`). Texts and tokens are
-read for the rows that are shown, or scanned for a search (`view.search`).
+read only for the rows shown, or scanned for a search (`view.search`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NARROW = (
     "update", "group", "index", "problem_id", "domain", "language", "difficulty", "finish_reason",
     "reward", "advantage", "verdict", "reason", "filtered",
 )  # fmt: skip
-"""Columns that are read when a run is opened, with the lengths and versions of `version_spans`."""
+"""Columns read when a run is opened, with the lengths and versions from `version_spans`."""
 FROM_SPANS = ("tokens", "oldest", "newest")
 THREADS = 4
 NEVER = 2**31 - 1  # above all versions
@@ -37,7 +37,7 @@ _TYPES = {field.name: field.type for field in rollouts.COLUMNS}
 
 
 class Key(NamedTuple):
-    """Identity of a file's content: a resumed run writes a file of the same name again."""
+    """Identity of a file's content: a resumed run rewrites files with the same name."""
 
     name: str
     modified: int
@@ -46,8 +46,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One file: its path, the narrow columns of its rows, and what is wrong with it, if it could
-    not be read; it has no rows then."""
+    """One file: its path, the narrow columns of its rows, and the error if it could not be read, in
+    which case it has no rows."""
 
     path: Path
     update: int
@@ -56,11 +56,11 @@ class Part:
 
 
 class Rollouts:
-    """The files of a run's `rollouts` folder; `refresh` reads those that are new."""
+    """The files of a run's `rollouts` folder; `refresh` reads new ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.missing: set[str] = set()  # columns that a file of an earlier version lacks
+        self.missing: set[str] = set()  # columns missing from a file of an earlier version
         self._parts: dict[Key, Part] = {}
         self._table: pa.Table | None = None
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class Rollouts:
         return {part.path.name: part.damage for part in self.refresh() if part.damage}
 
     def refresh(self) -> Sequence[Part]:
-        """The parts, in the order of updates, as the folder is now."""
+        """The current parts, in the order of updates."""
         with self._lock, reading(self.folder):
             keys = {}
             for path in rollouts.files(self.folder):
@@ -159,7 +159,7 @@ class Rollouts:
         return part
 
     def texts(self, part: Part, row: int) -> Row:
-        """The wide columns of one row, with `versions` in place of `version_spans`."""
+        """The wide columns of one row, with `versions` instead of `version_spans`."""
         names = [
             "problem", "reference", "text", "answer", "filtered_detail", "parts",
             "token_ids", "logprobs", "log_ratios", "version_spans",
@@ -173,7 +173,7 @@ def opened(path: Path) -> Iterator[pq.ParquetFile]:
     """A file of rollouts, whose checksums are verified.
 
     Raises:
-        InputError: it is damaged or gone, or this block finds it to be.
+        InputError: it is damaged or gone, now or while the block reads it.
     """
     with reading(path), pq.ParquetFile(path, page_checksum_verification=True) as file:
         yield file
@@ -200,7 +200,7 @@ def _placed(table: pa.Table, part: int) -> pa.Table:
 
 def _from_spans(spans: pa.ListArray) -> dict[str, pa.Array]:
     """Generated tokens of each completion, and the oldest and newest version that sampled any;
-    null if none did: a completion without tokens, or from elsewhere."""
+    null if none did: a completion without tokens, or a recorded one."""
     offsets = np.asarray(spans.offsets, dtype=np.int64)
     tokens = np.asarray(spans.values.field("tokens"), dtype=np.int64)
     versions = np.asarray(spans.values.field("version"), dtype=np.int64)[: int(offsets[-1])]
@@ -209,7 +209,7 @@ def _from_spans(spans: pa.ListArray) -> dict[str, pa.Array]:
     oldest, newest = np.full(len(spans), NEVER), np.full(len(spans), -1)
     if filled.any():
         starts = offsets[:-1][filled]
-        # Versions below 0 mark tokens that no weights of the run have sampled.
+        # Versions below 0 mark tokens not sampled by the run's weights.
         oldest[filled] = np.minimum.reduceat(np.where(versions < 0, NEVER, versions), starts)
         newest[filled] = np.maximum.reduceat(versions, starts)
     return {

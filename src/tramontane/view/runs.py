@@ -30,7 +30,7 @@ class Run:
         number: the run's place on the command line, which is its name in requests.
 
     Attributes:
-        fault: what is wrong with its config, which is empty then.
+        fault: the error in its config, which is then empty.
     """
 
     def __init__(self, path: Path, number: int) -> None:
@@ -71,8 +71,8 @@ class Run:
     def metrics(self, offset: int, mark: int) -> Row:
         """The lines of `metrics.jsonl` from a byte on; `offset` and `mark` are for the next call.
 
-        `mark` is a checksum of the bytes before `offset`: a resumed run rewrites the file, and the
-        lines begin anew. A line that is no update's is left out, and named in `damaged`.
+        `mark` is a checksum of the bytes before `offset`: if a resumed run has rewritten the file,
+        reading starts over. A line that is not an update is skipped, and named in `damaged`.
         """
         file = self.path / "metrics.jsonl"
         faults = [self.fault] if self.fault else []
@@ -86,13 +86,15 @@ class Run:
             if reset := zlib.crc32(before) != mark:
                 offset, before = handle.seek(0), b""
             text = handle.read()
-        whole = text[: text.rfind(b"\n") + 1]  # a line may be under way
+        whole = text[: text.rfind(b"\n") + 1]  # a line may be incomplete
         rows, damaged = [], faults
         for line in whole.splitlines(keepends=True):
             if (row := _update(line)) is not None:
                 rows.append(row)
             else:
-                damaged.append(f"{file}: the line at byte {offset} is no update's, and is left out")
+                damaged.append(
+                    f"{file}: the line at byte {offset} is not an update, and is skipped"
+                )
             offset += len(line)
         mark = zlib.crc32((before + whole)[-MARKED:])
         return {"rows": rows, "offset": offset, "mark": mark, "reset": reset, "damaged": damaged}
@@ -121,7 +123,7 @@ class Run:
 
 
 def _section(config: Row, *keys: str) -> Row:
-    """A section of a config; empty if it has none there, as in configs of other versions."""
+    """A section of a config; empty if missing, as in configs of other versions."""
     for key in keys:
         inner = config.get(key)
         config = inner if isinstance(inner, dict) else {}
@@ -146,9 +148,9 @@ def _located(row: Row) -> Row:
 
 
 def load_runs(paths: list[Path]) -> list[Run]:
-    """The runs of these folders; a folder that holds run folders stands for all of them.
+    """The runs of these folders; a folder of run folders stands for all of them.
 
-    One that cannot be read is shown with its fault, next to the others.
+    An unreadable one is shown with its error.
 
     Raises:
         InputError: none of them can be read.
@@ -168,8 +170,8 @@ def load_runs(paths: list[Path]) -> list[Run]:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of any value; numbers that JSON lacks (NaN and infinities) become null, and what else it
-    lacks, such as a date, text."""
+    """JSON of any value; numbers that JSON lacks (NaN and infinities) become null, and other
+    unsupported values, such as dates, text."""
     try:
         return json.dumps(value, allow_nan=False, default=str).encode()
     except ValueError:

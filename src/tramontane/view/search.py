@@ -1,7 +1,7 @@
-"""Searches of a run's rollouts: by narrow columns at once, by texts file after file.
+"""Searches a run's rollouts: by narrow columns immediately, by text one file at a time.
 
-A search for a text answers within `SECONDS`, with what it has found so far and how far it has come;
-the same request again goes on from there. So a page never waits for a long scan.
+A text search answers within `SECONDS`, with its results and progress so far; repeating the request
+continues it, so a page never waits for a long scan.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tramontane.errors import InputError
 from tramontane.view.rollouts import THREADS, Part, Rollouts, opened
 
 Row = dict[str, Any]
-SECONDS = 0.5  # for one answer
-KEPT = 8  # searches that can be continued
+SECONDS = 0.5  # per response
+KEPT = 8  # searches kept for continuation
 SNIPPET = 160  # characters
 SORTS = ("update", "reward", "advantage", "tokens")
 
 
 @dataclass(frozen=True)
 class Query:
-    """The conditions of a search; None or "" is no condition. Texts are found in any case.
+    """The conditions of a search; None or "" means no condition. Texts match in any case.
 
     Args:
         text: part of the completion.
@@ -39,9 +39,9 @@ class Query:
         reason: part of the verdict's reason.
         verdict, language, domain, finish_reason: equal to the column; several, separated by commas.
         trained: `trained`, or a kind of filtered group, or `filtered` for any of them.
-        version: of weights that sampled at least one token, or that lie between such versions.
-        update, reward, tokens: of the completion; these and `version` are `low..high`, either end
-            may be left out, or one number.
+        version: of weights that sampled at least one token, or between such versions.
+        update, reward, tokens: of the completion; these and `version` are a number or `low..high`,
+        where either end may be omitted.
     """
 
     text: str = ""
@@ -62,7 +62,7 @@ def parse_range(text: str) -> tuple[float | None, float | None]:
     """Ends of `low..high`, `low..`, `..high` or a single number.
 
     Raises:
-        InputError: not of this form.
+        InputError: not in this form.
     """
     low, dots, high = text.partition("..")
     try:
@@ -74,11 +74,11 @@ def parse_range(text: str) -> tuple[float | None, float | None]:
 
 
 class Search:
-    """One search over the rollouts as they were when it began."""
+    """One search over the rollouts at its start."""
 
     def __init__(self, rollouts: Rollouts, query: Query) -> None:
         self.rollouts, self.query = rollouts, query
-        self._lock = threading.Lock()  # a page that changes its mind leaves a request behind
+        self._lock = threading.Lock()  # an abandoned request of a page may still be running
         self.parts = list(rollouts.refresh())
         self.table = rollouts.table()
         chosen = np.flatnonzero(_mask(self.table, query))
@@ -92,7 +92,7 @@ class Search:
             cuts = np.flatnonzero(np.diff(numbers)) + 1
             self._left = [
                 (int(self._numbers[rows[0]]), rows) for rows in np.split(chosen, cuts) if len(rows)
-            ]  # the newest update is the last, and the first to be taken
+            ]  # the newest update is last, and taken first
         self.files = len(self._left)
 
     @property
@@ -100,7 +100,7 @@ class Search:
         return not self._left
 
     def advance(self, seconds: float) -> None:
-        """Scan further files, for about so many seconds, at least one round."""
+        """Scan more files for about this many seconds, at least one round."""
         end = time.monotonic() + seconds
         with self._lock, ThreadPoolExecutor(THREADS) as pool:
             while self._left and (time.monotonic() < end):
@@ -110,7 +110,7 @@ class Search:
                 self.found = np.concatenate([self.found, *hits])
 
     def _scan(self, part: Part, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the rows of one file whose texts match."""
+        """The rows of one file whose texts match."""
         columns = ["text"] * bool(self.query.text) + ["problem"] * bool(self.query.problem)
         try:
             with opened(part.path) as file:
@@ -128,7 +128,7 @@ class Search:
         return rows[keep]
 
     def page(self, sort: str, descending: bool, offset: int, limit: int) -> Row:
-        """Rows of what was found so far, in order, with the beginnings of their texts."""
+        """Rows found so far, in order, with the start of their texts."""
         order = self._order(sort, descending)[offset : offset + limit]
         rows = self.table.take(pa.array(order, pa.int64())).to_pylist()
         by_part: dict[int, list[Row]] = {}
@@ -168,7 +168,7 @@ class Search:
 
 
 class Searches:
-    """The searches of one run that were asked for last; one that a page repeats is continued."""
+    """The latest searches of one run; a repeated one is continued."""
 
     def __init__(self, rollouts: Rollouts) -> None:
         self.rollouts = rollouts
@@ -176,10 +176,10 @@ class Searches:
         self._lock = threading.Lock()
 
     def find(self, query: Query) -> Search:
-        """The search for this query, over the files that are there now.
+        """The search for this query, over the current files.
 
         Raises:
-            InputError: a range that is none.
+            InputError: an invalid range.
         """
         with self._lock:
             key = (query, id(self.rollouts.table()))
@@ -196,7 +196,7 @@ def _contains(column: pa.ChunkedArray, pattern: str) -> NDArray[np.bool_]:
 
 
 def _mask(table: pa.Table, query: Query) -> NDArray[np.bool_]:
-    """The rows that fulfil all conditions on narrow columns."""
+    """The rows that meet all conditions on narrow columns."""
     keep = np.ones(len(table), bool)
     for condition in _conditions(table, query):
         keep &= np.asarray(pc.fill_null(condition, False), dtype=bool)
@@ -228,7 +228,7 @@ def _conditions(table: pa.Table, query: Query) -> Iterator[Any]:
 
 
 def _snippet(text: str, pattern: str) -> str:
-    """The part of a text around the first match, or its beginning."""
+    """The part of a text around the first match, or its start."""
     place = text.lower().find(pattern.lower()) if pattern else 0
     start = max(0, place - SNIPPET // 3)
     cut = text[start : start + SNIPPET]

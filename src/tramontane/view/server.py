@@ -26,7 +26,7 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
 
     Args:
         paths: run folders, or folders of run folders.
-        port: port of the loopback address; 0: any that is free.
+        port: port on the loopback address; 0: any free one.
         on_address: called with the page's address once it answers.
 
     Raises:
@@ -37,7 +37,7 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
     from tramontane.view.runs import load_runs
 
     runs = load_runs(paths)
-    # While the server's modules are imported, which takes as long.
+    # In parallel with the import of the server's modules, which takes as long.
     threading.Thread(target=_read_rollouts, args=(runs,), daemon=True).start()
     import uvicorn
 
@@ -50,7 +50,7 @@ def view(paths: list[Path], port: int = 0, on_address: Callable[[str], None] | N
             listening.bind((HOST, port))
         except OSError as error:
             raise InputError(f"port {port}: {error.strerror}; choose another with --port") from None
-        listening.listen()  # requests wait from now on, until the server takes them
+        listening.listen()  # from now on, requests wait for the server
         if on_address:
             on_address(f"http://{HOST}:{listening.getsockname()[1]}/{token}/")
         config = uvicorn.Config(

@@ -11,7 +11,7 @@ from tramontane.errors import reading
 from tramontane.run.folder import read_log
 
 Row = dict[str, Any]
-LONGEST = 20_000  # activities that a page gets; the newest
+LONGEST = 20_000  # maximum number of activities on a page; the newest
 EVENT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)$")
 
 

@@ -14,16 +14,16 @@ from tokenizers import Tokenizer
 from tramontane.errors import reading
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-LONGEST_CHARACTER = 4  # bytes, so tokens that one character may be spelt by
-CONTEXT = 2  # tokens before a token whose spaces its text may depend on
+LONGEST_CHARACTER = 4  # bytes, and so tokens, of one character
+CONTEXT = 2  # preceding tokens that may affect a token's spaces
 
 
 class Tokens:
-    """Texts of tokens; without transformers, whose import takes seconds.
+    """Texts of tokens, without transformers, which takes seconds to import.
 
     Args:
         run: the run's folder; each of its checkpoints has the tokenizer.
-        model: the model that the run began with, for a run without a checkpoint.
+        model: the model that the run started from, for a run without a checkpoint.
     """
 
     def __init__(self, run: Path, model: str) -> None:
@@ -33,7 +33,7 @@ class Tokens:
 
     @property
     def missing(self) -> str:
-        """The reason why token texts are not known; empty if they are."""
+        """Why token texts are not available; empty if they are."""
         if self._find() is not None:
             return ""
         return f"no tokenizer.json in a checkpoint of this run, or in the model {self.model}"

@@ -330,7 +330,7 @@ def test_verdicts_say_why(rung):
     )
     assert run("def f(x): return 2", "class A: pass\nf(A())") == (
         "unscorable",
-        "the tests pass a A, which is no plain value",
+        "the tests pass a A, which is not a plain value",
     )
 
 

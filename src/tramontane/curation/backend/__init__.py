@@ -1,7 +1,7 @@
 """Models that answer a curation's prompts: a checkpoint in this process, or an endpoint.
 
 Both implement `Backend`: prompts in, n answers to each out. Answers from before a kill are read
-from a file and not requested again.
+from a file instead of being requested again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Prompt(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer and its number of tokens; `fault` is the reason if there is no answer.
+    """An answer and its number of tokens; `fault` says why, if there is no answer.
 
     Its thoughts, if any, are between the paper's tags, whatever the tags of the model.
     """
@@ -45,7 +45,7 @@ class Backend(Protocol):
             prompts: all prompts at once.
             n: answers per prompt.
             record: a file for the answers. Another call with the same prompts and file, in any
-                process, continues there and ends with the same answers.
+                process, resumes and gives the same answers.
 
         Raises:
             InputError: the model cannot answer any prompt until the user corrects something.
@@ -69,7 +69,7 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
 
 
 def open_backend(config: ModelConfig) -> Backend:
-    """The backend that a config names; a checkpoint is loaded into memory."""
+    """The backend named in a config; a checkpoint is loaded into memory."""
     # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
         from tramontane.curation.backend.endpoint import Endpoint
@@ -81,12 +81,12 @@ def open_backend(config: ModelConfig) -> Backend:
 
 
 def in_paper_tags(text: str, tags: ThinkingTags) -> str:
-    """An answer with the paper's thinking tags in place of the model's."""
+    """An answer with the model's thinking tags replaced by the paper's."""
     return text.replace(tags.opening, PAPER_TAGS.opening).replace(tags.closing, PAPER_TAGS.closing)
 
 
 def answer_seed(seed: int, key: str, index: int) -> int:
-    """The seed of one answer, which no other prompt influences."""
+    """The seed of one answer, independent of other prompts."""
     text = f"{seed}/{key}/{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 

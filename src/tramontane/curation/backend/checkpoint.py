@@ -2,10 +2,10 @@
 
 The logits of a token depend, in their last digits, on the other sequences of the same forward pass,
 so an answer is repeatable only among the same neighbours. Therefore, whenever as many answers are
-finished as there are slots, the finished answers and the tokens of the unfinished ones are written
-to disk, and the unfinished requests are submitted again. So the generator continues from the same
-written state whether the process was killed or not. This costs a prefill of the sequences in
-flight; a kill costs the tokens decoded since the last write.
+finished as there are slots, the finished answers and the tokens of unfinished ones are written to
+disk, and the unfinished requests are resubmitted. The generator thus continues from the same state
+whether the process was killed or not. This costs a prefill of the sequences in flight; a kill costs
+the tokens decoded since the last write.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Checkpoint:
         config: its `checkpoint` is set.
 
     Raises:
-        InputError: the errors of `Generator.load`, or a context that is too short.
+        InputError: see `Generator.load`; or a context that is too short.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -103,7 +103,7 @@ class Checkpoint:
     ) -> Iterator[tuple[list[Completion], list[tuple[int, int, list[int]]]]]:
         """Yield (finished completions, (group, index, tokens) of the others) at each write."""
         generator, slots = self.generator, self.checkpoint.slots
-        generator.cancel_all()  # requests of an earlier call that was not finished
+        generator.cancel_all()  # requests of an unfinished earlier call
         generator.submit(flight)
         unfinished, done = len(flight), list[Completion]()
         while unfinished or waiting:
@@ -135,7 +135,7 @@ def longest_prompt(config: ModelConfig) -> int:
     """Maximum tokens of a prompt, so that an answer still fits the model's context.
 
     Raises:
-        InputError: no room is left for any prompt.
+        InputError: no prompt could fit.
     """
     assert config.checkpoint is not None
     path, limit = config.checkpoint.path, config.checkpoint.max_prompt_tokens
@@ -151,7 +151,7 @@ def longest_prompt(config: ModelConfig) -> int:
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    # A request needs log-probs and versions with its tokens, but a curation reads neither.
+    # A request's tokens need log-probs and versions, which a curation does not read.
     n = len(tokens)
     return replace(
         request, token_ids=ints(tokens), logprobs=floats([0.0] * n), versions=ints([0] * n)

@@ -2,9 +2,9 @@
 
 Uses the standard library only: one request per answer, and one thread per request under way. A
 temporary failure (429, 5xx, no connection, a stall, an invalid response) is retried after a pause.
-A permanent failure is recorded as the fault of its prompt, and the other prompts go on. Only an
-endpoint that cannot answer any prompt (a wrong address or key) ends the curation, which the same
-command continues after a correction.
+A permanent failure is recorded for its prompt, and the other prompts continue. Only an endpoint
+that cannot answer any prompt (a wrong address or key) ends the curation, which the same command
+resumes once this is fixed.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ class Endpoint:
                     done.put((place, self.ask(prompt, place[1], stop)))
                 except Exception as error:  # raised again in the thread that reads `done`
                     done.put((place, error))
-                    stop.set()  # here, or a worker sends more before that thread has read it
+                    stop.set()  # here, before a worker sends another request
 
-        # Daemons, so that an interrupted command does not wait for requests under way.
+        # Daemons, so that an interrupted command does not wait for pending requests.
         for _ in range(min(self.endpoint.concurrency, len(missing))):
             threading.Thread(target=work, name="endpoint", daemon=True).start()
         try:
@@ -119,7 +119,7 @@ class Endpoint:
             stop.set()
 
     def ask(self, prompt: Prompt, index: int, stop: threading.Event) -> Answer:
-        """One answer to a prompt, or its fault after all retries; for any number of threads.
+        """One answer to a prompt, or its fault after all retries. Thread-safe.
 
         Args:
             prompt: the prompt.
@@ -143,7 +143,7 @@ class Endpoint:
                 reason = self._without_key(str(error))
                 now = time.monotonic()
                 self._not_before = max(self._not_before, now + error.pause)
-                # Jitter, so that requests that failed together are not all sent together again.
+                # Jitter, so that requests that failed together are not retried together.
                 pause = self.endpoint.backoff_s * 2**attempt * random.uniform(0.5, 1)
                 if attempt < self.endpoint.retries:
                     stop.wait(min(pause, MAX_BACKOFF_S))
@@ -166,7 +166,7 @@ class Endpoint:
             "top_p": config.top_p,
             # Some servers accept at most 31 bits.
             "seed": answer_seed(config.seed, prompt.key, index) % 2**31,
-            # vLLM and SGLang read it; other servers may refuse keys that they do not know.
+            # vLLM and SGLang read it; other servers may reject unknown keys.
             "chat_template_kwargs": config.chat_template_kwargs or None,
             **self.endpoint.extra,
         }
@@ -263,7 +263,7 @@ def _text(parts: Any) -> str:
 def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
     """The body, read until `deadline` (monotonic time).
 
-    Some servers send blanks while they think, so the time limit of a single read is not enough.
+    Some servers send blanks while they think, so a time limit per read is not enough.
     """
     content = bytearray()
     while chunk := response.read1(2**16):

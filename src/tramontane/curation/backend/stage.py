@@ -15,7 +15,7 @@ class ModelStage(Stage):
     """A stage that asks `config.model`, if the config has one.
 
     Answers are expensive, so each is recorded when it arrives, and a restarted stage does not
-    request the recorded answers of an unfinished chunk again.
+    request an unfinished chunk's recorded answers again.
     """
 
     def __init__(self, config: Any, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """The playground: generated problems and pre-training traces for the tiny base model.
 
 Multi-step arithmetic (`sums`), word problems (`stories`) and small Python tasks (`programs`) are
-generated from a seed, in the paper's seven languages. The traces that the base model is pre-trained
-on have deliberate failings, so that reinforcement learning has something to improve.
+generated from a seed, in the paper's seven languages. The base model's pre-training traces have
+deliberate flaws, so that reinforcement learning has something to improve.
 """
 
 from .drills import drills

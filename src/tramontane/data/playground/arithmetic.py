@@ -1,4 +1,4 @@
-"""Chains of arithmetic, from which every sum and every story is built.
+"""Chains of arithmetic, the basis of every sum and story.
 
 A chain is a list of steps (a, op, b, result); each step starts from the previous result. All values
 are non-negative integers, and divisions are exact. A chain's difficulty is a level from 1 to 8: a

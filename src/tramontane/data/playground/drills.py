@@ -1,4 +1,4 @@
-"""Drills: series of bare equations, from which a tiny model learns to add before it reads stories.
+"""Drills: series of bare equations, which teach a tiny model to add before it reads stories.
 
 A worked trace has one equation per 25 tokens or so, and two thirds of the traces have none; a drill
 has one per 12. Drills are not problems and are never graded.

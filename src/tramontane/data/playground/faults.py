@@ -1,4 +1,4 @@
-"""Playground sets with planted faults, and the truth about them, for measuring a curation.
+"""Playground sets with planted faults and their ground truth, for measuring a curation.
 
 A row has at most one fault. The truth is in a separate file, not in the row.
 """
@@ -20,7 +20,7 @@ from .arithmetic import LEVELS
 from .generate import problems
 from .language import pick
 
-# Fault → the reasons that `tramontane curate` gives for it.
+# Fault → the reasons given for it by `tramontane curate`.
 REASONS: dict[str, tuple[str, ...]] = {
     "wrong_label": ("label_disputed",),
     "duplicate": ("duplicate", "duplicate_conflict"),
@@ -39,10 +39,10 @@ SHARES: dict[str, float] = {
 }  # fmt: skip
 PROGRAMS = 0.05  # share of sound programs among all rows
 RAW, TRUTH = "raw.jsonl", "truth.json"
-MAX_FRUITLESS_DRAWS = 50_000  # consecutive draws without a new statement that fits
+MAX_FRUITLESS_DRAWS = 50_000  # consecutive draws without a new, suitable statement
 _PADDING = (" Take care.", " Take your time.", " Think first.")
 _LONG = 120  # characters of a statement that padding changes little
-_EASY, _HARD = (0, 9), (20, 10**9)  # the largest number of a trivial problem, and of the others
+_EASY, _HARD = (0, 9), (20, 10**9)  # range of the largest number in trivial problems, and in others
 
 
 class Truth(NamedTuple):
@@ -64,7 +64,7 @@ class Score(NamedTuple):
         planted: rows with the fault.
         flagged: rows whose reason names the fault.
         found: rows with the fault whose reason names it.
-        kept: rows with the fault that are kept all the same.
+        kept: rows with the fault that are kept anyway.
     """
 
     planted: int
@@ -90,15 +90,15 @@ def planted(
 ) -> Iterator[tuple[dict[str, Any], Truth]]:
     """Rows for a curation, each with its truth, in random order.
 
-    `impossible`: a number of the statement is missing. `trivial`: two steps, all numbers below ten;
-    other problems have larger numbers. `broken_tests`: some or all labels of a program are wrong.
-    Programs come with their solution in three spellings, and with a wrong solution.
+    `impossible`: a number is missing from the statement. `trivial`: two steps, all numbers below
+    ten; other problems have larger numbers. `broken_tests`: some or all expected outputs of a
+    program are wrong. Programs come with three variants of their solution, and a wrong solution.
 
     Args:
         count: number of rows.
         seed: seed of all draws.
         shares: share of each fault; the other rows are sound.
-        levels: levels of the maths problems, both ends included.
+        levels: levels of the maths problems, inclusive.
         languages: languages of the maths problems; proofs and multi-part questions are in English.
 
     Raises:
@@ -175,15 +175,15 @@ def read_truth(path: Path) -> dict[str, Truth]:
 def compare(
     truth: Mapping[str, Truth], *curations: Iterable[Mapping[str, Any]]
 ) -> dict[str, Score]:
-    """The score of each planted fault, and under `""` of the sound rows.
+    """The score of each planted fault and, under `""`, of the sound rows.
 
-    A reason that a sound row has, or a row with another fault, costs precision. Copies that a
-    curation made are ignored. For sound rows, `flagged` and `found` count the kept rows.
+    A reason given to a sound row, or to a row with a different fault, costs precision. Copies made
+    by a curation are ignored. For sound rows, `flagged` and `found` count the kept rows.
 
     Args:
         truth: from `read_truth`.
-        curations: the lines of `decisions.jsonl` of a curation, or of several that read each
-            other's results.
+        curations: the lines of `decisions.jsonl` of one curation, or of several that build on each
+            other.
     """
     reasons: dict[str, set[str]] = {}
     dropped: set[str] = set()
@@ -209,7 +209,7 @@ def compare(
 
 
 def _new(stream: Iterator[Problem], seen: set[str]) -> Iterator[Problem]:
-    """The problems of a stream that are not in `seen`, to which they are added.
+    """The problems of a stream that are not in `seen`; adds them to it.
 
     Raises:
         ValueError: no new problem in `MAX_FRUITLESS_DRAWS` draws.
@@ -244,7 +244,7 @@ def _row(problem: Problem) -> dict[str, Any]:
 
 def _repeated(rng: Random, kind: str, earlier: list[dict[str, Any]]) -> dict[str, Any]:
     if kind == "near_duplicate":
-        row = earlier.pop(rng.randrange(len(earlier)))  # each row once, so that no two are equal
+        row = earlier.pop(rng.randrange(len(earlier)))  # each row only once
         return row | {"problem": row["problem"] + pick(rng, _PADDING)}
     row = pick(rng, earlier)
     return row | {"problem": row["problem"].upper().replace(" ", "  ")}
@@ -264,7 +264,7 @@ def _program(rng: Random, problem: Problem, kind: str) -> tuple[dict[str, Any], 
 
 
 def _broken(rng: Random, right: list[str]) -> list[str]:
-    """The labels, some or all of which are replaced by another test's label."""
+    """The expected outputs, some or all replaced by another test's."""
     count = pick(rng, (1, 1, 2, 3, len(right)))
     labels = list(right)
     for i in rng.sample(range(len(right)), count):

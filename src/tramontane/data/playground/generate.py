@@ -17,7 +17,7 @@ from .statements import story_statement, story_steps, sum_statement, sum_steps
 Split = Literal["train", "test"]
 KINDS = ("sums", "stories", "programs")
 
-MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws after which the supply counts as exhausted
+MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws without a new problem, after which none are left
 
 
 def _digest(text: str) -> str:
@@ -27,8 +27,8 @@ def _digest(text: str) -> str:
 def split_of(canonical: str) -> Split:
     """The split of a problem, independent of the seed: one problem in eight is a test problem.
 
-    It depends on the bare expression only (or on a program's task and constants), so that a test
-    problem's arithmetic is new in every wording, every language and every kind.
+    It depends only on the expression (or on a program's task and constants), so that a test
+    problem's arithmetic is new in every wording, language and kind.
     """
     return "test" if int(_digest(canonical)[:8], 16) % 8 == 0 else "train"
 

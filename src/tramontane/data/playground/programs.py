@@ -1,7 +1,7 @@
 """Small Python tasks on stdin and stdout, with tests, in English.
 
-A task's texts (statement, plan, solution, slips) are in `programs.yaml`. This module has the
-generators of inputs, and reference functions that compute the expected outputs without the
+A task's texts (statement, plan, solution, slips) are in `programs.yaml`. This module has the input
+generators, and reference functions that compute the expected outputs independently of the
 solution's text.
 """
 
@@ -76,7 +76,7 @@ def draw(rng: Random, level: int) -> Program:
 
 
 def problem(program: Program) -> Problem:
-    """The problem with its tests, which depend on the task and its constants alone."""
+    """The problem with its tests, which depend only on the task and its constants."""
     task = tasks()[program.name]
     solution = program.fill(task.solution)
     slips = [(program.fill(old), program.fill(new)) for old, new in task.slips]
@@ -129,7 +129,7 @@ def _mirrored(rng: Random, lo: int, hi: int) -> str:
 
 
 def _brackets(rng: Random, lo: int, hi: int) -> str:
-    """Balanced, unbalanced, and balanced in number only."""
+    """Balanced brackets, unbalanced ones, and ones balanced only in number."""
     text = ""
     for _ in range(rng.randint(2, 5)):
         text = f"({text})" if rng.random() < 0.5 else f"{text}()"

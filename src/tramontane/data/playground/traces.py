@@ -1,9 +1,9 @@
-"""Traces: the completions that the tiny base model is pre-trained on, with deliberate failings.
+"""Traces: the completions that the tiny base model is pre-trained on, with deliberate flaws.
 
-A faultless trace is `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
-`\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). The `Style` of a
-trace says what it gets right or wrong, and a `MixtureConfig` how often. The failings are
-independent of each other, so that every reward axis has something to teach.
+A correct trace is `<think>THOUGHTS</think>`, a line break, and one sentence that ends in
+`\\boxed{N}`: the format of Magistral's system prompt (section 2.2.1 of the paper). A trace's
+`Style` says what it gets right or wrong, and a `MixtureConfig` how often. The flaws are
+independent, so that every reward axis has something to teach.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Style:
     """The properties of one trace.
 
     Args:
-        effort: `work` goes through the steps, `guess` skips them, `ramble` repeats them in doubt.
+        effort: `work` shows the steps, `guess` skips them, `ramble` doubts and repeats them.
         box: the answer is in `\\boxed{}` (a program: in a fenced block).
         tags: `ok`, or the closing or the opening thinking tag is missing.
         switch: the language that the trace changes to midway and answers in; None: no change.
@@ -136,7 +136,7 @@ def _program(problem: Problem, rng: Random, style: Style) -> tuple[str, str]:
 
 
 def sample_style(problem: Problem, rng: Random, mixture: MixtureConfig) -> Style:
-    """A style drawn from the mixture; each failing is drawn independently."""
+    """A style drawn from the mixture; each flaw is drawn independently."""
     roll = rng.random() * (mixture.work + mixture.guess + mixture.ramble)
     effort: Effort = "work"
     if roll >= mixture.work:

@@ -1,4 +1,4 @@
-"""vLLM as a generator: in an environment and a process of its own."""
+"""vLLM as a generator, in its own environment and process."""
 
 from tramontane.generator.vllm.generator import HEARTBEAT, VllmGenerator
 

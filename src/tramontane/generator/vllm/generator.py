@@ -1,4 +1,4 @@
-"""A generator whose engine is vLLM, in a process of its own."""
+"""A generator whose engine is vLLM, in a separate process."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ class VllmGenerator:
     """Samples completions with vLLM; has the methods of `Generator`.
 
     vLLM's process gets tokens, and returns tokens, their log-probs, and the version of the weights
-    of the step that sampled each. It starts with random weights: the checkpoint's go the way of all
-    later ones, through shared memory. A continued request draws other random numbers than one that
-    was not interrupted.
-
-    Six parameters, those of `Generator.load` and one for the process.
+    of the step that sampled each. It starts with random weights: the checkpoint's weights arrive
+    through shared memory, like every later version. A continued request draws different random
+    numbers from an uninterrupted one.
 
     Args:
         model: checkpoint folder, Hugging Face name or `tiny`.
-        config: all keys but `cuda_graphs` and the pipeline's are used here.
+        config: all keys except `cuda_graphs` and the pipeline's are used here.
         slots: completions decoded at once.
         max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
         response: thinking tags, and the beginning of every response, for the completions' text.
@@ -46,7 +44,7 @@ class VllmGenerator:
 
     Raises:
         InputError: no checkpoint there, damaged weights, no EOS token, no environment with a tested
-            version of vLLM, or a model whose weights vLLM cannot get.
+            version of vLLM, or a model whose weights cannot be sent to vLLM.
         WorkerDied: vLLM's process ended at its start.
         VllmError: vLLM refused the model or the arguments.
     """
@@ -82,7 +80,7 @@ class VllmGenerator:
 
     @property
     def version(self) -> int:
-        """Version of the weights that sample the next token."""
+        """Version of the weights that will sample the next token."""
         return self._version
 
     @property
@@ -91,8 +89,8 @@ class VllmGenerator:
         return self._process.pid
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Change the number of slots and their length. vLLM starts anew if either is larger than at
-        its start; smaller numbers of slots change nothing.
+        """Change the number of slots and their length. vLLM restarts if either is larger than at
+        its start; fewer slots change nothing.
 
         Raises:
             RuntimeError: a request is unfinished.
@@ -106,7 +104,7 @@ class VllmGenerator:
         self._max_len = max_len
 
     def submit(self, requests: list[Request]) -> None:
-        """Queue requests; vLLM begins them in this order.
+        """Queue requests; vLLM starts them in this order.
 
         Raises:
             InputError: a request that can never run, e.g. prompt and `max_tokens` beyond `max_len`
@@ -117,14 +115,14 @@ class VllmGenerator:
 
     def step(self, n: int | None = None) -> list[Completion]:
         """Run up to `n` steps of vLLM (default `config.steps_per_call`), and return the completions
-        that finished. A step samples a token for each sequence whose prompt is read."""
+        that finished. A step samples a token for each sequence whose prompt has been read."""
         self._advance(self.config.steps_per_call if n is None else n, ahead=False)
         return self._take_ended()
 
     def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
         """Take new requests; return the finished completions and the new tokens of unfinished ones,
         once `seconds` have passed and vLLM has done `steps_per_call` steps since the last report.
-        vLLM goes on meanwhile.
+        vLLM keeps running meanwhile.
 
         Raises:
             InputError: see `submit`.
@@ -138,10 +136,10 @@ class VllmGenerator:
         return Progress(self._take_ended(), growth, self._counts["busy_seconds"])
 
     def fetch(self, version: int, weights: Weights) -> None:
-        """Copy new weights to shared memory, and check them; `swap` puts them into use.
+        """Copy new weights to shared memory and check them; `swap` puts them into use.
 
-        May run in another thread while any other method runs. Only the newest version that was
-        fetched can be swapped in.
+        May run in another thread, concurrently with any other method. Only the newest fetched
+        version can be swapped in.
 
         Args:
             version: number of the weights.
@@ -158,17 +156,17 @@ class VllmGenerator:
             self._fetched = version
 
     def swap(self, version: int) -> float:
-        """Use the weights of a `fetch` from the next step on; everything in flight stays in flight.
+        """Use fetched weights from the next step on; everything in flight stays in flight.
 
         Cached keys and values stay as they are (`kv_cache: keep`, arXiv 2506.10910, section 3) or
-        are computed again under the new weights (`recompute`). Nothing happens if the version is
-        not there, because it is in use already or a newer one was fetched.
+        are computed again under the new weights (`recompute`). Does nothing if the version is not
+        available, because it is already in use or a newer one was fetched.
 
         Args:
             version: recorded with every token sampled from now on.
 
         Returns:
-            Seconds that generation stood still.
+            Seconds for which generation paused.
         """
         if not self._memory.acquire(blocking=False):  # a newer version is being fetched
             return 0.0
@@ -197,8 +195,8 @@ class VllmGenerator:
     def probe(
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
-        """Complete `prompts` by exactly `tokens` tokens each, EOS or not. The log-probs are
-        compared with the trainer's. Requests in flight go on meanwhile."""
+        """Complete `prompts` by exactly `tokens` tokens each, ignoring EOS. The log-probs are
+        compared with the trainer's. Requests in flight continue meanwhile."""
         sampling = SamplingParams(tokens, temperature)
         requests = [Request(i, -1, p, seed + i, sampling) for i, p in enumerate(prompts)]
         self._flights.add(requests, self._capacity[1], self._version, probe=True)
@@ -212,8 +210,8 @@ class VllmGenerator:
         return sorted(found, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that vLLM computes with, by name, as far as they can be found out: for the
-        diagnosis of a parity mismatch. Nothing of a model that is split over devices."""
+        """The weights that vLLM computes with, by name, as far as they can be determined, for the
+        diagnosis of a parity mismatch. Empty for a model that is split over devices."""
         if self.config.vllm.tensor_parallel > 1:
             return {}
         found: Mapping[str, tuple[tuple[int, ...], bytes]]
@@ -227,7 +225,7 @@ class VllmGenerator:
         return {n: t[: len(known[n])] for n, t in tensors.items() if n in known}
 
     def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
-        """Nothing: vLLM does not show the outputs of its layers."""
+        """Empty: vLLM does not expose the outputs of its layers."""
         return []
 
     def stats(self) -> dict[str, Any]:
@@ -272,7 +270,7 @@ class VllmGenerator:
 
     def _advance(self, steps: int, ahead: bool) -> None:
         """Run vLLM until it has done `steps` steps since the last report, and note its tokens.
-        `ahead`: vLLM goes on after the report."""
+        `ahead`: vLLM continues after the report."""
         gained, self._counts = self._process.call(
             "advance", self._flights.take_unsent(), steps, ahead
         )

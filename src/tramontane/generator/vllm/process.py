@@ -1,4 +1,4 @@
-"""The process of vLLM: started, called, and found dead."""
+"""vLLM's process: start, calls, and detection of its death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tramontane.placement.orphans import die_with_parent
 SCRIPT = Path(__file__).parent / "inside" / "vllm_worker.py"
 _VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in our process, step by step
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # every process would be bound to the same first cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all processes are bound to the same first cores
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -34,7 +34,7 @@ class VllmError(RuntimeError):
 class VllmProcess:
     """A process of `inside/vllm_worker.py`, called by method name.
 
-    It ends with this object, or with the process that made it.
+    It ends with this object, or with its parent process.
 
     Args:
         environment: where vLLM is installed.
@@ -53,7 +53,7 @@ class VllmProcess:
         self._heartbeat = heartbeat
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with us)
         ours, theirs = socket.socketpair()
-        # Our own interpreter's path and packages are not those of vLLM.
+        # Our interpreter's paths and packages are not vLLM's.
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         env |= {
             **_VARIABLES,

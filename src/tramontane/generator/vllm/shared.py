@@ -1,4 +1,4 @@
-"""A model's weights in memory that vLLM's process reads too."""
+"""A model's weights in memory shared with vLLM's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from tramontane.errors import InputError
 
-ALIGNMENT = 64  # bytes; of the beginning of each tensor
+ALIGNMENT = 64  # bytes; alignment of each tensor's start
 
 Row = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset in bytes
 
@@ -23,7 +23,7 @@ class SharedTensors:
 
     Attributes:
         tensors: by name in the model's state dict; tied weights are one tensor.
-        path: the memory as a file, for processes of this machine while this object lives.
+        path: the memory as a file, for processes on this machine while this object exists.
         table: the same memory as the tensors of a Hugging Face checkpoint.
 
     Raises:
@@ -52,8 +52,8 @@ class SharedTensors:
         self.table = self._layout(model)
 
     def _layout(self, model: PreTrainedModel) -> list[Row]:
-        """The table of the tensors under the names of a checkpoint: newer models of transformers
-        fuse some, e.g. those of experts."""
+        """The table of the tensors under a checkpoint's names: newer models in transformers fuse
+        some, e.g. those of experts."""
         start = min(tensor.data_ptr() for tensor in self.tensors.values())
         rows: list[Row] = []
         for name, tensor in revert_weight_conversion(model, dict(self.tensors)).items():
@@ -61,7 +61,7 @@ class SharedTensors:
             if not 0 <= offset < len(self._memory) or not tensor.is_contiguous():
                 raise InputError(
                     f"generator.kind vllm: {model.config.model_type} models cannot be sent to "
-                    f"vLLM, since {name} of a checkpoint is no part of a parameter; take slots"
+                    f"vLLM, since {name} of a checkpoint is not part of a parameter; take slots"
                 )
             dtype = str(tensor.dtype).removeprefix("torch.")
             rows.append((name, dtype, tuple(tensor.shape), offset))

@@ -1,7 +1,8 @@
-"""Participants of discussions: simulated, in a generator of the project, or behind an endpoint.
+"""Participants of discussions: simulated, in one of the project's generators, or behind an
+endpoint.
 
-All implement `Agent`: calls go in at any time, and replies come out in any order, so that the
-discussions under way share each model's batches as rollouts do.
+All implement `Agent`: calls go in at any time, and replies come out in any order, so that
+concurrent discussions share each model's batches, like rollouts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Agent(Protocol):
     """A participant that answers calls.
 
     Attributes:
-        computes: True if `poll` computes replies, False if it waits for others to do so.
+        computes: True if `poll` computes replies, False if it only waits for them.
     """
 
     computes: bool
@@ -38,7 +39,8 @@ class Agent(Protocol):
         """
 
     def poll(self, seconds: float) -> list[tuple[int, Reply]]:
-        """Work or wait for at most about `seconds`, and return (ticket, reply) of what is ready.
+        """Work or wait for at most about `seconds`, and return (ticket, reply) of each finished
+        call.
 
         Raises:
             InputError: the model cannot answer any call until the user corrects something.
@@ -54,7 +56,7 @@ def open_agents(models: Mapping[str, ModelConfig], wording: Wording) -> dict[str
     agents: dict[str, Agent] = {}
     local: dict[str, ModelConfig] = {}
     for name, model in models.items():
-        # torch takes seconds to import, and is needed for checkpoints only.
+        # torch takes seconds to import, and is needed only for checkpoints.
         if model.simulated:
             from tramontane.oversight.agents.simulated import SimulatedAgent
 

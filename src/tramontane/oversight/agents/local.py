@@ -1,4 +1,4 @@
-"""Participants in a generator of the project: a checkpoint in the slot engine, or in vLLM."""
+"""Participants in one of the project's generators: a checkpoint in the slot engine, or in vLLM."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def letter_probability(
     """Probability of the answer's letter at its place, given the tokens before it; None without an
     answer.
 
-    It is that of the sampled token at the model's temperature, before top-p and top-k. What is left
-    counts for the other letter, so that a model that might have said something else there is taken
-    to be less certain than it is.
+    It is the sampled token's at the model's temperature, before top-p and top-k. The remainder
+    counts for the other letter, so a model that might have said something else there appears less
+    certain than it is.
     """
     ids = list(completion.token_ids)
 
@@ -160,7 +160,7 @@ def letter_probability(
     place = letter_place(text(len(ids)), choices)
     if place is None:
         return None
-    # The first token after which the text reaches beyond the letter.
+    # The first token after which the text extends beyond the letter.
     low, high = 0, len(ids) - 1
     while low < high:
         middle = (low + high) // 2

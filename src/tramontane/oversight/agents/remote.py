@@ -14,7 +14,7 @@ from tramontane.oversight.wording import Wording
 
 
 class RemoteAgent:
-    """Sends each call as a request of its own, `endpoint.concurrency` at once.
+    """Sends each call as a separate request, `endpoint.concurrency` at once.
 
     Args:
         config: its `endpoint` is set.
@@ -33,7 +33,7 @@ class RemoteAgent:
         self._tasks: queue.SimpleQueue[tuple[int, Prompt]] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[int, Answer | Exception]] = queue.SimpleQueue()
         self._stop = threading.Event()  # set by an error that concerns all tasks
-        self._fatal: Exception | None = None  # that error, since a judged reward goes on asking
+        self._fatal: Exception | None = None  # kept, since a judged reward continues to ask
         self._lock = threading.Lock()
         self._threads = 0
         self._waiting = 0
@@ -57,7 +57,7 @@ class RemoteAgent:
             if self._threads == self.concurrency:
                 return
             self._threads += 1
-        # A daemon, so that an interrupted command does not wait for requests under way.
+        # A daemon, so that an interrupted command does not wait for pending requests.
         threading.Thread(target=self._work, name="oversight-endpoint", daemon=True).start()
 
     def poll(self, seconds: float) -> list[tuple[int, Reply]]:

@@ -73,7 +73,7 @@ def extractive_questions(
     frames: Sequence[str] = FRAMES,
     phrasings: int | None = None,
 ) -> Iterator[Question]:
-    """An endless stream of questions of one split, all different.
+    """An endless stream of distinct questions from one split.
 
     A question's `choices` are the goals of all chains, the right one among them; its `metadata` has
     the chains (name, goal, first and second sentence), the right one first.

@@ -1,7 +1,7 @@
 """Objectives by name: `trainer.objective.name: magistral` is `objectives/magistral.py`.
 
-An objective is a module with the two functions of `Objective`, and options, which also say what it
-needs. See `docs/objectives.md` for how to write one.
+An objective is a module with the two functions of `Objective`, and options, which also declare what
+it needs. `docs/objectives.md` shows how to write one.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Metrics = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Sequences:
-    """The S completions of one minibatch, the same on every rank: the input of `advantages`.
+    """The S completions of one minibatch: the input of `advantages`, identical on every rank.
 
     Args:
         rewards: [S] float64.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; False for a sequence without a verdict, which is not learnt from.
+        scored: [S] bool; False for a sequence without a verdict, which is not trained on.
         lengths: [S] int64, generated tokens.
         answers: [S] int64, equal for equal answers of a group; −1 for none.
         policy: [S] float64, log π_θ(o) summed over tokens, if requested; π_θ is the policy before
@@ -76,7 +76,7 @@ class Tokens:
         logprobs: [N] log π_θ, with gradient.
         behavior: [N] log μ, as the generator recorded it.
         advantages: [N] the advantage of each token's sequence.
-        weights: [N] each token's weight in the loss, which is a sum; 0: not learnt from.
+        weights: [N] each token's weight in the loss, which is a sum; 0: not trained on.
         sequence: [N] int64, each token's sequence in the microbatch, from 0.
         rewards: [N] the reward of each token's sequence.
         entropy: [N] entropy of each token's distribution, with gradient if requested.
@@ -105,7 +105,7 @@ class Tokens:
     target: torch.Tensor | None = None
 
     def learnt(self) -> Tokens:
-        """The tokens that are learnt from, those of weight above 0.
+        """The tokens trained on: those of weight above 0.
 
         A ratio of an excluded token may overflow, and 0 · inf would be NaN in loss and gradient.
         """
@@ -115,19 +115,27 @@ class Tokens:
 
 
 class Objective(Protocol):
-    """The interface of a module with an objective. `options` is its section of the config.
+    """The interface of an objective's module. `options` is its section of the config.
 
     The module of a user's own objective also holds the class of its options, `Options`; those of
     the objectives in this folder are in `config/objectives.py`.
     """
 
     def advantages(self, sequences: Sequences, options: Any) -> torch.Tensor:
-        """The advantage of each completion: [S]; or [S, 2], if `targets` is requested: that of its
-        sampled tokens, and that of the tokens of its given answer."""
+        """The advantage of each completion: [S]; or, if `targets` is requested, [S, 2]: for its
+        sampled tokens, and for the tokens of its given answer."""
 
     def loss(self, tokens: Tokens, options: Any) -> tuple[torch.Tensor, Metrics]:
-        """The microbatch's share of the loss (a scalar to be summed), and metrics, whose names
-        must not depend on the tokens."""
+        """The microbatch's share of the loss, and metrics.
+
+        Args:
+            tokens: the microbatch's N tokens; its fields are [N].
+            options: the objective's section of the config.
+
+        Returns:
+            The share of the loss: a scalar with gradient, summed over microbatches and ranks. And
+            metrics, as scalar sums and weights; their names must not depend on the tokens.
+        """
 
 
 def load_objective(config: ObjectiveConfig) -> Objective:

@@ -2,13 +2,13 @@
 
     R(y) = r(y) − β log π_θ(y)/π_ref(y),   min ½ E_x Var_{y~μ}(R)
 
-At the optimum π* ∝ π_ref e^{r/β}, R is the same for every y, so that samples of any policy μ lead
-there. With n samples of a prompt:
+At the optimum π* ∝ π_ref e^{r/β}, R is the same for every y, so samples of any policy μ can be
+used. With n samples of a prompt:
 
     off-policy:  ∇ = −(β/(n − 1)) Σ_i (R_i − R̄) ∇ log π_θ(y_i)
     on-policy:   ∇ = −(1/(n − 1)) Σ_i (R_i − R̄) min(π_θ/μ, ρ) ∇ log π_θ(y_i)
 
-The first takes no importance ratio. The second is the regularised policy gradient.
+The first uses no importance ratio. The second is the regularised policy gradient.
 """
 
 from __future__ import annotations

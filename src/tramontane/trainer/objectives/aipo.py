@@ -2,8 +2,8 @@
 
     ∇J = E_μ[ Σ_t min(π_θ(y_t)/μ(y_t), ρ) · A · ∇ log π_θ(y_t) ],   A = r − mean of its group
 
-The weight is a constant, so that a truncated token still has a gradient, and it is truncated on one
-side only. μ are the generator's log-probs.
+The weight is a constant, so a truncated token still has a gradient, and it is truncated on one side
+only. log μ is the generator's log-prob.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JEPO (arXiv 2503.19618): chains of thought c learnt from the likelihood of a given answer a*,
+"""JEPO (arXiv 2503.19618): learns chains of thought c from the likelihood of a given answer a*,
 without a verifier.
 
     one-sample:  log π(a*|x) ≥ L = E_c[log π(a*|x, c)]
@@ -7,10 +7,10 @@ without a verifier.
         ∇ = Σ_i (log mean_j π(a*|c_j) − ṽ_i) ∇ log π(c_i)
             + β_sup Σ_j softmax_j(log π(a*|c_j)) ∇ log π(a*|c_j)
 
-v and ṽ_i leave out completion i. A completion without the marker after which the answer begins has
-no a*: it is left out of the bound, and earns the format reward. In groups without given answers
-(solved ones, in a mixture), completions are learnt from by their rewards. Each of the three kinds
-of advantages is divided by its standard deviation and clipped by itself.
+v and ṽ_i exclude completion i. A completion without the marker that begins the answer has no a*: it
+is excluded from the bound and gets the format reward. In groups without given answers (solved ones,
+in a mixture), completions are trained on by their rewards. Each of the three kinds of advantages is
+divided by its own standard deviation and clipped separately.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def loss(tokens: Tokens, options: JEPOOptions) -> tuple[torch.Tensor, Metrics]:
 def _bound(
     sequences: Sequences, bounded: torch.Tensor, options: JEPOOptions
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The advantage of the thoughts, and the weight of the answer, of each completion with a given
-    answer; 0 for others: [S] each. The loss is a mean over completions, so sums over the n of a
-    group have the factor n."""
+    """The advantage of the thoughts and the weight of the answer of each completion, [S] each; 0
+    without a given answer. The loss is a mean over completions, so sums over a group's n have the
+    factor n."""
     assert sequences.target_logprobs is not None
     found, thoughts = sequences.target_logprobs, torch.zeros_like(sequences.target_logprobs)
     answers = torch.zeros_like(thoughts)

@@ -4,14 +4,13 @@
     A_t = β log π_θ(a_t)/π_ref(a_t),   Q_t = Q_0 + Σ_{u≤t} A_u,   Q_0 = β log mean_k e^{r_k/β}
 
 A policy's log-ratios are the advantages of a soft Q function, so that Q_t is consistent along every
-path, and only its end is trained: Q_T = r. Trajectories of any policy serve, without an importance
-ratio and without a value network.
+path, and only its end is trained: Q_T = r. Trajectories of any policy can be used, without an
+importance ratio or a value network.
 
     squared:        (Q_T − r)²
     cross_entropy:  −r log p − (1 − r) log(1 − p),   p = e^{Q_T}, with Q_T clipped at q_max ≤ 0
 
-The cross-entropy reads Q as the log of a probability of success: its reward is log r, of which Q_0
-is taken too.
+The cross-entropy reads Q as the log of a success probability: its reward is log r, also in Q_0.
 """
 
 from __future__ import annotations

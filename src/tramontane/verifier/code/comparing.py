@@ -1,4 +1,4 @@
-"""The form of a problem's tests, and the comparison of an output with the expected one."""
+"""Checks the form of a problem's tests, and compares outputs with expected ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _LANGUAGES = ("python", "cpp", "c")
 
 
 def fault_of(tests: Any) -> str:
-    """The fault of tests that are not in the form of docs/data.md, to follow "the tests"; empty if
-    they are valid."""
+    """What is wrong with tests that are not in the form of docs/data.md, worded to follow "the
+    tests"; empty if they are valid."""
     kind = tests.get("type") if isinstance(tests, dict) else None
     if kind == "cpp_assert":
         return CPP_ASSERT
@@ -100,9 +100,9 @@ def _same_floats(printed: str, expected: str, tests: dict[str, Any]) -> bool:
 def _close(printed: str, wanted: str, tolerance: float) -> bool:
     try:
         x, y = float(printed), float(wanted)
-    except ValueError:  # words among the numbers must be equal
+    except ValueError:  # words between numbers must be equal
         return False
-    difference = abs(x - y)  # finite only if both are: no number is close to an infinite one
+    difference = abs(x - y)  # finite only if both are finite
     return math.isfinite(difference) and difference <= tolerance * max(1.0, abs(y))
 
 

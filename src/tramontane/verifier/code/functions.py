@@ -1,9 +1,9 @@
 """Function tests: the program in one sandbox, its tests in another, joined by a socket.
 
-Expected values and comparisons are in the tests' process alone. The tests' process calls the
-program's process with plain values (`inside.program_side`), under those names that are the
-program's (`names`). The program can neither see the tests nor end them as passed: the verdict is
-how the tests' process ended.
+Expected values and comparisons exist only in the tests' process. It calls the program's process
+with plain values (`inside.program_side`), through the names that are the program's (`names`). The
+program can neither see the tests nor end them as passed: the verdict is how the tests' process
+ended.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.inside import peer
 from tramontane.verifier.code.names import helper_source, names_of
 
-# Each process sleeps while the other runs. The tests have until their clock's end; the program may
-# sleep for as long as the tests may run and sleep, twice. `_late` decides whose fault it was.
+# Each process sleeps while the other runs. The tests have until their clock limit; the program may
+# sleep twice as long as the tests may run and sleep. `_late` decides whose fault a timeout was.
 PROGRAM_ASLEEP_FACTOR = 2 * sandbox.ASLEEP_FACTOR
-PROGRAM_CLOCK_FACTOR = sandbox.CLOCK_FACTOR + 1  # a safeguard: the tests end before
+PROGRAM_CLOCK_FACTOR = sandbox.CLOCK_FACTOR + 1  # a safeguard: the tests end earlier
 LAST_RESULT_SECONDS = 5.0  # wait for the result of a program whose tests have ended
 
 
@@ -36,7 +36,7 @@ def run_tests(
         prelude: source that runs before it.
         problem: the problem with the tests, and the statement that may define helper functions.
         config: the limits.
-        folder: an empty folder of the judge's.
+        folder: an empty folder, owned by the judge.
     """
     tests = problem.tests or {}
     if not isinstance(code := tests.get("code"), str):
@@ -58,14 +58,14 @@ def run_tests(
         tests_job = sandbox.Job(folder / "tests", asking, of_tests, channel=tests_end.fileno())
         rung = sandbox.probe()
         with sandbox.Sandbox(job, rung) as running, sandbox.Sandbox(tests_job, rung) as testing:
-            program_end.close()  # the sandboxes have the ends now; a copy would hide a closed end
+            program_end.close()  # the sandboxes have the ends; a copy would hide a closed one
             tests_end.close()
             return _verdict(running.results, testing.results, of_tests)
 
 
 def _with_helpers(program: str, problem: Problem) -> str:
-    """A Python program after the statement's complete functions that it uses and does not define:
-    it may complete the last function of a statement alone."""
+    """A Python program preceded by the statement's complete functions that it uses but does not
+    define: it may complete only a statement's last function."""
     if "from __future__" in program:  # which must come first
         return program
     used = set(re.findall(r"\w+", program)) - set(re.findall(r"\bdef\s+(\w+)", program))
@@ -77,7 +77,7 @@ def _with_helpers(program: str, problem: Problem) -> str:
 def _verdict(
     program: sandbox.Results, tests: sandbox.Results, limits: sandbox.Limits
 ) -> tuple[Outcome, str]:
-    """The verdict, by the end of the tests' process; by the program's end if that came first."""
+    """The verdict, from how the tests' process ended, or the program if it ended first."""
     end = next(tests)
     if not end.failure:
         return "right", ""
@@ -96,10 +96,10 @@ def _verdict(
 def _late(
     tests: sandbox.Result, program: sandbox.Result, limits: sandbox.Limits
 ) -> tuple[Outcome, str]:
-    """The verdict on a function test in which a process was stopped asleep, or by the clock.
+    """The verdict on a function test in which a process was stopped while asleep, or by the clock.
 
-    The program has had its time if both processes together ran, or slept at once, for as long as
-    one may run and sleep; if not, they waited for a processor.
+    The program has used its time if the processes together ran, or slept simultaneously, for as
+    long as one may run and sleep; otherwise they waited for a processor.
     """
     tests_awake = tests.times.clock - tests.times.asleep
     both_asleep = max(0.0, program.times.asleep - tests_awake)

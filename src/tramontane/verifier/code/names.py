@@ -1,9 +1,9 @@
-"""Whose names the code of a function test uses: the program's, the library's, or nobody's.
+"""Determines who owns the names in a function test: the program, the library, or nobody.
 
 A test compares what the program returns, so the program must not supply what it is compared with.
-Its own are the entry point and the names that the statement asks for. Built-ins, modules, and what
-the tests import or define are theirs, and so are the usual names of the standard library
-(`isclose`, `Counter`), imported or not. A name that nobody declares makes the tests unscorable.
+The program owns the entry point and the names that the statement asks for. The tests own built-ins,
+modules, what they import or define, and the usual names of the standard library (`isclose`,
+`Counter`), imported or not. An undeclared name makes the tests unscorable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COMPARISONS = {
     "allclose", "approx", "array_equal", "assert_allclose", "assert_almost_equal",
     "assert_array_equal", "np", "numpy", "pd", "pytest",
 }  # fmt: skip
-CONVENTIONAL = {"Solution"}  # LeetCode's class, which not every statement shows
+CONVENTIONAL = {"Solution"}  # LeetCode's class, which some statements omit
 _WORD = re.compile(r"[^\W\d]\w*")
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _EXAMPLE = re.compile(r"^[ \t]*(?:assert\b|>>>).*$", re.MULTILINE)
@@ -88,7 +88,7 @@ def _bound(tree: ast.AST) -> Iterator[str]:
 
 
 def _module(name: str) -> str | None:
-    """The standard module that this is the name of, or that has this public name."""
+    """The standard module with this name, or with this public name in it."""
     if name.startswith("_") or hasattr(builtins, name):
         return None
     if name in sys.stdlib_module_names:
@@ -116,8 +116,8 @@ def _handled(tree: ast.AST) -> Iterator[ast.Name]:
 
 
 def _judging(tree: ast.AST, weak: set[str], program: set[str]) -> set[str]:
-    """The names, of those that only an example of the statement calls, that stand beside or around
-    a call of the program's in one statement: they would decide what it is compared with."""
+    """Of the names that only an example of the statement calls, those that occur beside or around a
+    call of the program in one statement: they would decide what it is compared with."""
     if not weak:
         return set()
     judging: set[str] = set()
@@ -139,8 +139,8 @@ def _outside(node: ast.AST, program: set[str]) -> Iterator[ast.AST]:
 def helper_source(statement: str, used: set[str], entry_point: str) -> str:
     """The statement's complete functions and its imports, if `used` has one of the functions.
 
-    The tests take these functions from the statement: a program that redefines them would decide
-    its own tests.
+    The tests use the statement's versions: a program that redefines them would decide its own
+    tests.
     """
     blocks: list[str] = []
     for line in statement.splitlines():

@@ -1,4 +1,4 @@
-"""Trials: a program run on inputs in the sandbox, with no expected outputs. Used by curation."""
+"""Trials: run a program on inputs in the sandbox, without expected outputs. Used by curation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tramontane.verifier.code.grade import (
 
 
 class Trial(NamedTuple):
-    """A program, the inputs to run it on, and the timeouts after which the others are not run."""
+    """A program, its inputs, and the number of timeouts after which the rest are not run."""
 
     language: Language
     program: str
@@ -29,12 +29,12 @@ class Trial(NamedTuple):
     max_timeouts: int = MAX_TIMEOUTS
 
     def time_limit(self, config: VerifierConfig) -> float:
-        """Longest time of the whole trial in seconds, the compiler included."""
+        """Longest time of the whole trial in seconds, including the compiler."""
         return seconds_for(len(self.inputs), compilers=1, config=config)
 
 
 class TrialOutput(NamedTuple):
-    """The output of one execution, or in `failure` why it does not count."""
+    """The output of one execution, or in `failure` why it is not used."""
 
     output: str
     failure: str = ""

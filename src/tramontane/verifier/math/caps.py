@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 MAX_LENGTH = 1000
-MAX_NESTING = 8  # the parser's time doubles and more with each level
+MAX_NESTING = 8  # the parser's time at least doubles with each level
 MAX_ITEMS = 64
 MAX_CELLS = 100
 MAX_TOKENS = 300
 MAX_OPERATORS = 150
-MAX_CHAIN = 12  # commands in a row, and a third of it for exponents: these nest like brackets
+MAX_CHAIN = 12  # consecutive commands, and a third of it for exponents, which nest like brackets
 
 _OPERATOR = re.compile(r"[-+*/^_=<>!|%]|\\[A-Za-z]+")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\d+|\S")
@@ -30,10 +30,10 @@ def nesting(text: str) -> int:
 
 
 def too_large(text: str) -> str:
-    """The reason why an answer may not reach the parser; empty if it may.
+    """Why an answer must not be passed to the parser; empty if it may.
 
-    The limits here bound the cost of parsing, and of functions that are computed while parsing.
-    The size of values is bounded later, in `values`.
+    These limits bound the cost of parsing, and of functions computed while parsing. The size of
+    values is bounded later, in `values`.
     """
     if sum(1 for _ in _OPERATOR.finditer(text)) > MAX_OPERATORS:
         return f"more than {MAX_OPERATORS} operators"

@@ -1,8 +1,8 @@
 r"""Equations in answers: names, values, chains, contradictions.
 
 `x = 5`, `5 = x`, `\frac{10}{2} = 5` and `C = 2\pi r = 2\pi` are answers with a value and something
-that stands for it. `value_last` brings the value to the end; the refusals find equations that
-contradict themselves or are not solved; `values` takes the names off.
+that stands for it. `value_last` moves the value to the end; the refusals reject equations that
+contradict themselves or are not solved; `values` removes the names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tramontane.verifier.math.units import split_unit
 
 Equal = Callable[[str, str], bool]
 
-# Commands that may stand in an expression without variables; all others count as variables.
+# Commands allowed in an expression without variables; all others count as variables.
 _COMMANDS = """
     frac sqrt pi cdot times div pm mp infty circ left right binom choose overline ldots begin end
     sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp max min gcd operatorname
@@ -65,12 +65,12 @@ def is_name(text: str) -> bool:
 
 
 def _has_relation(text: str) -> bool:
-    """True if a relation other than `=` stands outside of all brackets."""
+    """True if there is a relation other than `=` outside of all brackets."""
     return len(split(text, *_RELATIONS)) > 1
 
 
 def variables(text: str) -> set[str]:
-    r"""The letters of an expression, and the commands that may be letters, such as `\theta`."""
+    r"""The letters of an expression, and commands that are letters, such as `\theta`."""
     found = _TOKEN.findall(_ENVIRONMENT.sub(" ", text))
     return {command or letter for command, letter in found if command not in _CONSTANT}
 
@@ -91,7 +91,7 @@ _APPROXIMATION = re.compile(
 def exact(text: str) -> str:
     r"""An answer without its approximations: `\frac13` of `\frac13 \approx 0.33`.
 
-    The value of something that is only named is the approximation: `x = 0.33` of `x \approx 0.33`.
+    The value of a mere name is the approximation: `x = 0.33` of `x \approx 0.33`.
     """
     if not _APPROXIMATION.search(text):
         return text
@@ -100,7 +100,7 @@ def exact(text: str) -> str:
     return f"{separator} ".join(map(_exact, split(text, separator)))
 
 
-FAR = Fraction(1, 10)  # relative error of an approximation that is believed
+FAR = Fraction(1, 10)  # largest accepted relative error of an approximation
 
 
 def _exact(statement: str) -> str:
@@ -109,7 +109,7 @@ def _exact(statement: str) -> str:
         return left
     numbers = [n for part in (left, *others) if (n := to_number(part)) is not None]
     if any(abs(a - b) > abs(a) * FAR for a, b in pairwise(numbers)):
-        return statement  # 5 is not about 6
+        return statement  # 5 is not approximately 6
     if len(_members(left)) > 1 or variables(left) - {"e"} <= variables(others[0]):
         is_name_of_value = left == "e" and not others[0].startswith("2.7")
         return f"{left} = {others[0]}" if is_name_of_value else left
@@ -120,7 +120,7 @@ def value_last(text: str, *, is_reference: bool = False) -> str:
     r"""Move the value of each equation to its end: `5 = x` becomes `x = 5`, `2x = f(x) = y` becomes
     `f(x) = y = 2x`.
 
-    The value is a member without variables; without one, a member that is no name. A reference such
+    The value is a member without variables, or else a member that is not a name. A reference such
     as `xy = c` has no value: it is an equation.
     """
     if "=" not in text:
@@ -153,8 +153,8 @@ def _value_last(members: list[str], is_reference: bool) -> list[str]:
 def refuse_contradiction(pred: str, equal: Equal) -> None:
     """Refuse a chain such as `1 = 2 = 5`.
 
-    Every member without variables must equal the last one, and so must every member that has the
-    variables of the last one and is no name; of two members that is left to `refuse_unsolved`.
+    Every member without variables must equal the last one. So must every member that has the last
+    one's variables and is not a name; for two members, this is left to `refuse_unsolved`.
     """
     for statement in split(pred, ",", ";") if "=" in pred else []:
         members = _members(statement)
@@ -169,8 +169,8 @@ def refuse_contradiction(pred: str, equal: Equal) -> None:
 
 
 def _holds(left: str, right: str, equal: Equal) -> bool:
-    """Compare two members of the prediction: `left` takes the reference's place, but a member that
-    cannot be judged is still the prediction's fault. Numerals of different bases may be equal."""
+    """Compare two members of the prediction, with `left` as the reference, but a member that cannot
+    be judged is still the prediction's fault. Numerals with different bases may be equal."""
     if None not in (numbers := (numeral_value(left), numeral_value(right))):
         return numbers[0] == numbers[1]
     try:
@@ -188,7 +188,8 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
     """Refuse `2x = 5` and `x = 5 - x` as the answer 5; `x = 5`, `a + b = 5` and identities such as
     `(x+1)^2 = x^2 + 2x + 1` are accepted.
 
-    A reference that is an equation itself accepts any equation, unless it names a value (`x = 5`).
+    If the reference is an equation itself, any equation is accepted, unless it names a value (`x =
+    5`).
     """
     members, of_gold = _members(pred), _members(gold)
     is_value = len(of_gold) == 1 or (
@@ -210,7 +211,7 @@ def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
 
 
 def _plain(members: list[str]) -> list[str]:
-    """Members without commands, with one letter for each segment (`AB`), and for greek letters."""
+    """Members without commands, with one letter for each segment (`AB`) and Greek letter."""
     segments: dict[str, str] = {}
     plain = []
     for member in members:
@@ -224,15 +225,15 @@ def _plain(members: list[str]) -> list[str]:
 
 
 def values(gold: str, pred: str) -> tuple[str, str]:
-    """The values of two equations without the names; the answers themselves where the names are
-    part of the comparison, as in `x = 5` against `y = 5`."""
+    """The values of two equations without the names; the answers unchanged where the names matter,
+    as in `x = 5` against `y = 5`."""
     if "=" not in gold + pred:
         return gold, pred
     g, p = (split(side, ",", ";") for side in (gold, pred))
     if len(g) > 1 or len(p) > 1 or _has_relation(gold) or _has_relation(pred):
         return gold, pred
     of_gold, of_pred = _members(gold), _members(pred)
-    if not of_gold or not of_pred:  # nothing but signs of equality
+    if not of_gold or not of_pred:  # only equality signs
         return gold, pred
     if len(of_gold) == 1:
         return gold, of_pred[-1]
@@ -252,7 +253,7 @@ def _same_name(a: str, b: str) -> bool:
 
 
 _DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
-# A constant of integration: alone on a side, or the last term.
+# A constant of integration: alone on one side, or the last term.
 _ARBITRARY = re.compile(
     r"(?:(?:^|=)\s*(?P<side>[CcKk](?:_\{?\d\}?)?)\s*(?==|$)|\+\s*(?P<term>[CcKk](?:_\{?\d\}?)?)\s*$)"
 )
@@ -261,8 +262,8 @@ _ARBITRARY = re.compile(
 def with_constant(gold: str, pred: str) -> str:
     """The prediction with the reference's letter for a constant: `x^2 + K` as `x^2 + C`.
 
-    In a reference an arbitrary constant is `C` or `K` as the last term of an expression in x or the
-    like, or such a letter, of either case, alone on a side of an equation.
+    In a reference, an arbitrary constant is `C` or `K` as the last term of an expression in a
+    variable, or such a letter, in either case, alone on one side of an equation.
     """
     g, p = _ARBITRARY.search(gold), _ARBITRARY.search(pred)
     if g is None or p is None:

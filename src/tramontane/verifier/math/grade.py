@@ -1,11 +1,11 @@
 r"""Decides whether an answer (for maths, the content of the last `\boxed{}`) equals the reference
 (arXiv 2506.10910, section 2.2).
 
-Both sides are brought into one spelling (`normalize`). Cheap and exact rules come first: words
-(`wording`), lists and tuples item by item (`items`), numbers (`numbers`) and their units (`units`).
-Only the rest is parsed as LaTeX (`latex`) and compared by value (`symbolic`, `regions`, `values`).
-Every step has a cap (`caps`); a worker process that runs this is killed from outside when late all
-the same. The policies are in docs/rewards.md.
+Both sides are normalised (`normalize`). Cheap and exact rules come first: words (`wording`), lists
+and tuples item by item (`items`), numbers (`numbers`) and their units (`units`). Only the rest is
+parsed as LaTeX (`latex`) and compared by value (`symbolic`, `regions`, `values`). Every step has a
+cap (`caps`), and the worker process is killed from outside when late. The policies are in
+docs/rewards.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Judgement(NamedTuple):
 def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DEFAULT) -> Judgement:
     """Compare two answers as strings: LaTeX or plain text, without the box.
 
-    Equal spellings are right whatever their length; only others must keep the limits (`caps`).
+    Equal spellings are right whatever their length; only others must stay within the limits
+    (`caps`).
     """
     if reference is None or not reference.strip():
         return Judgement("unscorable", "the problem has no reference answer", None)
@@ -96,12 +97,13 @@ def _too_long() -> Judgement:
 
 
 def warm_up() -> None:
-    """Import the parser and build its tables, so that the first verdict is as fast as others."""
+    """Import the parser and build its tables, so that the first verdict is as fast as the
+    others."""
     _equal_by_value("x+1", "1+x", [(1, 1)], None)
 
 
 def _equal(gold: str, pred: str, places: int | None) -> bool:
-    """Compare normalised answers. Each step decides, refuses, or passes on to the next; `places` is
+    """Compare normalised answers. Each step accepts, rejects, or defers to the next; `places` is
     `MathConfig.rounded_places`."""
     equal = partial(_equal, places=places)
     if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
@@ -133,7 +135,7 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
 
 
 def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
-    """Compare single values with their units: as numbers where both are plain ones, else as
+    """Compare single values with their units: as numbers if both are plain numbers, else as
     expressions."""
     if (decided := same_numeral(gold, pred)) is not None:
         return decided
@@ -155,8 +157,8 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     """(reference, its unit, prediction, its unit).
 
     Letters beside the prediction's number (`3s`) are a unit if the reference has no variables; in a
-    reference they are one only if the prediction names it as a unit. Words that are no unit are
-    taken off where both sides end in them.
+    reference they are one only if the prediction names it as a unit. Words that are not units are
+    removed if both sides end in them.
     """
     gold_body, gold_unit = split_unit(gold)
     pred_body, pred_unit = split_unit(pred, attached=not equations.variables(gold_body))
@@ -184,7 +186,7 @@ def _equal_by_value(
 
 @lru_cache(maxsize=4096)
 def is_unevaluated(answer: str, reference: str) -> bool:
-    """True for an answer with arithmetic that is left undone, unless the reference has some too."""
+    """True for an answer with unevaluated arithmetic, unless the reference has some too."""
     from tramontane.verifier.math import symbolic
 
     undone, known = (
@@ -200,7 +202,7 @@ def _values(answer: str) -> list[str]:
 
 
 def _without_vectors(text: str) -> str:
-    r"""`\vec{i}` as `i`, as in answers without bold letters, unless both are in the text."""
+    r"""`\vec{i}` as `i`, as in answers without bold letters, unless the text has both."""
     plain = _VECTOR.sub(" ", text)
     return text if set(_VECTOR.findall(text)) & set(plain) else _VECTOR.sub(r"\1", text)
 

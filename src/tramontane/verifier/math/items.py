@@ -1,7 +1,7 @@
 r"""Lists, sets, tuples and intervals, compared item by item.
 
-Lists and sets are compared in any order, tuples and intervals in theirs. Labels (`x = 1, y = 2`)
-are matched by name, or read as a tuple where the other side is one.
+Lists and sets are compared in any order, tuples and intervals in order. Labels (`x = 1, y = 2`) are
+matched by name, or read as a tuple if the other side is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])
 def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
     """Compare lists, sets, tuples and intervals item by item, each pair by `equal`.
 
-    None where neither side has several items, or where one of the two is an expression of sets.
+    None if neither side has several items, or if one is an expression of sets.
 
     Raises:
         Refused: an answer has more than MAX_ITEMS items.
@@ -31,14 +31,14 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     gold, pred = _without_label(gold, pred)
     values = (split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred))
     if None not in read_numbers(*values):
-        return None  # 1,000 is a number, and so is 3,5 where the reference is 3.5
+        return None  # 1,000 is a number, and so is 3,5 if the reference is 3.5
     g, p = _shape_with_signs(gold), _shape_with_signs(pred)
     counts = len(g.items), len(p.items)
     if max(counts) > MAX_ITEMS:
         raise Refused(f"more than {MAX_ITEMS} items")
     if max(counts) < 2:
         return None
-    for one, several in ((p, g), (g, p)):  # `x > 0, x < 5` is an interval, too
+    for one, several in ((p, g), (g, p)):  # `x > 0, x < 5` is an interval too
         is_one = one.kind != "list" or len(one.items) == 1
         is_list = several.kind == "list" and len(several.items) > 1
         if is_one and is_list and _same_variable(several.items):
@@ -72,7 +72,7 @@ def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, s
     def matches(item: str, candidate: str) -> bool:
         try:
             return equal(item, candidate)
-        except Refused:  # against the wrong item of a list, a refusal is only a difference
+        except Refused:  # with the wrong item of a list, a refusal is only a difference
             return False
 
     unmatched = list(pred)
@@ -85,7 +85,7 @@ def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, s
 
 
 def _without_label(gold: str, pred: str) -> tuple[str, str]:
-    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without their labels, where the other side has none or
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without their labels, if the other side has none or
     the same one."""
     g, p = label(gold), label(pred)
     if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
@@ -96,11 +96,11 @@ def _without_label(gold: str, pred: str) -> tuple[str, str]:
 
 
 def _without_labels(side: Shape, other: Shape) -> Shape:
-    """Drop the labels of a side whose items all have one, where the other side shows how.
+    """Drop the labels of a side whose items all have one, if the other side shows how.
 
     Several solutions, `p=5, q=2, p=7, q=2`, become a list of tuples; `a = 1, b = 2` becomes the
-    tuple (1, 2) where the other side is a tuple without labels. Otherwise labels stay, and the
-    comparison of the items matches them.
+    tuple (1, 2) if the other side is a tuple without labels. Otherwise labels are kept, and matched
+    when the items are compared.
     """
     labels = _labels(side)
     if labels is None:
@@ -120,8 +120,8 @@ def _labels(shape: Shape) -> list[tuple[str, str]] | None:
 
 
 def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | None:
-    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the same names come again in the
-    same order."""
+    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the same names recur in the same
+    order."""
     period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
     repeats = len(names) // period
     if period < 2 or repeats < 2 or names != names[:period] * repeats:
@@ -130,7 +130,7 @@ def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | N
 
 
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
-MAX_SIGNS = 3  # signs of an item that are written out; all `\pm` alike from there on
+MAX_SIGNS = 3  # signs of an item that are written out; beyond that, all `\pm` have the same sign
 
 
 def _shape_with_signs(text: str) -> Shape:
@@ -146,7 +146,7 @@ def _shape_with_signs(text: str) -> Shape:
 
 def _with_signs(item: str) -> list[str]:
     found = _PLUS_MINUS.findall(item)
-    if "\\mp" in found or len(found) > MAX_SIGNS:  # the upper signs, or the lower ones
+    if "\\mp" in found or len(found) > MAX_SIGNS:  # all upper signs, or all lower ones
         return [_with_sign(item, pm="+", mp="-"), _with_sign(item, pm="-", mp="+")]
     signs = product("+-", repeat=len(found))
     return [reduce(lambda text, sign: _PLUS_MINUS.sub(sign, text, 1), s, item) for s in signs]
@@ -175,9 +175,9 @@ _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 def without_builder(gold: str, pred: str) -> tuple[str, str]:
     r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
-    as `2k`, on either side. The letter of a set is bound: it takes the other side's name.
+    as `2k`, on either side. A set's letter is bound, so it takes the other side's name.
 
-    Sets of pairs, and most conditions on integers, stay as they are written (`same_builder`).
+    Sets of pairs, and most conditions on integers, are left unchanged (`same_builder`).
     """
     sides = []
     for side in (gold, pred):
@@ -196,7 +196,8 @@ def without_builder(gold: str, pred: str) -> tuple[str, str]:
 
 
 def same_builder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
-    """Compare two sets of the same elements by their conditions; None where a side is not built."""
+    """Compare two sets of the same elements by their conditions; None if a side is not in
+    set-builder notation."""
     g, p = (_PARTS.fullmatch(side) if "{" in side else None for side in (gold, pred))
     if g is None or p is None or not any(re.search("[A-Za-z]", m[1]) for m in (g, p)):
         return None

@@ -21,11 +21,11 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}")
 def parse_answer(text: str) -> Any:
     """The SymPy object of an answer; None if it cannot be parsed.
 
-    Degrees inside trigonometric functions become radians. Where an equation as a whole cannot be
-    parsed, its last member is read alone: a label may be anything.
+    Degrees inside trigonometric functions become radians. If an equation as a whole cannot be
+    parsed, only its last member is read, since a label may be anything.
     """
     if _ITERATED.search(text):
-        return None  # the parser takes n!! for (n!)!
+        return None  # the parser reads n!! as (n!)!
     if (conditions := _parse_conditions(text)) is not None:
         return conditions
     text = text.replace("\\bmod", "\\mod")  # the parser knows only one of them
@@ -38,7 +38,7 @@ def parse_answer(text: str) -> Any:
 
 
 def _is_prose(label: str) -> bool:
-    """True for several statements, or sentences: their last member is not their value."""
+    """True for several statements or sentences, whose last member is not their value."""
     return len(split(label, ",", ";")) > 1 or len(_WORD.findall(label)) > MAX_LABEL_WORDS
 
 
@@ -57,7 +57,7 @@ def _parse_conditions(text: str) -> Any:
     return None
 
 
-# The parser takes `dn` for a differential. Only an integral or a derivative has one.
+# The parser reads `dn` as a differential, but only an integral or a derivative has one.
 _DIFFERENTIAL = re.compile(
     r"\\i+nt(?![A-Za-z])|\\oint|\\partial|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d|\\(?:mathrm|text|rm)\s*\{\s*d\s*\}"
 )
@@ -87,5 +87,5 @@ def parse_latex(text: str) -> Any:
         )
     except (MemoryError, RecursionError):
         raise
-    except Exception:  # the library has no exception class of its own for text it cannot read
+    except Exception:  # the library has no specific exception for unreadable text
         return None

@@ -30,7 +30,7 @@ _LINEAR = re.compile(
 
 class Modular(NamedTuple):
     """A number modulo `modulus`. `members` are the texts around its equivalence signs; an operation
-    (`17 \\bmod 7`) has a single one, and its value is the remainder itself."""
+    (`17 \\bmod 7`) has only one, and its value is the remainder itself."""
 
     members: list[str]
     modulus: int
@@ -58,10 +58,10 @@ def read_modular(text: str) -> Modular | None:
 def same_remainder(gold: str, pred: str) -> bool | None:
     r"""Compare classes of remainders with each other, and with numbers.
 
-    A reference's class equals the number that it is written with and its remainder: `10 \pmod 7` is
-    10 and 3. A prediction's is only its least remainder, and must name it, or it would be two
-    answers. An operation equals its remainder only. None where no side has a modulus, or a side
-    that has one cannot be evaluated.
+    A reference's class equals its written number and its remainder: `10 \pmod 7` is 10 and 3. A
+    prediction's class is only its least remainder, and must name it, or it would be two answers. An
+    operation equals only its remainder. None if no side has a modulus, or a side with one cannot be
+    evaluated.
 
     Raises:
         Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.
@@ -109,7 +109,7 @@ def _classes(text: str) -> tuple[int, set[int]] | None:
 
 
 def _written(text: str) -> tuple[set[int], set[int]] | None:
-    """An integer, perhaps with a name: ({5}, {5}) of `x = 5`."""
+    """An integer, possibly with a name: ({5}, {5}) of `x = 5`."""
     number = to_number((split(text, "=") or [""])[-1])
     if number is None or number.denominator > 1:
         return None
@@ -117,8 +117,8 @@ def _written(text: str) -> tuple[set[int], set[int]] | None:
 
 
 def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
-    """The number as written, if it is one and no operation, and the remainders of all members that
-    have no variables."""
+    """The number as written, if it is one and not an operation, and the remainders of all members
+    without variables."""
     remainders, written = set(), set()
     for member in modular.members:
         remainder = remainder_of(member, modular.modulus)
@@ -132,7 +132,7 @@ def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
 
 
 def _is_general(text: str, remainders: set[int], modulus: int) -> bool:
-    """True if `7k + 3` are all the numbers of a class; the text may have a name."""
+    """True for all numbers of a class, such as `7k + 3`; the text may have a name."""
     form = re.sub(r"\\cdot|\*|\s", "", (split(text, "=") or [""])[-1])
     match = re.fullmatch(r"(\d+)[a-z]([+-]\d+)?|([+-]?\d+)[+-](\d+)[a-z]", form)
     if match is None or len(remainders) != 1:
@@ -142,8 +142,8 @@ def _is_general(text: str, remainders: set[int], modulus: int) -> bool:
 
 
 def remainder_of(text: str, modulus: int) -> int | None:
-    """The remainder of an expression without variables, by modular arithmetic: powers may be far
-    too large to write out. None for other expressions."""
+    """The remainder of an expression without variables, by modular arithmetic: powers may be too
+    large to write out. None for other expressions."""
     if (number := to_number(text)) is not None:
         return _fraction(number.numerator, number.denominator, modulus)
     from tramontane.verifier.math.caps import too_large

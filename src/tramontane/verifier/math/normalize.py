@@ -1,6 +1,6 @@
-r"""Rewrite maths answers into one spelling, by rules, before any parser sees them.
+r"""Rewrites maths answers into a normal spelling, by rules, before any parsing.
 
-Every rule repairs a false negative (or positive) found in practice: a trailing dot, `1\,000`,
+Every rule fixes a false negative (or positive) found in practice: a trailing dot, `1\,000`,
 full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.
 """
 
@@ -94,7 +94,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
         (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
         (r"\{([/:])\}", r"\1"),
-        # A decimal comma, unless three digits follow a number that may count thousands.
+        # A decimal comma, unless it may be a thousands separator.
         (r"(?<![\d.,])([-+]?0)\{,\}(?=\d)", r"\1."),
         (r"(?<=\d)\{,\}(?=\d)(?!\d{3}(?!\d))", "."),
         (r"^(\s*[-+]?[1-9]\d{0,2})\{,\}(\d{3}\s*)$", r"\1,\2"),  # see `read_numbers`
@@ -104,7 +104,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
         (r"\ue000", ""),
         (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
-        # Plain-text notation of people and programs.
+        # Plain-text notation of humans and programs.
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
@@ -163,7 +163,7 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"\\(?:{_VECTOR})\s*\{{\s*\\vec\{{(\w)\}}\s*\}}", r"\\vec{\1}"),
     ]
 ]  # fmt: skip
-# Functions and Greek letters as programs and keyboards write them: outside of text only.
+# Functions and Greek letters in plain notation, only outside of text.
 _GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
 _PLAIN_NAME = re.compile(
     rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
@@ -218,7 +218,7 @@ _UNWRAP = re.compile(
 
 
 def _scaled(m: re.Match[str]) -> str:
-    """Write out `1.2\\text{ million}`; of `\\text{ million dollars}` the dollars stay."""
+    """Write out `1.2\\text{ million}`; `\\text{ million dollars}` keeps the dollars."""
     rest = "" if m[2] and m[4] else f"{m[2] or ''}{m[4] or ''}"
     return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
 
@@ -234,22 +234,22 @@ _INTERVALS = [
 
 
 def _standard_interval(m: re.Match[str]) -> str:
-    """`]1; 2[` as `(1, 2)`: brackets turned outwards are open ends, a semicolon separates ends that
-    may have decimal commas."""
+    """`]1; 2[` as `(1, 2)`: brackets turned outwards are open ends, and a semicolon separates ends
+    that may have decimal commas."""
     ends = (end.strip().replace(",", ".") for end in (m[3], m[4]))
     return f"{m[1]}{m[2].replace(']', '(')}{', '.join(ends)}{m[5].replace('[', ')')}"
 
 
 MAX_PASSES = 5  # two are enough for any sensible answer
-MAX_REWRITTEN = 20_000  # characters; all rules together take a tenth of a second for these
+MAX_REWRITTEN = 20_000  # characters; all rules together take a tenth of a second for this many
 
 
 def normalize(text: str) -> str:
-    """Rewrite one answer, reference or prediction, into the spelling that the judge compares.
+    """Rewrite one answer, reference or prediction, into the spelling that is compared.
 
-    The rules are repeated until nothing changes, since one rule may make work for another: a box
-    is unwrapped only once the full stop after it is gone. What is much longer than an answer can be
-    (`MAX_REWRITTEN`) is left as it is, but for spaces.
+    The rules are repeated until nothing changes, since one rule may enable another: a box is
+    unwrapped only once the full stop after it is gone. In texts much longer than an answer can be
+    (`MAX_REWRITTEN`), only spaces are changed.
     """
     if len(text) > MAX_REWRITTEN:
         return " ".join(text.split())
@@ -288,7 +288,7 @@ def _apply_rules(text: str) -> str:
 
 
 def vote(answer: str | None) -> str | None:
-    """The key under which an answer is counted: `0.5` and `\\frac{1}{2}` are the same vote."""
+    """The key for counting an answer: `0.5` and `\\frac{1}{2}` are the same vote."""
     if answer is None:
         return None
     normalized = normalize(answer)

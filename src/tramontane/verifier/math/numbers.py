@@ -1,7 +1,7 @@
 r"""Plain numbers, read and compared exactly.
 
 `to_number` reads integers, decimals, fractions, mixed numbers, powers and repeating decimals as
-fractions. Ratios have a rule of their own.
+fractions. Ratios have their own rule.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from fractions import Fraction
 
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
-MIN_DIGITS = 4  # significant digits of a rounded decimal: 0.000033 says too little about 1/30000
-MIN_FLOAT_DIGITS = 16  # significant digits from which a decimal is taken for a printed float …
+MIN_DIGITS = 4  # significant digits of a rounded decimal: 0.000033 is too imprecise for 1/30000
+MIN_FLOAT_DIGITS = 16  # significant digits from which a decimal counts as a printed float …
 FLOAT_ERROR = Fraction(1, 2**51)  # … and its relative error, of a few roundings
 
 DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
@@ -72,10 +72,10 @@ _WITH_COMMA = re.compile(r"[+-]?\d+,\d+(\s*(?:\\times|\\cdot|\*)\s*10\s*\^.*)?")
 
 
 def read_numbers(gold: str, pred: str) -> tuple[Fraction | None, Fraction | None]:
-    """Read both sides; a comma in the prediction is a decimal point where the reference shows it.
+    """Read both sides; a comma in the prediction is a decimal point if the reference shows it.
 
-    Four of the seven languages write a decimal comma, but only a reference that is a decimal tells
-    it from the comma of a list.
+    Four of the seven languages use a decimal comma, but only a decimal reference distinguishes it
+    from the comma of a list.
     """
     g, p = to_number(gold), to_number(pred)
     if g is not None and p is None and (match := _WITH_COMMA.fullmatch(pred)):
@@ -101,10 +101,10 @@ _DECIMAL = re.compile(
 def is_rounded(
     exact: Fraction, spelling: str, least_places: int | None, *, terminates: bool
 ) -> bool:
-    """True if `spelling` is a decimal, also in scientific notation, that stands for a number that
-    it does not equal:
+    """True if `spelling` is a decimal, possibly in scientific notation, that stands for a number
+    without being equal to it:
 
-    - the number cut off or rounded at the last digit shown, if no decimal equals the number, with
+    - the number truncated or rounded at the last digit shown, if no decimal equals the number, with
       at least `least_places` places (of the decimal or of its mantissa) and MIN_DIGITS significant
       digits; never if `least_places` is None;
     - the number up to the error of a computed float, if MIN_FLOAT_DIGITS digits or more are shown.
@@ -135,7 +135,7 @@ def is_rounded(
 
 
 def _is_short(value: Fraction) -> bool:
-    """True for a decimal that a float holds: of at most 15 significant digits."""
+    """True for a decimal that a float can hold: at most 15 significant digits."""
     scale = Fraction(10) ** (15 - len(str(int(abs(value)))))
     return (value * scale).denominator == 1 if abs(value) < 10**15 else False
 

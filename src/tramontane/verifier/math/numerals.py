@@ -1,7 +1,7 @@
 r"""Numerals with a base: `52_8`, `(52)_{8}`, `52_{\text{eight}}`, `52 (base 8)`, `0x2A`.
 
-Digits and base must both agree; the prediction may leave the base out. The same number in another
-base is another answer, as questions about bases ask for the digits.
+Digits and base must both agree; the prediction may omit the base. The same number in a different
+base is a different answer, as questions about bases ask for the digits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def read_numeral(text: str, *, lower: bool = False) -> Numeral | None:
     """Read a numeral whose digits exist in its base; None for any other text.
 
     A letter with an index is a name (`A_{12}`, `ab_{16}`); several capitals are digits, and with
-    `lower` small letters, too.
+    `lower`, so are small letters.
     """
     bare = re.sub(r"[\s{}()]", "", _WRAPPER.sub("", text))
     bare = _LABEL.sub("", bare, count=1) if "=" in bare else bare
@@ -76,12 +76,12 @@ def numeral_value(text: str) -> Fraction | None:
 
 
 def same_numeral(gold: str, pred: str) -> bool | None:
-    """Compare numerals by digits and base; None where the reference is no numeral, and the
-    prediction is none or the reference no number. A numeral with base 10 is the number itself."""
+    """Compare numerals by digits and base. None if neither is a numeral, or if only the prediction
+    is and the reference is not a number. A numeral with base 10 is the number itself."""
     g, p = read_numeral(gold), read_numeral(pred)
     if g is None:
         if p is None and _INDEXED.fullmatch(pred) and to_number(gold) is not None:
-            return False  # digits that their base does not have
+            return False  # digits that do not exist in the base
         if p is None or (number := to_number(gold)) is None:
             return None
         return p.base == 10 and numeral_value(pred) == number

@@ -1,7 +1,7 @@
-r"""Maths answers refused for a stated reason, although a parser might find the reference in them.
+r"""Maths answers rejected for a stated reason, although a parser might find the reference in them.
 
-The LaTeX parser drops notation that it does not know: `7\text{ or more}` would be 7, `f'(x)` would
-be `f(x)`. Contradictions and unsolved equations are found in `equations`.
+The LaTeX parser drops unknown notation: `7\text{ or more}` would be 7, `f'(x)` would be `f(x)`.
+Contradictions and unsolved equations are handled in `equations`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Unscorable(Exception):
 
 
 class Unreadable(Unscorable):
-    """The reference is in a notation that is not known; it can be compared as it is written."""
+    """The reference is in an unknown notation; it can only be compared as written."""
 
 
 _DOTS = re.compile(r"\\ldots(?![A-Za-z])")
@@ -31,9 +31,9 @@ _PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)
 
 
 def refuse_notation(gold: str, pred: str) -> None:
-    """Refuse dots, a bracket that includes infinity, primes and transposes that the reference does
-    not have: the parser drops them."""
-    if "\\approx" in pred:  # `equations.exact` has left it, as in `5 \approx 6`
+    """Reject dots, a bracket that includes infinity, primes and transposes that the reference does
+    not have, since the parser drops them."""
+    if "\\approx" in pred:  # left by `equations.exact`, as in `5 \approx 6`
         raise Refused("an approximation far from the value")
     if _DOTS.search(pred) and not _DOTS.search(gold):
         raise Refused("dots")
@@ -49,7 +49,7 @@ def _count_primes(text: str) -> int:
 
 
 def refuse_more_than_a_number(pred: str) -> None:
-    """Refuse words, lists and notation in an answer whose reference is one number."""
+    """Reject words, lists and notation in an answer whose reference is a single number."""
     value = _EQUALS.split(pred)[-1]
     if WRAPPER.search(value):
         raise Refused("words beside the number")

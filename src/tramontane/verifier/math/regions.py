@@ -1,7 +1,7 @@
 """Sets of real numbers as unions of intervals, so that two notations of one set compare equal.
 
-It reads intervals, finite sets, their unions, intersections and differences, and inequalities in
-one variable that stands alone, joined by "and" or "or": `x < 3` is `(-∞, 3)`.
+Reads intervals, finite sets, their unions, intersections and differences, and inequalities with a
+single variable alone on one side, joined by "and" or "or": `x < 3` is `(-∞, 3)`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Piece(NamedTuple):
 
 class Region(NamedTuple):
     """A set of real numbers: disjoint pieces in ascending order, and the variable that they
-    restrict, if it was named."""
+    restrict, if named."""
 
     pieces: tuple[Piece, ...]
     name: str | None = None
 
 
 def same_region(a: Region, b: Region) -> bool:
-    """Compare two sets; a variable's name counts only where both sides have one."""
+    """Compare two sets; a variable's name matters only if both sides have one."""
     if a.name and b.name and a.name != b.name:
         return False
     return len(a.pieces) == len(b.pieces) and all(
@@ -61,7 +61,7 @@ def read_region(e: Any) -> Region | None:
 
 
 def _read_all(parts: Iterable[Any]) -> list[Region] | None:
-    """The regions of all parts; None if a part has none."""
+    """The regions of all parts; None if one has none."""
     regions = [read_region(part) for part in parts]
     known = [region for region in regions if region is not None]
     return known if len(known) == len(regions) else None
@@ -201,7 +201,7 @@ def _apart(p: Piece, q: Piece) -> bool:
 
 
 def _join(p: Piece, q: Piece) -> Piece:
-    """One piece of two that overlap or touch; `q` starts no earlier than `p`."""
+    """The union of two pieces that overlap or touch; `q` starts no earlier than `p`."""
     end, end_open = p.end, p.end_open
     if _close(q.end, end):
         end_open = end_open and q.end_open

@@ -19,7 +19,7 @@ class Shape(NamedTuple):
 
 
 def split(text: str, *separators: str) -> list[str]:
-    """Split at LaTeX tokens that stand outside all brackets; empty items are dropped."""
+    """Split at LaTeX tokens outside of all brackets; empty items are dropped."""
     items: list[str] = []
     current: list[str] = []
     depth = 0
@@ -57,7 +57,7 @@ def read_shape(text: str) -> Shape:
 
 
 def balanced(text: str) -> bool:
-    """True if every bracket that closes was opened, and the reverse; kinds are not compared."""
+    """True if brackets are balanced; kinds are not compared."""
     depth = 0
     for token in _TOKEN.findall(text):
         depth += (token in _OPENING) - (token in _CLOSING.values())

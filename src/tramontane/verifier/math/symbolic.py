@@ -1,8 +1,8 @@
 """Comparison of two answers as SymPy objects.
 
 Expressions are compared by value (`values`), equations and inequalities up to a constant factor,
-sets of real numbers as unions of intervals (`regions`), matrices cell by cell. SymPy is never asked
-to simplify, solve or integrate: that has no bound.
+sets of real numbers as unions of intervals (`regions`), matrices cell by cell. SymPy never
+simplifies, solves or integrates, as the cost is unbounded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
 
 
 def _same_scaled(gold: Any, pred: Any, gold_scale: int, pred_scale: int) -> bool:
-    """Compare after scaling; a scaled inequality or set has no meaning and equals nothing."""
+    """Compare after scaling; a scaled inequality or set is meaningless and equals nothing."""
     sides = ((gold, gold_scale), (pred, pred_scale))
     if any(k != 1 and not isinstance(e, sympy.Expr) for e, k in sides):
         return False
@@ -72,7 +72,7 @@ _EVALUABLE = (
 
 
 def has_arithmetic(answer: str) -> bool:
-    r"""True if numbers in an answer could be combined to one: `17+25`, `3 \cdot 2\sqrt{5}`, `5!`,
+    r"""True if numbers in an answer could be combined into one: `17+25`, `3 \cdot 2\sqrt{5}`, `5!`,
     `2^3`, `\frac{84}{2}`. `\sqrt{12}`, `2^{1/3}` and `6.02 \times 10^{23}` are final."""
     if _PLAIN.fullmatch(answer.strip()) or too_large(answer):
         return False
@@ -138,7 +138,7 @@ def same(gold: Any, pred: Any) -> bool:
     """Compare two parsed objects.
 
     Raises:
-        values.TooLarge: a value is past the bounds.
+        values.TooLarge: a value exceeds the bounds.
     """
     gold, pred = _align_equations(gold, pred)
     if isinstance(gold, sympy.MatrixBase) or isinstance(pred, sympy.MatrixBase):
@@ -207,7 +207,7 @@ def _align_equations(gold: Any, pred: Any) -> tuple[Any, Any]:
 
 
 def _members(e: Any) -> list[Any]:
-    """The members of `a = b = c`; any other object is its own only member."""
+    """The members of `a = b = c`; any other object is its own single member."""
     if isinstance(e, Equality):
         return [e.lhs, e.rhs]
     args = getattr(e, "_unsorted_args", ())

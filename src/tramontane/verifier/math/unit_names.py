@@ -1,8 +1,8 @@
-"""The names of units and of counted things, and the words that may stand beside them."""
+"""The names of units and of counted things, and the words that may accompany them."""
 
 from __future__ import annotations
 
-# Symbols that take an SI prefix, as they are written.
+# Symbols that take an SI prefix.
 _SI_SYMBOLS = "m g s A K mol cd Hz N Pa J W C V F Ω S Wb T H lm lx Bq Gy Sv L l eV cal Wh bar B b M"
 _SI_PREFIXES = (*"YZEPTGMkhdcmµunpfa", "da")
 _SYMBOLS = {
@@ -104,7 +104,7 @@ _THINGS = """
     beat rotation breath photon electron proton neutron nucleus nuclei
     层 步 苹果 学生 书 鸡蛋 点 边 方法 方式 解
 """
-# Words before the thing that is counted, and words that add nothing to a unit.
+# Words before a counted thing, and words without meaning in a unit.
 _QUALIFIERS_WORDS = """
     red green blue yellow white black brown pink purple orange golden silver colored coloured
     large small big little tiny tall long wide old new young total possible different distinct
@@ -129,7 +129,7 @@ def _named(lines: str, prefixes: dict[str, str]) -> dict[str, str]:
         for prefix, symbol in prefixes.items():
             for word in (canonical, *others):
                 if word in _SYMBOLS or (len(word) == 1 and word.isascii() and word != "%"):
-                    continue  # letters are read as they are written: `k` is not kelvin
+                    continue  # case matters: `k` is not kelvin
                 plural = (f"{prefix}{word}s",) if len(word) > 2 else ()
                 for name in (prefix + word, *plural):
                     table[name.lower()] = symbol + canonical

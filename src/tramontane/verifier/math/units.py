@@ -1,9 +1,9 @@
-r"""Units of measurement and counted things: taken off an answer, so that "15 m" can be told from
-"15 cm".
+r"""Units of measurement and counted things: split off an answer, so that "15 m" differs from "15
+cm".
 
-A unit is an expression of its own: symbols with SI prefixes, names and counted things
-(`unit_names`), joined by products, quotients and powers. Words that are not in these lists are not
-units, so `5 \text{ thirds}` and `5 \text{ k}` are not 5.
+A unit is an expression: symbols with SI prefixes, names and counted things (`unit_names`), joined
+by products, quotients and powers. Words that are not in these lists are not units, so `5 \text{
+thirds}` and `5 \text{ k}` are not 5.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tramontane.verifier.math.unit_names import NAMES, NEUTRAL, QUALIFIERS, SYMB
 
 NEUTRAL_NAME = "unit"
 MAX_UNIT = 120  # characters
-MAX_STARTS = 12  # places at which a unit may begin
+MAX_STARTS = 12  # positions at which a unit may begin
 ATTACHED = {"m", "s", "h", "g", "L", "J", "W"}  # symbols of one letter, read as units in `3s`
 SPACED = ATTACHED | {"K", "N", "V", "in"}  # … and in `3 s`
 # … and symbols of several letters, which would be products of variables in a reference.
@@ -25,7 +25,7 @@ _PLAUSIBLE_WORDS = """
     lx hL dL cL A l mi pt gm yr ha qt
 """
 _PLAUSIBLE = SPACED | frozenset(_PLAUSIBLE_WORDS.split())
-# Symbols of several letters that nobody writes for a product of variables.
+# Symbols of several letters that are never a product of variables.
 _UNMISTAKABLE_WORDS = """
     cm mm km dm kg kJ MJ kW MW GW kWh Wh Hz kHz MHz GHz Pa kPa MPa hPa mol mmol eV keV MeV
     GeV mL ml kN kV kcal cal bar lm
@@ -34,7 +34,7 @@ _UNMISTAKABLE = frozenset(_UNMISTAKABLE_WORDS.split())
 # Products and quotients of such letters: `20 N m` is a torque, `20 L W` is not.
 _PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
 _DIVISORS = {"s", "h", "min", "m", "cm", "km", "kg", "L", "mL", "mol", "K", "A", "C", "ft"}
-_AMBIGUOUS = {"M"}  # molar, or million: only where the other side shows it
+_AMBIGUOUS = {"M"}  # molar, or million: only if the other side shows it
 _SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "usd", "eur", "gbp"}
 _INNER = r"(?:[^{}]|\{[^{}]*\})*"
 _TEXT = (
@@ -89,16 +89,16 @@ class _Unit(NamedTuple):
 
 
 def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[str, str]:
-    r"""Take a unit off a normalised answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
+    r"""Split a unit off a normalised answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
 
-    Letters outside of text are units only after a number, as words, or as symbols that are not
-    taken for variables. Anything that is no unit (`5 \text{ or not}`) stays in the answer, for the
-    judge to refuse.
+    Letters outside of text are units only after a number, as words, or as symbols that are not read
+    as variables. Anything that is not a unit (`5 \text{ or not}`) stays in the answer, to be
+    rejected later.
 
     Args:
         text: the answer.
         attached: read symbols that may be variables (`3s`, `3 mg`) as units.
-        named: the other side's unit, which is read as one in any spelling.
+        named: the other side's unit, which is recognised in any spelling.
     """
     if match := _PREFIX.match(text):
         body, rate = split_unit(match[1] + text[match.end() :])

@@ -78,7 +78,7 @@ def same_text(gold: str, pred: str) -> bool | None:
 
 
 def _is_product(text: str) -> bool:
-    """True for letters that are rather variables than a word: `xyz`, `abc`."""
+    """True for letters that are variables rather than a word: `xyz`, `abc`."""
     is_run = "".join(map(chr, range(ord(text[0]), ord(text[-1]) + 1))) == text
     is_ordered = re.search("[xz]", text) and not re.search("[eiou]", text)
     return bool(_PRODUCT.fullmatch(text)) and (
@@ -133,7 +133,7 @@ _PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.]+[^\W\d_]+)*[\s.!]*")
 
 
 def same_phrase(text: str) -> str:
-    """One spelling for phrases that mean the same, such as `DNE`; any other text as it is."""
+    """One spelling for phrases with the same meaning, such as `DNE`; any other text unchanged."""
     if len(text) > MAX_PHRASE or text.count("\\") > 2:
         return text
     bare = re.sub(r"\s+", " ", unwrap(text)).lower()
@@ -153,7 +153,7 @@ _REASON = re.compile(
 
 
 def without_reason(gold: str, pred: str) -> str:
-    """`Yes` of `Yes, because 7 is prime`, where the reference is one word."""
+    """`Yes` of `Yes, because 7 is prime`, if the reference is one word."""
     is_word = _PLAIN_WORDS.fullmatch(unwrap(gold)) and len(_words(unwrap(gold))) == 1
     match = _REASON.fullmatch(pred) if is_word else None
     return match[1] if match else pred

@@ -31,7 +31,7 @@ BACKEND = "shared_memory"
 
 @dataclass
 class NoInit(WeightTransferInitInfo):
-    """Shared memory has no handshake."""
+    """Shared memory needs no handshake."""
 
 
 @dataclass
@@ -48,8 +48,8 @@ class SharedFile(WeightTransferUpdateInfo):
 
 
 class SharedMemoryWeights(WeightTransferEngine[NoInit, SharedFile]):
-    """Copies weights from a file in shared memory to vLLM's model, layer by layer: vLLM fuses,
-    shards and packs them as when it loads a checkpoint."""
+    """Copies weights from a file in shared memory to vLLM's model, layer by layer; vLLM fuses,
+    shards and packs them as it does for a checkpoint."""
 
     init_info_cls = NoInit
     update_info_cls = SharedFile
@@ -72,9 +72,9 @@ class ReadableWeights:
     """Methods that vLLM adds to its workers (`worker_extension_cls`)."""
 
     def effective_weights(self) -> dict[str, torch.Tensor]:
-        """Weights by their names in the checkpoint, as the model computes with them: a matrix is
-        the layer's output for the unit vectors. A layer may hold other weights than it uses, e.g. a
-        packed copy. Without bias terms; for models on one device."""
+        """The weights that the model computes with, by their names in the checkpoint: a matrix is
+        the layer's output for the unit vectors, since a layer may hold different weights from those
+        it uses, e.g. a packed copy. Without bias terms; for models on one device."""
         model: Any = self.model_runner.model  # type: ignore[attr-defined]
         found: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():

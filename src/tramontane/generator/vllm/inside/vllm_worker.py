@@ -1,12 +1,12 @@
 """The process of a vLLM generator: `python vllm_worker.py FD`, with the interpreter of vLLM's
 environment.
 
-It imports nothing of tramontane, whose dependencies clash with vLLM's. Messages arrive on the
-socket FD as tuples (method, arguments...) and are answered by ("done", result) or
-("error", traceback). Between messages, a sign of life is sent every second.
+It imports nothing from tramontane, whose dependencies conflict with vLLM's. Messages arrive on the
+socket FD as tuples (method, arguments...) and are answered by ("done", result) or ("error",
+traceback). A heartbeat is sent every second.
 
-The engine runs in this process and is driven step by step (vLLM's `LLMEngine`), so that requests,
-new weights and reports fall exactly between two decode steps.
+The engine runs in this process step by step (vLLM's `LLMEngine`), so that requests, new weights and
+reports fall exactly between two decode steps.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Worker:
         """Queue requests, and run the engine until `steps` steps are done since the last report, or
         no request is left.
 
-        `ahead`: go on with the next steps after the report, until the next message.
+        `ahead`: continue with the next steps after the report, until the next message.
 
         Returns:
             `SampledTokens` by request, and counts since the start.
@@ -102,13 +102,13 @@ class Worker:
         while self._steps < steps and not self.idle:
             self.step()
         self._steps, self.ahead = 0, ahead
-        # Plain tuples: the other side does not have the class.
+        # Plain tuples, since the class is not available on the other side.
         gained = {name: tuple(tokens) for name, tokens in self._gained.items()}
         self._gained = {}
         return gained, self._counts | {"busy_seconds": self._busy_seconds}
 
     def abort(self, names: list[str]) -> None:
-        """Drop unfinished requests, and what they gained since the last report."""
+        """Drop unfinished requests and their unreported tokens."""
         self._engine.abort_request(names)
         for name in names:
             for by_name in (self._lengths, self._contexts, self._gained):
@@ -121,7 +121,7 @@ class Worker:
             version: recorded with the tokens sampled from now on.
             path: see `vllm_weights.SharedFile`.
             table: see `vllm_weights.SharedFile`.
-            recompute: compute the keys and values of all requests again, under the new weights.
+            recompute: recompute the keys and values of all requests under the new weights.
 
         Returns:
             Seconds that generation stood still.
@@ -129,7 +129,7 @@ class Worker:
         began = time.perf_counter()
         engine = self._engine
         engine.sleep(0, mode="keep")  # level 0 is a pause of the scheduler; weights stay
-        for _ in range(self._drain_steps):  # steps that asynchronous scheduling has begun
+        for _ in range(self._drain_steps):  # steps already begun by asynchronous scheduling
             self._take(engine.step())
         engine.collective_rpc("start_weight_update")
         update = {"path": path, "table": table}

@@ -95,7 +95,7 @@ class Held:
 
 
 def _is_ending(task: str) -> bool:
-    """True for a thread that has ended, or is about to: it shows nothing any more, to anybody."""
+    """True for a thread that has ended or is about to, which no longer exposes anything."""
     try:
         with open(f"{task}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -107,8 +107,7 @@ def _is_ending(task: str) -> bool:
 def empty(box: str, keep: list[str] | None) -> None:
     """Remove everything under `box` except `keep[0]`, the compiled program, if there is one.
 
-    Works at any depth of nesting: the subfolders of a folder move up to `box` before the folder
-    is removed.
+    Works at any depth of nesting: a folder's subfolders move up to `box` before it is removed.
     """
     name = os.path.join(box, os.urandom(8).hex())
     moved = 0
@@ -121,7 +120,7 @@ def empty(box: str, keep: list[str] | None) -> None:
                 os.chmod(entry, 0o700)
             for inner in list(os.scandir(entry)):
                 if inner.is_dir(follow_symlinks=False):
-                    os.chmod(inner, 0o700)  # a closed folder cannot be moved
+                    os.chmod(inner, 0o700)  # a folder without permissions cannot be moved
                     moved += 1
                     os.rename(inner, f"{name}-{moved}")
                 else:

@@ -1,4 +1,4 @@
-"""Execution of a Python program in the warm interpreter that the runner has forked."""
+"""Runs a Python program in a warm interpreter forked by the runner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from .descriptors import read_file
 
-CHECKER_FAILED = 3  # testlib's exit code, not to be taken for the refusal of an output
+CHECKER_FAILED = 3  # testlib's exit code, to be distinguished from the rejection of an output
 
 
 def warm_up(prelude: str) -> None:
@@ -40,13 +40,13 @@ def run_python(
     arguments: list[str],
     then: Callable[[ModuleType], None] | None = None,
 ) -> int:
-    """Do what `python path` does, in a process that is already up; returns the exit code.
+    """Do what `python path` does, in a running process; returns the exit code.
 
     Args:
         path: the program.
         prelude: runs before it, in its namespace.
         arguments: of its command line.
-        then: do what an import does; called with the loaded module.
+        then: called with the loaded module, which is then imported instead of run as `__main__`.
     """
     with open(path, "rb") as file:
         source = file.read()
@@ -87,7 +87,7 @@ def show_error() -> None:
 
 
 def shut_down() -> bool:
-    """Repeat the interpreter's own shutdown: join threads, run exit functions, flush.
+    """Perform the interpreter's shutdown: join threads, run exit functions, flush.
 
     Returns False if the output cannot be flushed.
     """

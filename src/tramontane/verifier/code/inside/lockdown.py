@@ -1,10 +1,10 @@
-"""Locks that a process puts on itself: seccomp on system calls, Landlock on files (Linux).
+"""Locks that a process puts on itself: seccomp for system calls, Landlock for files (Linux).
 
-Child processes inherit both locks, and no process can remove them. On every rung the filter closes
-the system calls that reach around a sandbox and that a program with tests never needs: other
-processes' memory, namespaces, mounts, sockets, and memory, queues and file attributes that outlive
-a process or that its limit does not count. Landlock is for the rung without namespaces: it hides
-the files there, and the filter also closes signals and changes of file attributes.
+Child processes inherit both locks, and no process can remove them. On every rung the filter blocks
+system calls that bypass a sandbox and that no tested program needs: other processes' memory,
+namespaces, mounts, sockets, and memory, queues and file attributes that outlive a process or escape
+its limits. Landlock is for the rung without namespaces: it hides files there, and the filter also
+blocks signals and changes of file attributes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _WITHOUT_NAMESPACES = {
     "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
     "utimensat": (280, 88), "removexattr": (197, 14), "lremovexattr": (198, 15),
     "fremovexattr": (199, 16), "removexattrat": (466, 466), "setpriority": (141, 140),
-    # Descriptors on their way through a socket are in no process's list.
+    # Descriptors in transit through a socket are in no process's list.
     "sendmsg": (46, 211), "sendmmsg": (307, 269), "ioprio_set": (251, 30),
     "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118), "sched_setattr": (314, 274),
@@ -67,13 +67,13 @@ def supported() -> bool:
 
 
 def filter_calls(namespaces: bool) -> None:
-    """Close system calls for this process and its children: the calls fail with EPERM.
+    """Block system calls for this process and its children: the calls fail with EPERM.
 
     Args:
-        namespaces: the process is in namespaces of its own, which leaves more calls open.
+        namespaces: the process has its own namespaces, so that more calls can be allowed.
 
     Raises:
-        OSError: the kernel refuses the filter.
+        OSError: the kernel rejects the filter.
     """
     machine = os.uname().machine
     column = list(_AUDIT_ARCH).index(machine)
@@ -118,7 +118,7 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
         instruction(jump_set, 0, 1, _CLONE_NEW),
         instruction(answer, 0, 0, refuse),
         instruction(load, 0, 0, 0),
-        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # allowed on this process only
+        instruction(jump_if, 0, 3, _PRLIMIT[column]),  # allowed only on this process
         instruction(load, 0, 0, 16),
         instruction(jump_if, 1, 0, 0),
         instruction(answer, 0, 0, refuse),
@@ -133,7 +133,7 @@ def hide_files(readable: list[str], devices: list[str], writable: str) -> None:
     Args:
         readable: paths whose files can be read and executed.
         devices: files that can be read and written.
-        writable: the folder in which everything is allowed.
+        writable: the folder where everything is allowed.
 
     Raises:
         OSError: the kernel has no Landlock, or a path does not exist.

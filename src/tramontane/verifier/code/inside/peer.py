@@ -1,9 +1,9 @@
 """The two halves of a function test: a Python program in one process, its tests in another.
 
 A socket joins them. Each half is a `Peer`: `program_side` answers, `tests_side` asks. The tests'
-process holds everything that is expected, and decides. It receives plain values (`wire`); an
-object that is not plain stays in the program's process, and the tests speak to it through a
-`tests_side.Handle`. Nothing that comes from the program is ever run by the tests' process.
+process holds all expected values, and decides. It receives plain values (`wire`); an object that is
+not plain stays in the program's process, and the tests use it through a `tests_side.Handle`. The
+tests' process never runs anything that comes from the program.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BUILTIN_ERRORS = {
 
 
 class Peer:
-    """One end of the channel: asks the other end, and answers its questions while waiting."""
+    """One end of the channel: asks the other end, and answers requests while waiting."""
 
     def __init__(self) -> None:
-        self.objects: list[Any] = []  # known to the other end by their index; kept alive
+        self.objects: list[Any] = []  # referred to by index from the other end; kept alive
         self.numbers: dict[int, int] = {}  # index in `objects`, by id
 
     def send(self, *message: Any) -> None:
@@ -53,7 +53,7 @@ class Peer:
         """Wait for one frame: a plain value.
 
         Raises:
-            wire.Garbage: the frame is too long, or no value.
+            wire.Garbage: the frame is too long, or not a value.
         """
         size = int.from_bytes(self.read(4), "little")
         if size > wire.FRAME_BYTES:
@@ -78,7 +78,7 @@ class Peer:
         os._exit(GONE)
 
     def number(self, value: Any) -> int:
-        """The number by which the other end knows this object."""
+        """The number that identifies this object to the other end."""
         if id(value) not in self.numbers:
             self.numbers[id(value)] = len(self.objects)
             self.objects.append(value)
@@ -94,7 +94,7 @@ class Peer:
         raise NotImplementedError
 
     def reply(self, action: Callable[[], tuple[Any, ...]]) -> None:
-        """Send the result of the action, or its error."""
+        """Send the action's result or error."""
         try:
             self.send("value", *action())
         except Exception as error:
@@ -127,7 +127,7 @@ class Peer:
             if kind is not None:
                 try:
                     return kind(*args)
-                except TypeError:  # this class takes other arguments
+                except TypeError:  # this class takes different arguments
                     continue
         return Exception(*args)
 

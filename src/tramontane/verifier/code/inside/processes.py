@@ -1,4 +1,4 @@
-"""The processes of an execution: waiting for them, measuring them, killing all of them."""
+"""The processes of an execution: waits for them, measures them, and kills them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .records import ASLEEP, BUSY, LATE
 PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # options of prctl
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PSS, _RSS = ("Pss_Anon:", "Pss_Shmem:"), ("RssAnon:", "RssShmem:")  # lines in /proc
-_MAX_WAITING = 8  # processes at once of which the host may be blamed for keeping them waiting
-_POLL_SECONDS = 0.05  # between two measurements of an execution's memory, files and processes
+_MAX_WAITING = 8  # with more processes at once, the program is to blame for the waiting
+_POLL_SECONDS = 0.05  # between measurements of an execution's memory, files and processes
 
 
 def prctl(option: int, value: int) -> None:
@@ -25,10 +25,10 @@ def prctl(option: int, value: int) -> None:
 
 
 class Times:
-    """Seconds that the processes of an execution have had so far.
+    """Seconds used by the processes of an execution so far.
 
     `processor` is summed over all of them; `asleep` is the time in which none was running or
-    waiting for a processor; the rest of `clock` went to running, and to waiting for a processor.
+    waiting for a processor; the rest of `clock` was spent running or waiting for a processor.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Times:
         self.running = 0  # processes that run or wait for a processor, as last seen
 
     def look(self, pids: list[str]) -> None:
-        """Measure again, with the processes that there are now."""
+        """Measure again, with the current processes."""
         now = time.monotonic()
         total, self.running = 0.0, 0
         for pid in pids:
@@ -62,14 +62,14 @@ class Times:
         self.clock, self._looked = now - self._started, now
 
     def finish(self, usage: resource.struct_rusage) -> None:
-        """Add what the system counted for the first process and the children that it waited for."""
+        """Add the system's accounts of the first process and the children that it waited for."""
         self.processor = max(self.processor, usage.ru_utime + usage.ru_stime)
         self.clock = time.monotonic() - self._started
 
 
 def _exact_seconds(pid: str) -> float:
-    """Processor time of a process's first thread: not rounded down to ticks, as `stat` is, of which
-    many short processes would have none."""
+    """Processor time of a process's first thread. Unlike `stat`, it is not rounded down to ticks,
+    which would be 0 for many short processes."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[0]) / 1e9
@@ -92,9 +92,9 @@ def _has_running_thread(pid: str) -> bool:
 def excess_time(times: Times, limits: dict[str, float]) -> int:
     """LATE, ASLEEP or BUSY if an execution has had its time, else 0.
 
-    The limit is of processor time. A program that sleeps is stopped once it has slept and run for
-    `asleep_seconds`; a program that waits for a processor at `clock_seconds`, and then it is the
-    host's fault.
+    The limit is for processor time. A sleeping program is stopped once it has slept and run for
+    `asleep_seconds`; a program that waits for a processor is stopped at `clock_seconds`, and then
+    it is the host's fault.
     """
     if times.processor >= limits["seconds"]:
         return LATE
@@ -102,7 +102,7 @@ def excess_time(times: Times, limits: dict[str, float]) -> int:
         return ASLEEP
     if times.clock < limits["clock_seconds"]:
         return 0
-    return BUSY if times.running <= _MAX_WAITING else LATE  # a crowd keeps itself waiting
+    return BUSY if times.running <= _MAX_WAITING else LATE  # too many processes delay each other
 
 
 def wait_for(
@@ -134,12 +134,12 @@ def wait_for(
     _, status, usage = os.wait4(pid, 0)
     times.finish(usage)
     if not reason and times.processor >= limits["seconds"]:
-        reason = LATE  # ended between two measurements, or was killed by the system's limit
+        reason = LATE  # ended between measurements, or was killed by the system's limit
     return reason or status
 
 
 def has_ended(pid: int, seconds: float) -> bool:
-    """True if the child ends within `seconds`; it stays to be waited for."""
+    """True if the child ends within `seconds`; it is not reaped."""
     if hasattr(os, "pidfd_open"):
         descriptor = os.pidfd_open(pid)
         readable = select.select([descriptor], [], [], max(seconds, 0))[0]
@@ -156,7 +156,7 @@ def descendants(namespaces: bool) -> list[str]:
     found: list[str] = []
     unread = [str(os.getpid())]
     while unread:
-        for task in tasks_of(unread.pop()):  # each thread has children of its own
+        for task in tasks_of(unread.pop()):  # each thread has its own children
             try:
                 with open(f"{task}/children") as file:
                     children = file.read().split()
@@ -168,8 +168,8 @@ def descendants(namespaces: bool) -> list[str]:
 
 
 def tasks_of(pid: str) -> list[str]:
-    """The folders of a process's threads in /proc. The first may have ended before the others: then
-    the process's own folder says nothing of its memory and its files."""
+    """The folders of a process's threads in /proc. If the first thread has ended before the others,
+    the process's own folder does not show its memory and files."""
     try:
         return [f"/proc/{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:  # ended meanwhile
@@ -179,8 +179,8 @@ def tasks_of(pid: str) -> list[str]:
 def memory_of(pids: list[str]) -> int:
     """Memory of the processes without files on a disk, in bytes.
 
-    Pages that processes share are divided among them. A process that hides its map is counted with
-    all its resident pages.
+    Pages that processes share are divided among them. For a process that hides its map, all its
+    resident pages count.
     """
     total = 0
     for pid in pids:
@@ -204,14 +204,14 @@ def _kilobytes_in(file: str, names: tuple[str, ...]) -> int:
 def kill_rest(settings: dict[str, Any]) -> None:
     """Kill and reap every process that an execution left behind."""
     if os.getpid() == 1 or (settings["uid"] and not settings["namespaces"]):
-        # "All processes" then means those of this sandbox, or of a user that only this sandbox has.
-        # One signal reaches all of them at once, so none can escape it by forking.
+        # "All processes" then means those of this sandbox, or of a user reserved for it. One signal
+        # reaches all of them at once, so none can escape by forking.
         kill_quietly(os.kill, -1)
         while reap():
             pass
         return
-    # Orphans become children of the runner (see `runner.confine`). A stopped process forks no
-    # more, so each round leaves fewer to stop.
+    # Orphans become children of the runner (see `runner.confine`). Stopped processes cannot fork,
+    # so each round leaves fewer to stop.
     stopped: set[str] = set()
     while new := set(descendants(False)) - stopped:
         for pid in new:
@@ -226,7 +226,7 @@ def kill_rest(settings: dict[str, Any]) -> None:
 def kill_quietly(
     kill: Callable[[int, int], None], target: int, number: int = signal.SIGKILL
 ) -> None:
-    """Send a signal by `os.kill` or `os.killpg`; the target may be gone already."""
+    """Send a signal by `os.kill` or `os.killpg`; the target may already be gone."""
     try:  # noqa: SIM105 - contextlib would be one more import
         kill(target, number)
     except ProcessLookupError:

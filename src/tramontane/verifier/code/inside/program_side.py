@@ -1,4 +1,5 @@
-"""The program's half of a function test. The program can change all of it; nothing relies on it."""
+"""The program's half of a function test. The program can change all of it, so nothing relies on
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .peer import MUTABLE_TYPES, Peer
 
 
 def serve(module: ModuleType) -> NoReturn:
-    """Answer the tests' questions about a loaded program until they close the channel."""
+    """Answer the tests' requests to a loaded program until they close the channel."""
     program = Program(module)
     while True:
         program.answer(program.receive())
@@ -55,7 +56,7 @@ class Program(Peer):
         return ("object", value)
 
     def call(self, target: Any, args: list[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The result, and by position the arguments that the call changed in place."""
+        """The result, and by position the arguments changed in place by the call."""
         arguments = [*args, *named.values()]
         before = [self.snapshot(x) for x in arguments]
         result = target(*args, **named)
@@ -72,7 +73,7 @@ class Program(Peer):
 
 
 def stand_in(program: Program, number: int) -> Callable[..., Any]:
-    """An object in the place of a function, or an iterator, that the tests passed."""
+    """A stand-in for a function or iterator passed by the tests."""
 
     class StandIn:
         def __call__(self, *args: Any, **named: Any) -> Any:

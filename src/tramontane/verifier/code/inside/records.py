@@ -6,13 +6,13 @@ import struct
 
 from .descriptors import write_all
 
-# A wait status or a code below, bytes of output, bytes of errors; seconds of processor time, asleep
-# and by the clock.
+# A wait status or a code below, bytes of output, bytes of errors; seconds of processor time,
+# asleep, and by the clock.
 RECORD = struct.Struct("!iIIddd")
 # Why an execution was killed: processor time, memory, files, number of processes, time asleep, the
 # clock, the end of the other half of its function test, or a process that hides what it holds.
 LATE, MEMORY, DISK, CROWD, ASLEEP, BUSY, ALONE, HIDDEN = -1, -2, -3, -4, -5, -6, -7, -8
-ERROR_BYTES = 4000  # end of standard error that is kept
+ERROR_BYTES = 4000  # length of standard error's end that is kept
 MAX_PROCESSES = 256  # per execution; more end it with CROWD
 MAX_FILES = 20_000  # per execution; more end it with DISK
 MAX_SOCKETS = 256  # per execution, each with 0.2 MB of the kernel's memory; more end it with MEMORY

@@ -1,8 +1,8 @@
 """The first process in a sandbox: forks every execution of a program from a warm interpreter.
 
-`sandbox.Sandbox` starts it in a bare interpreter with the standard library only. It imports as
+`sandbox.Sandbox` starts it in a bare interpreter with only the standard library. It imports as
 little as possible, because every program pays for every import. The job arrives on standard input
-(see `sandbox.job`); a record leaves on standard output as each execution ends. Expected outputs
+(see `sandbox.job`); a record is written to standard output as each execution ends. Expected outputs
 are never here.
 """
 
@@ -53,7 +53,7 @@ from .records import (
     send_record,
 )
 
-FEW = 4  # processes that cannot have too many sockets
+FEW = 4  # so few processes cannot have too many sockets
 HANG_UP_SECONDS = 0.5  # for a program to end by itself when its tests have ended
 
 
@@ -72,7 +72,7 @@ def main() -> None:
         if send_record(results, record, compilation.seconds) != 0:
             return
         program = sealed_file(command[0])
-        if program is not None:  # else it stays in the box, where an execution could replace it
+        if program is not None:  # otherwise an execution could replace it in the box
             settings["keep"] = None
             empty(settings["box"], keep=None)
     warm_up(settings["prelude"])
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def confine(settings: dict[str, Any]) -> None:
-    """Become the sandbox's own user, out of reach of the programs; die when the judge dies."""
+    """Become the sandbox's own user, unreachable for the programs; die when the judge dies."""
     if settings["uid"]:
         os.setgroups([])
         os.setresgid(*[settings["uid"]] * 3)
@@ -116,14 +116,15 @@ def kill_rest_and_exit(settings: dict[str, Any]) -> None:
 
 
 def execute(command: list[str], program: int | None = None) -> int:
-    """Replace this process by a compiler, or by a compiled program, whose file CHANNEL then is."""
+    """Replace this process by a compiler, or by a compiled program, whose file is then at
+    CHANNEL."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     os.execve(command[0] if program is None else CHANNEL, command, os.environ)
 
 
 class Execution:
-    """One execution: its files, its limits, and the end of every process that it started.
+    """One execution: its files, its limits, and the termination of every process it started.
 
     Args:
         settings: the job's settings, from `sandbox.Sandbox`.
@@ -146,7 +147,7 @@ class Execution:
         self.channel = None if compiles else settings["channel"]
         self.program = program
         self.files: dict[str, bytes] = {}  # put into the home, by name
-        self.hidden: set[str] = set()  # processes that did not show what they hold
+        self.hidden: set[str] = set()  # processes that hid what they hold open
         self.times = Times()
         self.hung_up: float | None = None  # when the other half of a function test ended
 
@@ -185,7 +186,7 @@ class Execution:
 
     def _excess(self, pids: list[str]) -> int:
         """MEMORY, DISK, CROWD, HIDDEN or ALONE if the execution as a whole uses too much, hides
-        what it uses, or goes on when the other half of its function test has ended; else 0.
+        what it uses, or continues after the other half of its function test has ended; else 0.
 
         The limits of each single process are enforced by the system (`restrict`).
         """
@@ -193,7 +194,7 @@ class Execution:
             self.hung_up = self.hung_up or self.times.clock
             if self.times.clock - self.hung_up > HANG_UP_SECONDS:
                 return ALONE
-        if len(pids) > MAX_PROCESSES:  # the system's limit does not hold everywhere
+        if len(pids) > MAX_PROCESSES:  # the system's limit is not enforced everywhere
             return CROWD
         if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
             return MEMORY
@@ -201,7 +202,7 @@ class Execution:
             return DISK if size_of(self.home) > self.settings["box_bytes"] else 0
         spaces = self.settings["namespaces"]
         held = Held(pids if len(pids) > FEW or not spaces else [], with_maps=not spaces)
-        if held.hidden & self.hidden:  # twice: it is not just ending
+        if held.hidden & self.hidden:  # twice, so it is not merely about to end
             return HIDDEN
         self.hidden = held.hidden
         if held.sockets > MAX_SOCKETS:
@@ -217,7 +218,7 @@ class Execution:
         try:  # whatever happens, this process must not continue as a second runner
             self._enter(files)
             code = action(list(self.files))
-        except BaseException:  # the runner's own error: a program's is shown where it runs
+        except BaseException:  # the runner's own error; a program's is handled where it runs
             show_error()
         finally:
             os._exit(code)
@@ -227,7 +228,7 @@ class Execution:
         os.setsid()
         if sys.platform == "linux":
             prctl(PDEATHSIG, signal.SIGKILL)
-            prctl(DUMPABLE, 1)  # an ordinary process, which may look at itself
+            prctl(DUMPABLE, 1)  # an ordinary process, which may inspect itself
         for name, content in self.files.items():
             with open(os.path.join(self.home, name), "wb") as file:
                 file.write(content)

@@ -1,4 +1,4 @@
-"""The tests' half of a function test: runs the tests' code, which calls the program with values."""
+"""The tests' half of a function test: runs the tests' code, which calls the program."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_tests(settings: dict[str, Any]) -> int:
 
 
 def is_of_tests(error: BaseException) -> bool:
-    """True if the tests' own code raised it, not the program's or a library's."""
+    """True if the tests' own code raised it, not the program or a library."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -67,7 +67,7 @@ def describe(error: BaseException) -> str:
 
 
 def exit_with(code: int, reason: str) -> NoReturn:
-    """End this process at once: the tests cannot catch it."""
+    """End this process immediately; the tests cannot catch it."""
     os.write(2, reason.encode("utf-8", "replace"))
     os._exit(code)
 
@@ -154,7 +154,7 @@ def update(old: Any, new: Any) -> Any:
 
 
 class NoPlainValue(TypeError):
-    """A value that the tests pass to the program cannot travel."""
+    """A value that the tests pass to the program cannot be sent."""
 
 
 class Tests(Peer):
@@ -174,7 +174,7 @@ class Tests(Peer):
         try:
             return super().ask(*question)
         except StopIteration:
-            # Elsewhere it would end a loop of the tests, such as `zip(map(f, xs), wanted)`.
+            # Otherwise it would end a loop of the tests, such as `zip(map(f, xs), wanted)`.
             if question[0] == "next":
                 raise
             raise RuntimeError("the program raised StopIteration") from None
@@ -188,7 +188,7 @@ class Tests(Peer):
 
     def receive(self) -> Any:
         message = super().receive()
-        # A message of another shape would fail somewhere in the tests.
+        # A message of a different shape would fail somewhere in the tests.
         shapes: dict[Any, tuple[type, ...]] = {
             "error": (list, list),
             "call": (int, list, dict),
@@ -207,7 +207,9 @@ class Tests(Peer):
         if isinstance(value, Handle):
             return wire.YOURS, value._number
         if not callable(value) and not hasattr(value, "__next__"):
-            raise NoPlainValue(f"the tests pass a {type(value).__name__}, which is no plain value")
+            raise NoPlainValue(
+                f"the tests pass a {type(value).__name__}, which is not a plain value"
+            )
         return wire.MINE, self.number(value)
 
     def resolve(self, tag: int, number: int) -> Any:
@@ -230,7 +232,7 @@ class Tests(Peer):
         return super().as_error((message[0], names, message[2]))
 
     def bind(self, names: list[str]) -> dict[str, Any]:
-        """The program's values of those names that it defines."""
+        """The program's values of the names that it defines."""
         found: dict[str, Any] = {}
         (defined,) = self.ask("names")
         for name in sorted(set(names) & set(defined)):

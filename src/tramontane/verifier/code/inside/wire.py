@@ -1,4 +1,4 @@
-"""Encoding of plain values as bytes, between two processes that do not trust each other.
+"""Encodes plain values as bytes, between processes that do not trust each other.
 
 A frame is a length (4 bytes) and a value. Decoding makes built-in objects and runs no code: the
 result is a plain value, or `Garbage` is raised. Numbers are little-endian.
@@ -35,7 +35,7 @@ _INTS, _DOUBLES, _RANGE, _DECIMAL, _FRACTION, _TYPE = 73, 68, 114, 46, 47, 120
 
 
 class Garbage(Exception):
-    """Bytes that encode no value, or a value that is nested too deeply or too long to send."""
+    """Bytes that do not encode a value, or a value nested too deeply or too long to send."""
 
 
 Refer = Callable[[Any], tuple[int, int]]
@@ -111,7 +111,7 @@ def _put_all(out: list[bytes], tag: int, items: list[Any], refer: Refer, depth: 
 
 
 def _put_numbers(out: list[bytes], value: list[Any] | tuple[Any, ...]) -> bool:
-    """Encode a list of four or more numbers by one call: thirty times as fast. False if it has
+    """Encode a list of four or more numbers in one call, thirty times as fast. False if it has
     anything else."""
     kinds = set(map(type, value)) if len(value) > 3 else set()
     if kinds != {int} and kinds != {float}:

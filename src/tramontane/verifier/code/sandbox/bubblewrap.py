@@ -12,7 +12,7 @@ TOOLS = ["bwrap"]
 
 
 def wrap(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str]:
-    """The command, in a sandbox.
+    """The command, wrapped in a sandbox.
 
     Args:
         command: starts the runner.
@@ -20,10 +20,10 @@ def wrap(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str
         uid: the user that the runner becomes; 0 if the judge is not root.
     """
     if uid:
-        # The runner becomes a real user, so that the limit on processes binds it.
+        # The runner becomes a real user, so that the process limit applies.
         separate = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
         separate += ["--unshare-cgroup-try", "--cap-drop", "ALL"]
-        separate += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]  # lost once used
+        separate += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]  # dropped once used
     else:
         separate = ["--unshare-all", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"]
     line = ["bwrap", "--die-with-parent", "--as-pid-1", "--clearenv", *separate]
@@ -35,7 +35,7 @@ def wrap(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str
         if os.path.islink(path) and path in SYSTEM:
             line += ["--symlink", os.readlink(path), path]
             continue
-        for parent in reversed(Path(path).parents[:-1]):  # bwrap itself would make them 0700
+        for parent in reversed(Path(path).parents[:-1]):  # bwrap would create them with mode 0700
             line += ["--perms", "0755", "--dir", str(parent)]
         line += ["--ro-bind", path, path]
     for inside, outside in shown:

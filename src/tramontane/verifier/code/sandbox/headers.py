@@ -1,4 +1,4 @@
-"""The precompiled standard header of C++, kept in a cache on the machine."""
+"""The precompiled standard header of C++, cached on the machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ TOOL_SECONDS = 120.0  # limit for g++ to print its version or compile a header
 def precompiled(flags: tuple[str, ...]) -> Path | None:
     """A folder with `bits/stdc++.h` compiled with these flags; None if g++ has no such header.
 
-    The folder is made once and kept in the user's cache, or the system's if the user is root,
-    since programs then run as another user.
+    The folder is made once and kept in the user's cache, or in the system's for root, since
+    programs then run as another user.
     """
     version = subprocess.run(
         ["g++", "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
@@ -40,7 +40,7 @@ def precompiled(flags: tuple[str, ...]) -> Path | None:
     command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]
     if subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS).returncode != 0:
         shutil.rmtree(made)
-        return None  # programs that include the header do not compile either
+        return None  # then programs that include the header do not compile either
     for path in (folder.parent, made, *made.rglob("*")):  # programs may run as another user
         path.chmod(0o755 if path.is_dir() else 0o644)
     try:

@@ -14,10 +14,10 @@ RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  #
 OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
 BOX_MB = 64  # size of the private directory
 PROCESSES = 64  # maximum at once, threads included
-GRACE_SECONDS = 2.0  # for a sandbox to end once it is told to
+GRACE_SECONDS = 2.0  # for a sandbox to end once asked to
 ANSWER_SECONDS = 10.0  # for a sandbox to start and to report, beyond an execution's clock
 ASLEEP_FACTOR = 2.0  # time that an execution may run and sleep, as a multiple of its processor time
-CLOCK_FACTOR = 10.0  # time by the clock, as a multiple: for hosts with several programs a processor
+CLOCK_FACTOR = 10.0  # likewise by the clock, for hosts with several programs per processor
 CPP_FLAGS = ("-std=c++20", "-O2")
 COMPILERS = {"cpp": ("g++", *CPP_FLAGS), "c": ("gcc", "-std=gnu17", "-O2")}  # by language
 SUFFIXES = {"python": "py", "cpp": "cpp", "c": "c"}
@@ -53,13 +53,13 @@ COMPILE_SECONDS = COMPILER_LIMITS.clock_seconds  # longest by the clock
 class Job:
     """A program and its inputs. Each input is one execution.
 
-    `folder` holds the program's source, and is the only folder of the judge's that the program
-    sees. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
+    `folder` holds the program's source, and is the only one of the judge's folders visible to the
+    program. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
     from its source, with `headers` readable. With a `channel`, the execution is one half of a
     function test: the program if there is a source, else its tests. With `has_files`, each input is
-    a marshalled dict of files by name: they are put into the execution's directory, and their names
-    are the program's arguments. `prelude` is Python source that runs before a Python program, in
-    its namespace.
+    a marshalled dict of files by name: they are written to the execution's directory, and their
+    names are the program's arguments. `prelude` is Python source that runs before a Python program,
+    in its namespace.
 
     The folder and the files in it are readable by every user, whatever the umask: if the judge is
     root, the program runs as another user.
@@ -81,12 +81,12 @@ class Job:
         self.folder.chmod(0o755)
 
     def write(self, name: str, text: str) -> None:
-        """Write a file of the program's to the folder."""
+        """Write one of the program's files to the folder."""
         (self.folder / name).write_text(text, encoding="utf-8", errors="replace")
         (self.folder / name).chmod(0o644)
 
     def set_program(self, text: str, language: str) -> None:
-        """Write the program's source, and name how it runs."""
+        """Write the program's source, and set how it runs."""
         self.write(f"main.{SUFFIXES[language]}", text)
         if language == "python":
             self.source = "main.py"

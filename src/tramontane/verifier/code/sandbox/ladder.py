@@ -1,4 +1,4 @@
-"""The ladder of rungs: finds the best rung on which a program runs, by trying each."""
+"""The ladder of rungs: finds the best working rung by trying each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(input(), look(power), look(lambda: sum(x.isdigit() for x in os.listdir("/p
 
 @functools.cache
 def probe() -> Rung:
-    """The best rung on which a program runs here; tried once in a process."""
+    """The best working rung on this machine; determined once per process."""
     _hold_standard_streams()
     for rung in RUNGS[:-1]:
         if sys.platform == "linux" and not why_not(rung):
@@ -65,7 +65,7 @@ def why_not(rung: Rung) -> str:
         expected = b"in hidden hidden\n" if rung == "landlock" else b"in [0] 2\n"
         if result.output != expected:
             return f"gave {result.output!r}"
-        # What a compiler makes must run, too. Any program will do, whatever it says.
+        # Compiled programs must run too. Any program will do, whatever it prints.
         job = Job(Path(name, "made"), [b""], Limits(5.0, 300))
         job.compiler = [*(shutil.which(tool, path=path) or tool for tool in ("cp", "cat"))]
         job.compiler.append("{box}/main")
@@ -84,8 +84,8 @@ def _hidden_from_users() -> str:
 
 
 def _hold_standard_streams() -> None:
-    """Open those of the first three descriptors that are closed: a socket or pipe there would
-    become a program's standard stream."""
+    """Open closed ones of the first three descriptors: otherwise a socket or pipe could become a
+    program's standard stream."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

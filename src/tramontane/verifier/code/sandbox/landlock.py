@@ -1,7 +1,6 @@
 """The third rung of the sandbox ladder: Landlock hides files, seccomp closes system calls.
 
-It needs no namespaces. The locks themselves are `inside.lockdown`; the runner's children put them
-on.
+It needs no namespaces. The locks are in `inside.lockdown`; the runner's children apply them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tramontane.verifier.code.sandbox.system import (
 
 
 def why_unsupported() -> str:
-    """The reason why this machine has no suitable Landlock; "" if it has."""
+    """Why this machine's Landlock is unsuitable; "" if it is suitable."""
     if not lockdown.supported():
         return f"no table of system calls for {os.uname().machine}"
     if (version := lockdown.landlock_version()) < lockdown.LANDLOCK_NEEDED:

@@ -11,14 +11,14 @@ TOOLS = ["unshare", "mount", "chroot", "setpriv"]
 
 
 def wrap(command: list[str], shown: list[tuple[str, str]], uid: int) -> list[str]:
-    """The command, in namespaces of its own and a root directory of bind mounts on a tmpfs.
+    """The command, wrapped in its own namespaces and a root directory of bind mounts on a tmpfs.
 
     Args:
         command: starts the runner.
         shown: folders to show read-only, as (path inside, path outside).
         uid: the user that the runner becomes; 0 if the judge is not root.
     """
-    # `setpriv` leaves no capability that could leave the new root.
+    # `setpriv` drops all capabilities that could escape the new root.
     user = f"--reuid {uid} --regid {uid} --clear-groups " if uid else ""
     run = " ".join(_quote(part) for part in command)
     enter = f"exec chroot . setpriv {user}--no-new-privs --bounding-set=-all --inh-caps=-all {run}"

@@ -27,7 +27,7 @@ def process_limit(own_user: bool) -> int:
     """The value of RLIMIT_NPROC for a sandbox.
 
     Args:
-        own_user: the sandbox has a user or a user namespace of its own.
+        own_user: the sandbox has its own user or user namespace.
     """
     return PROCESSES + (0 if own_user and _counts_by_namespace() else _threads_of_user())
 
@@ -44,7 +44,7 @@ def _counts_by_namespace() -> bool:
 def _threads_of_user() -> int:
     """Outside namespaces the limit of the system counts all threads of the user."""
     if sys.platform != "linux":
-        return 4096  # not known there; more than a user runs
+        return 4096  # unknown there; more than a user runs
     total, uid = 0, os.geteuid()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended meanwhile

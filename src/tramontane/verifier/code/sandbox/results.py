@@ -27,10 +27,10 @@ class Times(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The end of one execution: its output, or in `failure` why the output does not count.
+    """The end of one execution: its output, or in `failure` why the output is not used.
 
-    With `is_unjudged` the failure is no fault of the program: the host was too busy to run it.
-    With `is_clock` the execution was stopped asleep, or by the clock.
+    With `is_unjudged` the failure is not the program's fault: the host was too busy to run it. With
+    `is_clock` the execution was stopped while asleep, or by the clock.
     """
 
     output: bytes
@@ -47,7 +47,7 @@ class Results(Iterator[Result]):
     Ends after the first failure, unless `keep_going`, and when the sandbox ends.
 
     Args:
-        descriptor: the pipe with the runner's records. Nothing in it is trusted.
+        descriptor: the pipe with the runner's records, which are not trusted.
         limits: limits of each execution, the compiler's first if there is one.
         keep_going: continue after a failed execution.
     """
@@ -94,7 +94,7 @@ class Results(Iterator[Result]):
         os.close(self._descriptor)
 
     def _readable(self, deadline: float) -> bool:
-        poll = select.poll()  # `select.select` accepts no descriptor above 1,023
+        poll = select.poll()  # `select.select` accepts only descriptors below 1,024
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
 

@@ -1,4 +1,4 @@
-"""A running sandbox: starts the runner on a rung of the ladder, and ends everything in it."""
+"""A running sandbox: starts the runner on a rung of the ladder, and kills everything at the end."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from tramontane.verifier.code.sandbox.system import (
 
 
 def _prepare() -> None:
-    """Give the new process what it would have from an ordinary shell, whatever the judge has."""
+    """Give the new process an ordinary shell's settings, whatever the judge's are."""
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.umask(0o022)
-    # The memory limit is the stack's too. Finite stacks would also be those of every thread.
+    # The memory limit also limits the stack. A finite stack limit would apply to every thread.
     _, most = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (most, most))
 
@@ -47,7 +47,7 @@ def _prepare() -> None:
 class Sandbox:
     """A running sandbox. `results` gives the result of each execution, the compiler's first.
 
-    A context manager: at its end no process and no file of the program is left.
+    A context manager: at its end, no process or file of the program is left.
     """
 
     def __init__(self, job: Job, rung: Rung) -> None:
@@ -72,7 +72,7 @@ class Sandbox:
         # The namespaces' first process dies a moment after its parent; the pipe closes with it.
         self.results.drain(GRACE_SECONDS)
         self.errors.close()
-        if not self.has_namespaces:  # the runner may have been killed before it did this
+        if not self.has_namespaces:  # the runner may have been killed before doing this
             files.empty(str(self.box), keep=None)
 
     def last_error(self) -> str:

@@ -19,8 +19,8 @@ SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"]
 DEVICES = ["null", "zero", "full", "urandom", "random"]
 _SETTINGS = ["/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"]
 INSIDE = Path(runner.__file__).parent  # the folder of the code that runs in the sandbox
-# The interpreter below a virtual environment, started without `site`: programs have the standard
-# library and no package, on every rung and machine alike.
+# A virtual environment's base interpreter, started without `site`, so that programs have the
+# standard library and no packages, on every rung and machine.
 INTERPRETER = getattr(sys, "_base_executable", None) or sys.executable
 # The path is removed again: files next to `inside` must not shadow the standard library.
 _START = (
