@@ -118,6 +118,8 @@ print(seen)
 @pytest.fixture(scope="module")
 def pool():
     with VerifierPool(PATIENT, 256, 32) as pool:
+        started = Problem("p", "math", "How many are there?", "1", language="en")
+        pool.score(started, [response("1")]).result(timeout=300)
         yield pool
 
 

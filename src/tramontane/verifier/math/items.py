@@ -50,7 +50,7 @@ def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> b
     g, p = _without_labels(g, p), _without_labels(p, g)
     if g.kind != p.kind or len(g.items) != len(p.items):
         return False
-    if g.kind == "list":
+    if g.kind == "list" and _is_named(g) == _is_named(p):
         return _same_in_any_order(g.items, p.items, equal)
     return all(equal(a, b) for a, b in zip(g.items, p.items, strict=True))
 
@@ -111,6 +111,13 @@ def _without_labels(side: Shape, other: Shape) -> Shape:
     if other.kind == "()" and _labels(other) is None and len(set(names)) == len(names):
         return Shape("()", list(values))
     return side
+
+
+def _is_named(shape: Shape) -> bool:
+    """True for the values of several names, `a = 1, b = 2`, but not for `x = 1, x = 2` or `x_1 = 1,
+    x_2 = 2`: without the names, the order tells which value is whose."""
+    names = {name.partition("_")[0].strip() for name, _ in _labels(shape) or ()}
+    return len(names) == len(shape.items)
 
 
 def _labels(shape: Shape) -> list[tuple[str, str]] | None:

@@ -80,6 +80,25 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
             r"\\mathbb{\1}_{>0}",
         ),
         (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\?\{\s*[a-z]\s*\\in\s*(\\mathbb\{[RZNQC]\})\s*\\?\}", r"\1"),
+        (
+            rf"\\?\{{\s*([a-z])\s*(?:\||:|\\mid(?![A-Za-z]))\s*\1\s*(?:{TEXT}\s*\{{)?\s*is\s+"
+            r"(?:an?y?\s+)?real(?:\s+number)?\s*(?:\}\s*)?\\?\}",
+            r"\\mathbb{R}",
+        ),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\binom\s*(\w)(?!\w*\})", r"\\binom{\1}"),
+        (r"(\\binom\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+        (r"(?<![\w.])(\d+|[a-z])\s+choose\s+(\d+|[a-z])(?![\w.])", r"\\binom{\1}{\2}"),
+        *(
+            (
+                rf"(:\d\d)\s*({TEXT}\s*\{{)?\s*[{half}]\.?\s*[mM]\.?(?(2)\s*\}})(?=\s*\}}?\s*$)",
+                rf"\1 {half[0]}m",
+            )
+            for half in ("aA", "pP")
+        ),
+        # The name of an angle or triangle, whose letters are not a product.
+        (r"^\s*\\(angle|triangle)\s*([A-Z]{2,4})\s*$", r"\\text{\1 \2}"),
         (r"\\lbrack(?![A-Za-z])", "["),
         (r"\\rbrack(?![A-Za-z])", "]"),
         (r":=|\\coloneqq(?![A-Za-z])", "="),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
+_SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
 WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
@@ -22,7 +23,10 @@ def choice(gold: str, pred: str) -> bool | None:
     None if a side is not a choice.
     """
     gold, pred = _without_name(gold), _without_name(pred)
-    g, p = _LETTER.fullmatch(gold), _LETTER.fullmatch(pred)
+    g = _LETTER.fullmatch(gold)
+    if g and _SMALL.fullmatch(pred):
+        pred = pred.upper()
+    p = _LETTER.fullmatch(pred)
     if g and p:
         return g[1] == p[1]
     if g and (option := _option(pred)):
@@ -86,6 +90,11 @@ def _is_product(text: str) -> bool:
     )
 
 
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
 _PHRASES = {
     phrase: meaning
     for meaning, phrases in {
@@ -124,7 +133,7 @@ _PHRASES = {
         "|the integral converges|konvergiert|converge|сходится|收敛",
     }.items()
     for phrase in phrases.split("|")
-}
+} | {word: str(number) for number, word in enumerate(_NUMBERS)}
 _EXCEPT = re.compile(
     r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
     r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
