@@ -55,7 +55,7 @@ def _without_name(text: str) -> str:
 def _option(text: str) -> tuple[str, str] | None:
     """A letter and its option's text, of `C) 12`, `(C) Cecile`, `C Cecile`; None of `C + 12`."""
     match = _LETTER_WITH_TEXT.fullmatch(text)
-    if match is None or not (match[2] or _is_words(match[3])):
+    if match is None or match[3][0] in "+*/^_=,;" or not (match[2] or _is_words(match[3])):
         return None
     return match[1], match[3]
 
