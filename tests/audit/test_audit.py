@@ -234,7 +234,7 @@ def test_broken_rows_are_reported_and_do_not_stop_the_rest(tmp_path):
     assert done.exit_code == 1, done.output
     assert [line.split(":")[1] for line in done.stderr.splitlines()] == list("1345678")
     assert "says “or”" in (tmp_path / "audit_in.md").read_text(encoding="utf-8")
-    assert "7 rows are no rollouts" in (tmp_path / "audit_in.md").read_text(encoding="utf-8")
+    assert "7 rows are not rollouts" in (tmp_path / "audit_in.md").read_text(encoding="utf-8")
 
 
 def test_bad_input(tmp_path):

@@ -182,8 +182,8 @@ def test_a_stem_that_breaks_off_gets_a_blank():
     [
         ("Which of the following is prime?", "(A) 4\n(B) 5\n(C) 6", "B", "about its options"),
         ("About what is it? Approximately how much?", "(A) 4\n(B) 5\n(C) 6", "B", "round"),
-        ("What is it?", "(A) 4\n(B) 5\n(C) None of these", "C", "no value"),
-        ("What is it?", "(A) I only\n(B) II only\n(C) I and II", "C", "no value"),
+        ("What is it?", "(A) 4\n(B) 5\n(C) None of these", "C", "not a value"),
+        ("What is it?", "(A) I only\n(B) II only\n(C) I and II", "C", "not a value"),
         ("What is it?", "(A) 4\n(B) 5\n(C) 6", "E", "not one of its options"),
         ("What happens?", "(A) x\n(B) y\n(C) The boy runs home very fast", "C", "a phrase"),
         ("The number is", "(A) even\n(B) odd\n(C) prime", "C", "many things"),
