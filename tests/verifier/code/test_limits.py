@@ -13,6 +13,7 @@ from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import judge
+from tramontane.verifier.code.inside import records, runner
 
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
 SHORT = VerifierConfig(code_timeout_s=1.0, allow_unsandboxed=True)
@@ -282,3 +283,42 @@ while True:
 def test_a_storm_that_hops_sessions_is_judged(rung):
     for _ in range(4):
         assert run(STORM, config=SHORT)[0] == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "failure", "is_unjudged"),
+    [
+        ([], "the sandbox did not start", True),
+        ([records.READY], "killed the sandbox", False),
+        ([records.READY, records.HOST], "the host had no process or memory left to run it", True),
+        ([records.READY, records.READY], "", False),
+    ],
+)
+def test_only_what_a_program_can_have_done_is_its_fault(statuses, failure, is_unjudged):
+    """On a host without processes right programs were wrong: they "killed the sandbox"."""
+    reading, writing = os.pipe()
+    for status in statuses:
+        records.send_record(writing, (status, b"", b""), (0.0, 0.0, 0.0))
+    os.close(writing)
+    result = next(sandbox.Results(reading, [sandbox.Limits(1.0, 300)], keep_going=False))
+    os.close(reading)
+    assert result.failure and not result.is_clock
+    if failure:  # else what a broken sandbox sends: a failure, whichever
+        assert (result.failure, result.is_unjudged) == (failure, is_unjudged)
+
+
+def test_a_program_waits_for_the_host_to_have_a_process_again(monkeypatch):
+    failures = 2
+
+    def scarce():
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise BlockingIOError
+        return 7
+
+    monkeypatch.setattr(runner.os, "fork", scarce)
+    assert runner.fork() == 7
+    failures = 10**6
+    monkeypatch.setattr(runner, "FORK_SECONDS", 0.05)
+    assert runner.fork() == -1

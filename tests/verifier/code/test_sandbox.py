@@ -291,7 +291,7 @@ def test_a_rung_that_does_not_work_says_what_its_tool_printed(monkeypatch, tmp_p
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho first >&2\necho no permission >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{tmp_path}:{ENVIRONMENT['PATH']}")
-    assert sandbox.why_not("bubblewrap") == "killed the sandbox no permission"
+    assert sandbox.why_not("bubblewrap") == "the sandbox did not start no permission"
     monkeypatch.setitem(ENVIRONMENT, "PATH", "/nowhere")
     assert sandbox.why_not("bubblewrap") == "bwrap not found"
 

@@ -81,12 +81,16 @@ def _verdict(
     end = next(tests)
     if not end.failure:
         return "right", ""
+    if end.is_unjudged and not end.is_clock:
+        return "unscorable", end.failure
     if end.code == peer.BROKEN:
         return "unscorable", end.failure.partition(": ")[2]
     if end.code == peer.GONE or end.is_clock:
         program_end = program.wait(LAST_RESULT_SECONDS)
         if end.is_clock or program_end.is_clock:
             return _late(end, program_end, limits)
+        if program_end.is_unjudged:
+            return "unscorable", program_end.failure
         if program_end.failure and program_end.code != 0:
             return "wrong", program_end.failure
         return "wrong", "ended before its tests" if program_end.code == 0 else "left its tests"

@@ -12,6 +12,8 @@ RECORD = struct.Struct("!iIIddd")
 # Why an execution was killed: processor time, memory, files, number of processes, time asleep, the
 # clock, the end of the other half of its function test, or a process that hides what it holds.
 LATE, MEMORY, DISK, CROWD, ASLEEP, BUSY, ALONE, HIDDEN = -1, -2, -3, -4, -5, -6, -7, -8
+HOST = -9  # the execution was never begun: the host had no process or memory left
+READY = -10  # the runner's first record: a sandbox that ends before it was ended by no program
 ERROR_BYTES = 4000  # length of standard error's end that is kept
 MAX_PROCESSES = 256  # per execution; more end it with CROWD
 MAX_FILES = 20_000  # per execution; more end it with DISK

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,14 +47,17 @@ from .records import (
     DISK,
     ERROR_BYTES,
     HIDDEN,
+    HOST,
     MAX_FILES,
     MAX_PROCESSES,
     MAX_SOCKETS,
     MEMORY,
+    READY,
     send_record,
 )
 
 FEW = 4  # so few processes cannot have too many sockets
+FORK_SECONDS = 2.0  # for the host to have a process again
 HANG_UP_SECONDS = 0.5  # for a program to end by itself when its tests have ended
 
 
@@ -64,6 +68,7 @@ def main() -> None:
         os.dup2(null, descriptor)
     settings = marshal.loads(read_block(job))
     confine(settings)
+    send_record(results, (READY, b"", b""), (0.0, 0.0, 0.0))
     command, source, program = settings["command"], settings["source"], None
     if settings["compile"] is not None:
         compiler, limits = settings["compile"]
@@ -123,6 +128,17 @@ def execute(command: list[str], program: int | None = None) -> int:
     os.execve(command[0] if program is None else CHANNEL, command, os.environ)
 
 
+def fork() -> int:
+    """`os.fork`, retried for FORK_SECONDS; -1 if the host has no process or memory left."""
+    deadline = time.monotonic() + FORK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            return os.fork()
+        except OSError:  # EAGAIN, ENOMEM
+            time.sleep(0.1)
+    return -1
+
+
 class Execution:
     """One execution: its files, its limits, and the termination of every process it started.
 
@@ -164,10 +180,12 @@ class Execution:
         os.lseek(files[0], 0, os.SEEK_SET)
         self.times = Times()
         ready, unready = os.pipe()
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             self._child(files, action)
         os.close(unready)
+        if pid < 0:
+            return HOST, b"", b""
         os.read(ready, 1)  # until `_enter` closes the other end, before the program begins
         os.close(ready)
         status = wait_for(pid, self.limits, self.times, self._processes, self._excess)

@@ -29,7 +29,8 @@ class Times(NamedTuple):
 class Result(NamedTuple):
     """The end of one execution: its output, or in `failure` why the output is not used.
 
-    With `is_unjudged` the failure is not the program's fault: the host was too busy to run it. With
+    With `is_unjudged` the failure is not the program's fault: the host was too busy to run it, or
+    had no process left. With
     `is_clock` the execution was stopped while asleep, or by the clock.
     """
 
@@ -54,6 +55,7 @@ class Results(Iterator[Result]):
 
     def __init__(self, descriptor: int, limits: list[Limits], keep_going: bool) -> None:
         self._descriptor, self._limits, self._keep_going = descriptor, limits, keep_going
+        self._ready = False  # the runner has begun
 
     def __next__(self) -> Result:
         if not self._limits:
@@ -65,13 +67,16 @@ class Results(Iterator[Result]):
         limits = self._limits.pop(0)
         deadline = time.monotonic() + seconds
         head = self._read(records.RECORD.size, deadline)
+        if head is not None and not self._ready:
+            self._ready = records.RECORD.unpack(head)[0] == records.READY
+            head = self._read(records.RECORD.size, deadline) if self._ready else head
         if head is None:
             self._limits.clear()
             late = time.monotonic() >= deadline
-            reason = f"the sandbox gave no result within {seconds:g} s"
-            return Result(
-                b"", reason if late else "killed the sandbox", is_unjudged=late, is_clock=late
-            )
+            reason = "killed the sandbox" if self._ready else "the sandbox did not start"
+            if late:
+                reason = f"the sandbox gave no result within {seconds:g} s"
+            return Result(b"", reason, is_unjudged=late or not self._ready, is_clock=late)
         status, n_output, n_errors, *seconds_of = records.RECORD.unpack(head)
         times = Times(*seconds_of)
         n_output = min(n_output, OUTPUT_BYTES)
@@ -84,7 +89,8 @@ class Results(Iterator[Result]):
         failure = _describe_failure(status, limits, n_output, errors or b"")
         code = None if status < 0 else _exit_code(status)
         is_clock = status in (records.ASLEEP, records.BUSY)
-        return Result(b"", failure, code, status == records.BUSY, is_clock, times)
+        is_unjudged = status in (records.BUSY, records.HOST)
+        return Result(b"", failure, code, is_unjudged, is_clock, times)
 
     def drain(self, seconds: float) -> None:
         """Read until the pipe closes, `seconds` at most, and close it."""
@@ -123,6 +129,8 @@ def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes)
         return f"timed out after {limits.asleep_seconds:g} s, most of it asleep"
     if status == records.BUSY:
         return f"the host was too busy to run it within {limits.clock_seconds:g} s"
+    if status == records.HOST:
+        return "the host had no process or memory left to run it"
     if status == records.ALONE:
         return "continued after the other side of its function test had ended"
     if status == records.MEMORY:
