@@ -1,8 +1,10 @@
 """Names of models: every place that takes one takes the same forms."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from tests.runs import begun, small_config
 from tramontane import generate
@@ -13,7 +15,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
 from tramontane.evaluation.checkpoint import run_of, settings_for
 from tramontane.models.loading import load_config, load_model, load_tokenizer, local_folder
-from tramontane.models.names import find_weights, resolve, with_tokenizer
+from tramontane.models.names import find_weights, folder_of, resolve, with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.models.transplant import stored_tensors
 from tramontane.oversight.config import LocalModel
@@ -160,3 +162,20 @@ def test_a_configs_tokenizer_is_not_that_of_another_model(bare: Path, tmp_path: 
     config = small_config(tmp_path / "run", model=str(bare), tokenizer="tiny")
     assert settings_for(bare, None, config, [], {}).config.tokenizer == "tiny"
     assert settings_for("tiny", None, config, [], {}).config.tokenizer is None
+
+
+@pytest.mark.parametrize("fetch", [load_config, load_tokenizer, folder_of])
+def test_a_hub_that_cannot_be_reached_is_named_at_once(
+    fetch: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's client would retry for a minute."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    unreachable = (
+        r"'someone/model': no such folder, and the model hub cannot be reached \(127.0.0.1"
+    )
+    with pytest.raises(InputError, match=unreachable):
+        fetch("someone/model")

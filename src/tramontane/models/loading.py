@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
-from tramontane.models.names import folder_of, has_tokenizer, is_local, resolve
+from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
 from tramontane.models.weight_files import INDEX, WeightFiles
 
 logger = logging.getLogger("tramontane")
@@ -261,6 +261,8 @@ def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
                 + ", but adapters; name the `weights`, into which a run merges them" * adapters
             )
         path = str(folder)
+    else:
+        check_hub(model)
     try:
         with _LOADING:
             # Never run code from a checkpoint (`auto_map`); otherwise transformers would ask.

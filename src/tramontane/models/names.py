@@ -9,16 +9,20 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tramontane.errors import InputError
 from tramontane.models.cache import cache_dir
 
+HUB_SECONDS = 5.0  # for a first connection to the model hub
 TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
@@ -82,6 +86,7 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
         return folder.absolute()
     if is_local(name):
         raise InputError(f"{what} {name!r}: no such folder")
+    check_hub(name, what)
     from huggingface_hub import snapshot_download
 
     try:
@@ -91,6 +96,30 @@ def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model"
         raise InputError(
             f"{what} {name!r}: no such folder, and nothing of the hub that can be fetched "
             f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def check_hub(name: str, what: str = "model") -> None:
+    """Check that the hub can be reached, if a name must be fetched from it: its client would retry
+    for a minute. Behind a proxy, that is left to the client.
+
+    Raises:
+        InputError: it cannot.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or getproxies() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or {"http": 80}.get(hub.scheme, 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), HUB_SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"{what} {name!r}: no such folder, and the model hub cannot be reached "
+            f"({hub.hostname}: {error}); check the path, or the connection"
         ) from error
 
 
