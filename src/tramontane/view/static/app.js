@@ -54,7 +54,9 @@ async function show() {
   for (const link of document.querySelectorAll("#tabs a")) {
     if (link.dataset.view === tab) {
       link.setAttribute("aria-current", "page");
-      link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone, not all have room
+      // On a phone, not all have room. `scrollIntoView` would also move where the Tab key begins.
+      const tabs = document.getElementById("tabs"), [outer, inner] = [tabs, link].map((x) => x.getBoundingClientRect());
+      tabs.scrollLeft += inner.left - outer.left - (outer.width - inner.width) / 2;
     } else link.removeAttribute("aria-current");
   }
   if (current && current.leave) current.leave();

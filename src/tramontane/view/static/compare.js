@@ -37,7 +37,10 @@ export async function show(main, theValues, thePage) {
         h("span", {}, row.problem_id), h("small", {}, row.counts.map((c) => `${c.right}/${c.n}`).join(" · "))))))), sides)
       : h("p", { class: "empty" }, "The two sides have no problem in common."));
   const current = main.querySelector(".problems [aria-current]");
-  if (current) current.scrollIntoView({ block: "nearest" });
+  if (current) {
+    const list = current.closest(".problems"), [outer, inner] = [list, current].map((x) => x.getBoundingClientRect());
+    list.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+  }
   if (!chosen) return;
   const [left, right] = await Promise.all([values.a, values.b].map((run) => get("answers", { run, problem_id: chosen })));
   replace(sides, h("section", { class: "asked" }, h("h2", {}, "Problem ", h("small", {}, chosen)),
