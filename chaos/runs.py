@@ -122,9 +122,10 @@ class Intruder:
         written the summary gives the folder up before its process ends."""
         if self.running or self._owner.poll() is not None or self._run.summarized:
             return None
-        message = self._log.read_text(encoding="utf-8").strip()
+        here = f"{Path.cwd()}/"
+        message = self._log.read_text(encoding="utf-8").strip().replace(here, "")
         return {
-            "command": " ".join(self.args[:2]),
+            "command": " ".join(self.args[:2]).replace(here, ""),
             "code": self._process.returncode,
             "refused": f"by process {self._owner.pid} on" in message,
             "message": message[-300:],
