@@ -128,7 +128,7 @@ class Intruder:
             "command": " ".join(self.args[:2]).replace(here, ""),
             "code": self._process.returncode,
             "refused": f"by process {self._owner.pid} on" in message,
-            "message": message[-300:],
+            "message": re.sub(r" on \S+ since ", " on HOST since ", message)[-300:],
         }
 
     @property
