@@ -271,3 +271,7 @@ def test_a_supervised_config_is_parsed_with_the_same_errors(load):
         load("output: x\nnew_model: {vocab: 600}", cls=SFTConfig)
     with pytest.raises(InputError, match=r"data\.playground\.1\.shar: .* did you mean 'share'"):
         load("output: x\ndata: {playground: [{}, {shar: 1}]}", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"threads: 2 threads need device cpu and ranks 1"):
+        load("output: x\nthreads: 2\nranks: 2", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"activation_offload .* gradient_checkpointing to true"):
+        load("output: x\nactivation_offload: true", cls=SFTConfig)

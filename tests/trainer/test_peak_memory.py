@@ -86,8 +86,7 @@ def test_no_rank_holds_more_than_its_share_and_the_unit_it_computes(folder, rank
     whole = 4 * model.num_parameters()  # bytes in float32
     share, computed = whole / ranks, COMPUTED[dtype] * UNIT
     bounds = {
-        # Weights and two moments, and the buffers of the forward that checks that it is repeatable.
-        "start": 3 * share + computed,
+        "start": 3 * share,  # weights and two moments
         # Frozen weights, and the forward that reads the head's scale, which computes every unit.
         "start, adapters": share * getattr(torch, dtype).itemsize / 4 + computed,
         "update, adapters": computed,

@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 import os
 import pickle
@@ -516,11 +517,14 @@ def test_dropout_is_off_since_the_generator_has_none():
         (GPT2Config, {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}),
     ],
 )
-def test_dropout_under_any_name_is_off(config, rates):
+def test_dropout_under_any_name_is_off(config, rates, tmp_path):
     sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 48, "ffn_dim": 48, "word_embed_proj_dim": 32}
     eager = AutoModelForCausalLM.from_config(config(**sizes, **rates), attn_implementation="eager")
     t = Trainer(eager, TrainerConfig(microbatch_tokens=64), 10)
+    t.save_weights(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved.items() >= rates.items()  # the checkpoint's config is exported as it was
     assert t.model.training
     ids = torch.arange(20)[None]
     with torch.no_grad():

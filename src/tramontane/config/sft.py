@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
-from tramontane.config.device import Device, Dtype, Model, resolve_dtype
+from tramontane.config.device import Device, Dtype, Model
 from tramontane.config.lora import LoraConfig
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
@@ -151,8 +151,8 @@ class SupervisedConfig(Section):
     """Device: cpu, cuda, cuda:N or mps."""
 
     @model_validator(mode="after")
-    def _resolve_dtype(self) -> SupervisedConfig:
-        self.dtype = resolve_dtype(self.dtype, self.device)
+    def _checked_as_a_trainer(self) -> SupervisedConfig:
+        self.dtype = self.trainer.dtype
         return self
 
     @property

@@ -58,14 +58,15 @@ class Decontaminate(Stage):
             self.ids.append(row.problem.id)
             statements.append(row.problem.problem)
             item, spelt = len(self.ids) - 1, spelling(row.problem.problem)
-            grams = _grams(_WORDS.findall(spelt), config.ngram)
+            words = _WORDS.findall(spelt)
+            grams = _grams(words, config.ngram)
             self.sizes.append(len(grams))
             for gram in grams:
                 self.grams[gram].append(item)
             plain = numbers(spelt) == numbers("")
-            if not grams and len(_WORDS.findall(spelt)) >= (FEWEST_PLAIN if plain else FEWEST):
-                words = _SIGNED.findall(spelt)
-                self.whole[len(words)].setdefault(" ".join(words), item)
+            if not grams and len(words) >= (FEWEST_PLAIN if plain else FEWEST):
+                signed = _SIGNED.findall(spelt)
+                self.whole[len(signed)].setdefault(" ".join(signed), item)
         self.originals = Originals(statements, config.threshold, config.same_numbers)
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:

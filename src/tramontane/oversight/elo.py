@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tramontane.evaluation.metrics import Z
+
 SCALE = 500.0  # Elo points of a tenfold increase of the odds
 PRIOR_WINS = 0.5  # added to both sides of a pair whose difference would be infinite
-NORMAL_95 = 1.959964  # standard errors on each side of a 95 % interval
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def _connected_ratings(wins: Mapping[tuple[str, str], float]) -> dict[str, Ratin
     ratings = SCALE * np.log10(strengths)
     certain = games * np.outer(strengths, strengths) / (strengths[:, None] + strengths) ** 2
     information = (np.diag(certain.sum(axis=1)) - certain) * (math.log(10) / SCALE) ** 2
-    half = NORMAL_95 * np.sqrt(np.diag(np.linalg.pinv(information, hermitian=True)))
+    half = Z * np.sqrt(np.diag(np.linalg.pinv(information, hermitian=True)))
     return {
         player: Rating(*map(float, (ratings[i], ratings[i] - half[i], ratings[i] + half[i])))
         for player, i in place.items()

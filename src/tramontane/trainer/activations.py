@@ -41,7 +41,8 @@ def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
         InputError: the logits differ.
     """
     vocabulary = getattr(model.config, "vocab_size", 1)
-    packed = pack([[token % vocabulary for token in range(16)]], device)
+    # Two tokens: the kernels of larger products keep memory that a rank may not have at its start.
+    packed = pack([[1 % vocabulary, 2 % vocabulary]], device)
     first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
     if (largest := float((first - second).abs().max())) > SAME:
         raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,11 +21,13 @@ class Layout:
     """Names, shapes and types of a model's weights in checkpoint files.
 
     Args:
-        model: the model before it is sharded; its parameters may be on the meta device.
+        model: the model before it is sharded and its dropout is switched off; its parameters may be
+            on the meta device.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
+        self._config = copy.deepcopy(model.config)
         self._architecture = type(model).__name__
         self._converted = converts_weights(model)
         tensors = model.state_dict(keep_vars=True)
@@ -57,8 +60,8 @@ class Layout:
             for _ in buckets:
                 pass
             return
-        model = self._model
-        model.config.dtype = dtype
+        model, config = self._model, self._config
+        config.dtype, config.architectures = dtype, [self._architecture]
         if self._converted:
             logger.warning(
                 "%s: rank 0 holds the whole model while it is saved, since transformers converts "
@@ -71,9 +74,9 @@ class Layout:
                 copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
                 weights |= {name: copies[id(t)] for name, t in bucket.items()}
             model.save_pretrained(folder, state_dict=weights)
+            config.save_pretrained(folder)
             return
-        model.config.architectures = [self._architecture]
-        model.config.save_pretrained(folder)
+        config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
         entries = {

@@ -77,8 +77,8 @@ class Trainer:
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
-        activations.disable_dropout(model)
         self._layout = export.Layout(model)
+        activations.disable_dropout(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model

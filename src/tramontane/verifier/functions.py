@@ -112,12 +112,12 @@ def _renamed(code: CodeType, file: str) -> CodeType:
 
 @lru_cache
 def parameters(path: str) -> dict[str, inspect.Parameter]:
-    """The parameters of a function, by name; none of a built-in function without a signature."""
+    """`parameters_of` the function with this import path."""
     return parameters_of(load(path))
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """As `parameters`."""
+    """A function's parameters by name; empty for built-in functions without a signature."""
     try:
         return dict(inspect.signature(function).parameters)
     except ValueError:  # some built-in functions have no signature

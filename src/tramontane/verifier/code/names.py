@@ -116,8 +116,8 @@ def _handled(tree: ast.AST) -> Iterator[ast.Name]:
 
 
 def _judging(tree: ast.AST, weak: set[str], program: set[str]) -> set[str]:
-    """Of the names that only an example of the statement calls, those that occur beside or around a
-    call of the program in one statement: they would decide what it is compared with."""
+    """Names that would decide what the program is compared with: only an example of the statement
+    calls them, and the tests use them beside or around a call of the program."""
     if not weak:
         return set()
     judging: set[str] = set()

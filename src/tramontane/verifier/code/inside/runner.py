@@ -184,10 +184,13 @@ class Execution:
         if pid == 0:
             self._child(files, action)
         os.close(unready)
-        if pid < 0:
-            return HOST, b"", b""
-        os.read(ready, 1)  # until `_enter` closes the other end, before the program begins
+        if pid > 0:
+            os.read(ready, 1)  # until `_enter` closes the other end, before the program begins
         os.close(ready)
+        if pid < 0:
+            for descriptor in files:
+                os.close(descriptor)
+            return HOST, b"", b""
         status = wait_for(pid, self.limits, self.times, self._processes, self._excess)
         if self.channel is not None:
             os.close(self.channel)  # so that the other half sees the end of the program
