@@ -29,7 +29,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data"
 SECRET = "xyzzy" + "-41-" + "plugh"
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])  # one with namespaces, one without
+@pytest.fixture(params=sandbox.RUNGS[:-1])
 def rung(request, monkeypatch):
     if reason := sandbox.why_not(request.param):
         pytest.skip(f"{request.param} does not work here: {reason}")
@@ -321,6 +321,9 @@ def test_verdicts_say_why(rung):
     assert "name 'f' is not defined" in run("def g(x): pass", code)[1]
     assert run("def f(:", code)[1].startswith("exit code 1: SyntaxError")
     assert run("import sys; sys.exit(3)", code) == ("wrong", "exit code 3")
+    # More than a pipe holds, while nobody reads it.
+    assert run("print('7' * 10**6)\nraise SystemExit(3)", code) == ("wrong", "exit code 3")
+    assert run("while True: print('7' * 99)", code) == ("wrong", "printed more than 16 MB")
     endless = run("def f(x):\n    while True: pass", code, config=SHORT)
     assert endless == ("wrong", "timed out after 0.8 s")
     assert run("def f(x): return bytearray(10**9)", code) == ("wrong", "needed more than 300 MB")

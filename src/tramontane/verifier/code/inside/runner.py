@@ -20,6 +20,7 @@ from typing import Any
 from . import lockdown
 from .descriptors import (
     CHANNEL,
+    hang_up,
     has_hung_up,
     memory_file,
     read_block,
@@ -193,7 +194,7 @@ class Execution:
             return HOST, b"", b""
         status = wait_for(pid, self.limits, self.times, self._processes, self._excess)
         if self.channel is not None:
-            os.close(self.channel)  # so that the other half sees the end of the program
+            hang_up(self.channel)  # so that the other half sees the end of the program
         kill_quietly(os.killpg, pid)
         kill_rest(self.settings)
         output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
