@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,11 +125,10 @@ class Simulation:
         self.ledger = Ledger(self.config, _Endless(), lambda problem: prompt)
         self.prompt_tokens = prompt_tokens
         self.now = 0.0
-        self.versions: dict[
-            tuple[int, int], list[list[int]]
-        ] = {}  # by (group, index): runs of tokens, [version, tokens] each
-        self.ended: list[tuple[float, dict[str, float]]] = []  # time and totals of each update
-        self.ages: list[dict[int, int]] = []  # trained tokens by age, for each update
+        # By (group, index) of a finished completion: its tokens by the version that sampled them.
+        self.versions: dict[tuple[int, int], Counter[int]] = {}
+        self.ended: list[Array] = []  # totals at the end of each update, as in `trained`
+        self.ages: list[Counter[int]] = []  # trained tokens by age, for each update
         workers = config.generator.workers
         self.generators = [_Generator(self, number) for number in range(workers)]
         self.loads = Loads(workers)
@@ -143,7 +142,7 @@ class Simulation:
     def run(self, skip: int = 3, until: int | None = None) -> Outcome:
         """Simulate all updates, or the first `until`; figures leave out the first `skip`."""
         self._settle()
-        while len(self.ended) < (until or self.config.pipeline.updates):
+        while len(self.ages) < (until or self.config.pipeline.updates):
             self.now, _, act = heapq.heappop(self._events)
             act()
             self._settle()
@@ -188,41 +187,27 @@ class Simulation:
 
     def trained(self, batch: Batch) -> None:
         """Count an update whose weights all generators have."""
-        ages: dict[int, int] = {}
+        ages: Counter[int] = Counter()
         for completion in batch.completions:
-            for version, n in self.versions.pop((completion.group, completion.index)):
-                age = batch.version - version
-                ages[age] = ages.get(age, 0) + n
+            for version, n in self.versions.pop((completion.group, completion.index)).items():
+                ages[batch.version - version] += n
         self.ages.append(ages)
-        generators = self.generators
-        self.ended.append(
-            (
-                self.now,
-                {
-                    "training": self.training.worked,
-                    "generating": sum(g.worked() for g in generators),
-                    "live": sum(g.live_steps for g in generators),
-                    "steps": sum(g.steps for g in generators),
-                },
-            )
-        )
+        each = [(g.worked(), g.steps, g.live_steps) for g in self.generators]
+        self.ended.append(np.array([self.now, self.training.worked, *np.sum(each, axis=0)]))
 
     def _outcome(self, skip: int) -> Outcome:
-        start, before = self.ended[skip - 1] if skip else (0.0, dict.fromkeys(self.ended[0][1], 0))
-        end, after = self.ended[-1]
-        seconds = end - start
-        total = {key: after[key] - before[key] for key in after}
-        ages = [(age, n) for update in self.ages[skip:] for age, n in update.items()]
-        tokens = sum(n for _, n in ages)
-        generators = seconds * len(self.generators)
+        totals = self.ended[-1] - (self.ended[skip - 1] if skip else 0.0)
+        seconds, training, generating, steps, live = totals.tolist()
+        ages: Counter[int] = sum(self.ages[skip:], Counter())
+        tokens = ages.total()
         return Outcome(
             seconds_per_update=seconds / len(self.ages[skip:]),
             tokens_per_second=tokens / seconds,
-            generator_idle=max(0.0, 1 - total["generating"] / generators),
-            trainer_idle=max(0.0, 1 - total["training"] / seconds),
-            utilisation=total["live"] / max(1.0, total["steps"] * slots(self.config)),
-            staleness_mean=sum(age * n for age, n in ages) / tokens,
-            staleness_max=max(age for age, _ in ages),
+            generator_idle=max(0.0, 1 - generating / (seconds * len(self.generators))),
+            trainer_idle=max(0.0, 1 - training / seconds),
+            utilisation=live / max(1.0, steps * slots(self.config)),
+            staleness_mean=sum(age * n for age, n in ages.items()) / tokens,
+            staleness_max=max(ages),
         )
 
 
@@ -232,7 +217,7 @@ class _Flight:
 
     request: Request
     left: int
-    versions: list[list[int]] = field(default_factory=list)  # [version, tokens] of each run
+    versions: Counter[int] = field(default_factory=Counter)  # tokens by version
 
 
 class _Generator:
@@ -341,10 +326,7 @@ class _Generator:
         for flight in self._flights:
             n = min(steps, flight.left)
             flight.left -= n
-            if flight.versions and flight.versions[-1][0] == self.version:
-                flight.versions[-1][1] += n
-            else:
-                flight.versions.append([self.version, n])
+            flight.versions[self.version] += n
         done = [f for f in self._flights if not f.left]
         self._flights = [f for f in self._flights if f.left]
         self._cached = (self._cached + steps)[self._left > steps]
@@ -379,7 +361,7 @@ class _Training:
             self.batch = simulation.formed.popleft()
             runs = [simulation.versions[c.group, c.index] for c in self.batch.completions]
             ranks = simulation.config.trainer.ranks
-            lengths = [sum(n for _, n in versions) for versions in runs[::ranks]]
+            lengths = [versions.total() for versions in runs[::ranks]]
             prompts = simulation.prompt_tokens * len(self.batch.groups) // ranks
             self._left = simulation.costs.train(lengths, prompts)
             self.at_work, self._since, self._pace = True, simulation.now, 0.0
