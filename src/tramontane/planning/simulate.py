@@ -153,11 +153,6 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, act))
 
-    def hand_out(self) -> None:
-        if room := self.ledger.room(self.loads.total):
-            for group in self.ledger.open(room):
-                self.generators[self.loads.least()].submit(group.requests)
-
     def take(self, completion: Completion) -> None:
         """Take a finished completion; a complete group goes to the first free verifier."""
         if group := self.ledger.take(completion):
@@ -172,11 +167,13 @@ class Simulation:
 
     def _settle(self) -> None:
         """Run the steps of the pipeline's loops that a change makes possible."""
-        self.hand_out()
+        ledger = self.ledger
+        if room := ledger.room(self.loads.total):
+            for group in ledger.open(room):
+                self.generators[self.loads.least()].submit(group.requests)
         for number in sorted(self.moved):
             self.generators[number].go()
         self.moved.clear()
-        ledger = self.ledger
         while (
             len(self.formed) < 2
             and ledger.next_version < self.config.pipeline.updates

@@ -95,13 +95,16 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
     if kind == "programs":
         program = programs.draw(rng, level)
         return programs.problem(program) if split_of(program.canonical) == split else None
-    steps = chain(rng, level) if kind == "sums" else _story_steps(rng, level)
+    if kind == "sums":
+        steps = chain(rng, level)
+    else:  # values of at least 2 (plurals) that are doubled, tripled or halved
+        steps = chain(rng, level, low=2, factors=(2, 3), divisors=(2,))
     formula = expression(steps)
     if split_of(formula) != split:
         return None
     lang = language(code)
     if kind == "sums":
-        statement = _sum_statement(rng, lang, formula)
+        statement = pick(rng, lang.sums).format(e=formula)
     else:
         statement = _story_statement(rng, lang, steps)
     return Problem(
@@ -114,15 +117,6 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
         source="playground",
         metadata={"kind": kind, "steps": [list(s) for s in steps], "expression": formula},
     )
-
-
-def _story_steps(rng: Random, level: int) -> list[Step]:
-    """A story's chain: values of at least 2 (plurals) that are doubled, tripled or halved."""
-    return chain(rng, level, low=2, factors=(2, 3), divisors=(2,))
-
-
-def _sum_statement(rng: Random, lang: Language, expression: str) -> str:
-    return pick(rng, lang.sums).format(e=expression)
 
 
 def _story_statement(rng: Random, lang: Language, steps: list[Step]) -> str:
