@@ -309,7 +309,7 @@ def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
 
 def _polls(predicted: Outcome, config: Config) -> float:
     """A generator's polls for an update."""
-    live = predicted.utilisation * config.pipeline.n_async
+    live = predicted.utilization * config.pipeline.n_async
     steps = predicted.tokens_per_second * predicted.seconds_per_update / live
     return steps / config.generator.steps_per_call
 

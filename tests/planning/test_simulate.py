@@ -50,7 +50,7 @@ def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     assert found.tokens_per_second == pytest.approx(32 * 64 / work)
     assert found.generator_idle == pytest.approx(1 - (64 * STEP + 8 * 0.002 + 0.2) / work)
     assert found.trainer_idle == pytest.approx(1 - (32 * 64 + 4 * 10) * TOKEN / work)
-    assert (found.staleness_max, found.utilisation) == (0, 1.0)
+    assert (found.staleness_max, found.utilization) == (0, 1.0)
 
 
 def test_only_a_synchronous_run_waits_for_latency() -> None:
@@ -108,7 +108,7 @@ def test_completions_wait_for_a_slot() -> None:
     sizes.generator.slots = 16
     found = simulate(sizes, costs(), constant(64))
     assert found.seconds_per_update == pytest.approx(2 * 64 * STEP + (32 * 64 + 4) * TOKEN)
-    assert found.utilisation == pytest.approx(1.0)
+    assert found.utilization == pytest.approx(1.0)
 
 
 def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
@@ -174,7 +174,7 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
     assert sorted([*trained, *pending]) == list(range(ledger.next_group))
     assert len(trained) == 8 * groups_per_batch
     assert 0 <= found.staleness_mean <= found.staleness_max <= bound
-    assert 0 < found.utilisation <= 1
+    assert 0 < found.utilization <= 1
     for share in (found.generator_idle, found.trainer_idle):
         assert 0 <= share <= 1
     tokens = found.tokens_per_second * found.seconds_per_update * 8

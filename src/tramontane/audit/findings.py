@@ -19,7 +19,7 @@ KINDS = {
     "not in thoughts": "right, but the answer does not occur in the thoughts",
     "program": "right, but the program looks as if it cheats its tests",
     "disputed": "right or wrong, and another verifier says the opposite",
-    "unscorable": "no judgement could be made",
+    "unscorable": "no judgment could be made",
     "majority": "most of the group give one answer, and it is not the label",
 }
 SHOWN = 50  # findings of each kind on the page; the JSONL file has all

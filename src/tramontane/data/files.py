@@ -202,7 +202,7 @@ def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[
             except UnknownType as error:
                 if name not in left_out:
                     left_out.add(name)
-                    logger.warning("%s: column %r is left out, as it holds %s", source, name, error)
+                    logger.warning("%s: column %r is skipped: it holds %s", source, name, error)
         yield where, encodable(kept, where)
 
 

@@ -123,7 +123,7 @@ class Plan:
             "trained tokens/s, simulated": f"{found.tokens_per_second:,.0f}",
             "generators idle": f"{found.generator_idle:.0%}",
             "trainer idle": f"{found.trainer_idle:.0%}",
-            "slots in use": f"{found.utilisation:.0%}",
+            "slots in use": f"{found.utilization:.0%}",
             "staleness": f"{found.staleness_mean:.1f} (at most {found.staleness_max})",
         }
 

@@ -92,7 +92,7 @@ class Outcome:
     Args:
         seconds_per_update, tokens_per_second: speed; tokens are trained completion tokens.
         generator_idle, trainer_idle: share of the time, over all generators, and of the trainer.
-        utilisation: live sequences over a generator's slots, averaged over decode steps.
+        utilization: live sequences over a generator's slots, averaged over decode steps.
         staleness_mean, staleness_max: age of trained tokens, in versions.
     """
 
@@ -100,7 +100,7 @@ class Outcome:
     tokens_per_second: float
     generator_idle: float
     trainer_idle: float
-    utilisation: float
+    utilization: float
     staleness_mean: float
     staleness_max: int
 
@@ -202,7 +202,7 @@ class Simulation:
             tokens_per_second=tokens / seconds,
             generator_idle=max(0.0, 1 - generating / (seconds * len(self.generators))),
             trainer_idle=max(0.0, 1 - training / seconds),
-            utilisation=live / max(1.0, steps * slots(self.config)),
+            utilization=live / max(1.0, steps * slots(self.config)),
             staleness_mean=sum(age * n for age, n in ages.items()) / tokens,
             staleness_max=max(ages),
         )

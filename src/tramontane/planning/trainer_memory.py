@@ -108,7 +108,7 @@ def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths)
 
 def block_activations(shape: ModelShape, dtype: str) -> int:
     """Bytes that the forward of a block keeps for the backward, a token, without the scores of
-    attention: of RMS norms (computed in float32) the input in float32, the normalised values and
+    attention: of RMS norms (computed in float32) the input in float32, the normalized values and
     the output; queries, keys, values and the output of attention, with one float32 sum for each
     head; of the gated MLP both projections, the activation and their product."""
     size = DTYPE_BYTES[dtype]

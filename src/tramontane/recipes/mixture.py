@@ -76,15 +76,15 @@ def answer(
         rows = record.rows
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
-    learnt = [
+    learned = [
         {"prompt": row["problem"], "response": retagged(row["text"], old, tags)}
         for row in rows
         if row["finish_reason"] == "stop"
         and (row["verdict"] == "right" if keep == "right" else row["verdict"] != "malformed")
     ]
-    write_rows(folder / "examples.jsonl", learnt)
+    write_rows(folder / "examples.jsonl", learned)
     prompts = len({row["group"] for row in rows})
-    return {"prompts": prompts, "answers": len(rows), "kept": len(learnt)}
+    return {"prompts": prompts, "answers": len(rows), "kept": len(learned)}
 
 
 def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:

@@ -58,7 +58,7 @@ def table(columns: Mapping[str, str], found: Comparison) -> list[tuple[str, list
     for suite, models in found.items():
         results = [models[label].result for label in columns]
         left_out = models[next(iter(columns))].left_out
-        note = f" ({left_out} overlong problems left out)" if left_out else ""
+        note = f" ({left_out} overlong problems skipped)" if left_out else ""
         rows.append((f"{suite} pass@1{note}", [_percent(r.pass_at_1) for r in results]))
         k = max(results[0].maj_at_k, default=1)
         if k > 1:
