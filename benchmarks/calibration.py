@@ -14,12 +14,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from costs import DecodeCurve, TrainCurve
 from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths
 
 from tramontane.config import Config
 from tramontane.generator import Generator
-from tramontane.planning.costs import Costs, DecodeCurve, Line, TrainCurve
-from tramontane.planning.simulate import Outcome
+from tramontane.planning.simulate import Costs, Outcome
 from tramontane.trainer import Trainer
 from tramontane.types import BatchSettings, Request, SamplingParams, TrainBatch, TrainSequence
 
@@ -239,7 +239,7 @@ def calibrate(
     update = synchronous["seconds_per_update"]
     costs = Costs(
         alone.alike[TWICE.name],
-        Line(0.0, alone.prefill),
+        lambda tokens: alone.prefill * tokens,
         alone.train,
         publish=publish,
         swap=synchronous["pause_ms"] / 1000,
@@ -309,7 +309,7 @@ def points(curves: dict[str, DecodeCurve]) -> dict[str, dict[float, float]]:
 
 def _polls(predicted: Outcome, config: Config) -> float:
     """A generator's polls for an update."""
-    live = predicted.utilisation * config.pipeline.n_async
+    live = predicted.utilization * config.pipeline.n_async
     steps = predicted.tokens_per_second * predicted.seconds_per_update / live
     return steps / config.generator.steps_per_call
 

@@ -379,7 +379,7 @@ class World:
     def __init__(
         self, loop: VirtualLoop, args: argparse.Namespace, groups: int, vocabulary: list[int]
     ) -> None:
-        from tramontane.planning.costs import lognormal
+        from tramontane.planning.simulate import lognormal
 
         self.loop, self.step = loop, args.step * args.thin
         self.longest = 5 * args.mean // args.thin

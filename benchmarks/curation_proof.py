@@ -3,7 +3,7 @@
     python benchmarks/curation_proof.py [--rows 5000] [--samples 16] [--seeds 3] [--work FOLDER]
                                         [--out FILE] [the trainings' KEY=VALUE ...]
 
-Plants faults in a playground set (`data/playground/faults.py`) and curates it like a real set:
+Plants faults in a playground set (`faults.py`) and curates it like a real set:
 duplicates, format and tests by rule; a first pass by the tiny base; 60 updates of training on the
 kept rows (configs/quickstart.yaml, but levels 1 to 6, and English only); a second pass, over the
 input of the first, by the trained checkpoint. The report has
@@ -37,13 +37,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
 from measure import finish, machine
 
 import tramontane
 from tramontane.config import Config, load_config
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
-from tramontane.data.playground.faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
 from tramontane.evaluation.metrics import student_quantile
 from tramontane.run.folder import RunFolder
 

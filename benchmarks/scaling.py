@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 from calibration import GROUP, calibrate, measure
+from costs import geometric
 from measure import Promise, finish, machine, spread
 from workload import FIVEFOLD, FIXED, TWICE, VOCAB, Lengths, make_model, run, settings
 
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models.loading import load_tokenizer
-from tramontane.planning.costs import Costs, geometric
-from tramontane.planning.simulate import Outcome, simulate
+from tramontane.planning.simulate import Costs, Outcome, simulate
 
 # Sequences in flight with which the engine is measured; below 48 slots the layout of keys and
 # values is another.

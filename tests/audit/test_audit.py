@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import tramontane
 from tests.paths import DATA
+from tramontane.audit.disputes import same_number, same_string
 from tramontane.audit.findings import KINDS
-from tramontane.audit.opinions import same_number, same_string
 from tramontane.audit.recorded import AUDITED
 from tramontane.audit.suspicion import describe_cheat, describe_hedge, occurs_in
 from tramontane.cli import app

@@ -399,7 +399,7 @@ def test_a_repeated_statement_is_left_out_of_training_files_alone(tmp_path, capl
     assert not caplog.records
     rows = [verl("1+1?", answer, i) for i, answer in enumerate(["2", "2", "10"])]
     assert [p.answer for p in read(tmp_path, "dapo", rows)] == ["2", "10"]
-    assert "dapo: 1 rows repeat the statement and the reference of another" in caplog.text
+    assert "dapo: rows skipped that repeat the statement and reference of another: 1" in caplog.text
 
 
 def test_encoded_tests_that_would_run_code_are_refused(tmp_path):

@@ -190,7 +190,7 @@ def test_parquet_fills_with_nulls_and_loses_columns_of_dates_with_a_warning(tmp_
     assert maths.metadata == {}
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 1
-    assert "column 'on' is left out, as it holds a value of type datetime.date" in warnings[0]
+    assert "column 'on' is skipped: it holds a value of type datetime.date" in warnings[0]
     assert first.domain == second.domain == "code"
     assert first.answer is None
     assert first.tests == second.tests == STDIO
@@ -375,5 +375,5 @@ def test_a_prompt_may_be_a_chat(write):
 def test_a_set_whose_rows_are_all_left_out(write):
     row = {"problem": "Prove it.", "answer": "proof", "problem_is_valid": "Yes"}
     file = write(row | {"solution_is_valid": "Yes"}, row | {"problem": "And this."})
-    with pytest.raises(InputError, match=r"numina@.*: all 2 rows were left out.*docs/data.md"):
+    with pytest.raises(InputError, match=r"numina@.*: all 2 rows were skipped.*docs/data.md"):
         load(f"numina@{file}")

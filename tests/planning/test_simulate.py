@@ -10,18 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.costs import DecodeCurve, TrainCurve, geometric
 from tramontane.config import Config
-from tramontane.planning.costs import (
-    Costs,
-    DecodeCurve,
-    Line,
-    TrainCurve,
-    constant,
-    empirical,
-    geometric,
-    lognormal,
-)
-from tramontane.planning.simulate import Simulation, simulate
+from tramontane.planning.simulate import Costs, Lengths, Simulation, lognormal, simulate
 
 STEP, TOKEN = 0.01, 1e-3
 
@@ -40,14 +31,18 @@ def config(generators: int = 1, verifiers: int = 1, **pipeline: Any) -> Config:
 
 def costs(step: float = STEP, token: float = TOKEN, **more: float) -> Costs:
     return Costs(
-        lambda live, cached: np.full(len(live), step), Line(0, 0), TrainCurve(token), **more
+        lambda live, cached: np.full(len(live), step), lambda tokens: 0.0, TrainCurve(token), **more
     )
+
+
+def constant(tokens: int) -> Lengths:
+    return lambda rng: tokens
 
 
 def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     """64 decode steps in polls of 8, then 4 groups graded in turn, then 32 × 64 + 4 × 10 tokens
-    trained on, then weights; records overlap with the decode steps of the next one."""
-    sums = costs(publish=0.2, fetch=0.1, swap=0.2, verify=0.001, record=0.6, call=0.002)
+    trained on, then weights."""
+    sums = costs(publish=0.2, fetch=0.1, swap=0.2, verify=0.001, call=0.002)
     sizes = config(max_staleness=0, updates=99)  # far from its end, where work runs out
     found = simulate(sizes, sums, constant(64), prompt_tokens=10, until=12)
     work = 64 * STEP + 8 * 0.002 + 32 * 0.001 + (32 * 64 + 4 * 10) * TOKEN + 0.2 + 0.3
@@ -55,8 +50,7 @@ def test_a_synchronous_update_takes_the_sum_of_all_work() -> None:
     assert found.tokens_per_second == pytest.approx(32 * 64 / work)
     assert found.generator_idle == pytest.approx(1 - (64 * STEP + 8 * 0.002 + 0.2) / work)
     assert found.trainer_idle == pytest.approx(1 - (32 * 64 + 4 * 10) * TOKEN / work)
-    assert found.verifier_idle == pytest.approx(1 - 32 * 0.001 / work)
-    assert (found.staleness_max, found.utilisation) == (0, 1.0)
+    assert (found.staleness_max, found.utilization) == (0, 1.0)
 
 
 def test_only_a_synchronous_run_waits_for_latency() -> None:
@@ -70,7 +64,6 @@ def test_only_a_synchronous_run_waits_for_latency() -> None:
     there = simulate(ahead, paid, constant(64), skip=20, until=40)
     found = simulate(ahead, late, constant(64), skip=20, until=40)
     assert found.seconds_per_update == pytest.approx(there.seconds_per_update, rel=0.01)
-    assert found.verifier_idle == there.verifier_idle
 
 
 @pytest.mark.parametrize(("step", "token"), [(0.01, 1e-4), (0.01, 1e-3), (0.05, 1e-3)])
@@ -78,14 +71,14 @@ def test_an_asynchronous_update_takes_the_longer_of_both_works(step: float, toke
     sizes = config(updates=400, max_staleness=8)  # far from its end, where work runs out
     found = simulate(sizes, costs(step, token), constant(64), skip=20, until=40)
     generating, training = 64 * step, (32 * 64 + 4) * token
-    # Whole updates in 20, and what the generators hold back is not the trainer's to wait for.
+    # Whole updates in 20.
     assert found.seconds_per_update == pytest.approx(max(generating, training), rel=0.03)
     if generating > training:
-        assert found.held == 0 and found.generator_idle == pytest.approx(0)
+        assert found.generator_idle == pytest.approx(0)
         assert found.trainer_idle == pytest.approx(1 - training / generating, abs=0.03)
     else:
         assert found.trainer_idle == pytest.approx(0)
-        assert found.generator_idle == pytest.approx(found.held, abs=1e-9)
+        assert found.generator_idle == pytest.approx(1 - generating / training, abs=0.03)
 
 
 def test_generators_share_the_work_and_no_queue_of_weights_forms() -> None:
@@ -115,7 +108,7 @@ def test_completions_wait_for_a_slot() -> None:
     sizes.generator.slots = 16
     found = simulate(sizes, costs(), constant(64))
     assert found.seconds_per_update == pytest.approx(2 * 64 * STEP + (32 * 64 + 4) * TOKEN)
-    assert found.utilisation == pytest.approx(1.0)
+    assert found.utilization == pytest.approx(1.0)
 
 
 def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
@@ -129,7 +122,7 @@ def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
 
     sizes = {"n_async": 2, "n_batch": 2, "group_size": 2, "max_staleness": 0, "updates": 2}
     lengths = iter([8, 24] * 2)
-    paid = Costs(decode, Line(0, 0), TrainCurve(0))
+    paid = Costs(decode, lambda tokens: 0.0, TrainCurve(0))
     found = simulate(config(**sizes), paid, lambda rng: next(lengths), prompt_tokens=5, skip=1)
     expected = [(2.0, 2 * (5.0 + s)) for s in range(8)] + [(1.0, 5.0 + s) for s in range(8, 24)]
     assert seen == expected * 2
@@ -146,9 +139,8 @@ def test_decode_steps_cost_by_live_sequences_and_cached_tokens() -> None:
     bound=st.integers(0, 4),
     longest=st.integers(1, 120),
     token=st.sampled_from([0.0, 1e-4, 1e-2]),
-    filtered=st.sampled_from([0.0, 0.4]),
 )
-@example(2, 1, 3, 5, 1, 1, 0.0, 0.0)  # one of two generators has two of three groups
+@example(2, 1, 3, 5, 1, 1, 0.0)  # one of two generators has two of three groups
 def test_no_group_is_lost_and_no_token_older_than_the_bound(
     generators: int,
     verifiers: int,
@@ -157,7 +149,6 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
     bound: int,
     longest: int,
     token: float,
-    filtered: float,
 ) -> None:
     sizes = {
         "updates": 8,
@@ -166,14 +157,12 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
         "group_size": 4,
         "max_staleness": bound,
     }
-    work = costs(token=token, verify=0.01, fetch=0.01, swap=0.01, record=0.01)
+    work = costs(token=token, verify=0.01, fetch=0.01, swap=0.01)
     lengths = geometric(0.03, longest)
-    run = Simulation(config(generators, verifiers, **sizes), work, lengths, 3, filtered)
-    dropped: list[int] = []
+    run = Simulation(config(generators, verifiers, **sizes), work, lengths, 3)
     forget = run.ledger.trained
 
     def count(batch: Any) -> Any:
-        dropped.extend(g.id for g, _ in run.ledger.filtered)
         trained.extend(g.id for g in batch.groups)
         return forget(batch)
 
@@ -182,15 +171,12 @@ def test_no_group_is_lost_and_no_token_older_than_the_bound(
     found = run.run(skip=0)
     ledger = run.ledger
     pending = set(ledger.outstanding) | set(ledger.batched)
-    places = [*trained, *dropped, *(g.id for g, _ in ledger.filtered), *pending]
-    assert sorted(places) == list(range(ledger.next_group))
+    assert sorted([*trained, *pending]) == list(range(ledger.next_group))
     assert len(trained) == 8 * groups_per_batch
     assert 0 <= found.staleness_mean <= found.staleness_max <= bound
-    assert 0 < found.utilisation <= 1
-    for share in (found.generator_idle, found.trainer_idle, found.verifier_idle):
+    assert 0 < found.utilization <= 1
+    for share in (found.generator_idle, found.trainer_idle):
         assert 0 <= share <= 1
-    # A generator that waits, waits since nothing may be handed out.
-    assert found.generator_idle <= found.held + 1e-9
     tokens = found.tokens_per_second * found.seconds_per_update * 8
     drawn = [lengths(random.Random(_seed(group, i))) for group in trained for i in range(4)]
     assert tokens == pytest.approx(sum(drawn))
@@ -202,15 +188,8 @@ def _seed(group: int, index: int) -> int:
     return seed(0, group, index)
 
 
-def test_filtered_tokens_are_counted() -> None:
-    sizes = {"updates": 60, "max_staleness": 2}
-    found = simulate(config(**sizes), costs(token=1e-5), constant(16), filtered=0.25)
-    assert found.filtered_tokens == pytest.approx(0.25, abs=0.08)
-
-
 def test_lengths_have_the_given_mean_and_maximum() -> None:
     rng = random.Random(0)
-    drawn = [lognormal(300, 1000, 0.8)(rng) for _ in range(1)]
     draw = lognormal(300, 1000, 0.8)
     drawn = [draw(rng) for _ in range(20_000)]
     assert max(drawn) == 1000 and np.mean(drawn) == pytest.approx(300, rel=0.02)
@@ -218,4 +197,3 @@ def test_lengths_have_the_given_mean_and_maximum() -> None:
     drawn = [draw(rng) for _ in range(20_000)]
     assert (min(drawn), max(drawn)) == (1, 100)
     assert np.mean(drawn) == pytest.approx((1 - 0.98**100) / 0.02, rel=0.02)
-    assert {empirical([3, 5])(rng) for _ in range(50)} == {3, 5}

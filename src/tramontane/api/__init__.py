@@ -4,7 +4,7 @@ A function takes one keyword for each flag of its command.
 """
 
 from tramontane.api.grading import CurateResult, audit, curate, grading, score
-from tramontane.api.planning import doctor, plan, plan_table
+from tramontane.api.planning import doctor, plan
 from tramontane.api.sampling import compare, evaluate, generate
 from tramontane.api.studies import study
 from tramontane.api.training import Display, dry_run, fetch, sft, train, vllm
@@ -22,7 +22,6 @@ __all__ = [
     "generate",
     "grading",
     "plan",
-    "plan_table",
     "score",
     "sft",
     "study",

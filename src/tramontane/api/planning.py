@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 # torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
@@ -35,23 +34,3 @@ def plan(settings: dict[str, Any], assumptions: list[str] | None = None) -> Plan
     from tramontane.planning.plan import plan as run
 
     return run(config)
-
-
-def plan_table(
-    settings: dict[str, Any] | None = None, assumptions: list[str] | None = None
-) -> Iterator[str]:
-    """Lines of Markdown: times of an update by model and number of GPUs; see `planning.table`.
-
-    Args:
-        settings: keys of `planning.config.PlanConfig` except `model` and `gpus`.
-        assumptions: `key=value` texts laid over them.
-
-    Raises:
-        InputError: sizes that make no sense.
-    """
-    from tramontane.config import parse_settings
-    from tramontane.planning.config import PlanConfig
-    from tramontane.planning.table import MODELS, SIZES, tables
-
-    raw = {**(settings or {}), "model": MODELS[0], "gpus": SIZES[0]}
-    return tables(parse_settings(PlanConfig, raw, assumptions or [], "plan"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tramontane.audit import page, recorded
+from tramontane.audit import recorded
 from tramontane.audit.collect import Collector
 from tramontane.audit.disputes import find_disputes
-from tramontane.audit.findings import KINDS, Audit
+from tramontane.audit.findings import KINDS, Audit, page_of, write_page
 from tramontane.config import VerifierConfig, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.workplace import owned_file
@@ -49,10 +49,10 @@ def audit(
     """
     path = Path(path)
     folder = Path(out) if out is not None else (path if path.is_dir() else path.parent)
-    file = page.page_of(path, folder)
+    file = page_of(path, folder)
     with owned_file(file, "written"):
         result = _audit(path, rows, sample, config, progress)
-        page.write(path.resolve().name, file, result)
+        write_page(path.resolve().name, file, result)
     return result
 
 

@@ -50,7 +50,7 @@ class Collector:
         self.pairs: defaultdict[Pair, list[Graded]] = defaultdict(list)
         self._right: Counter[str] = Counter()  # by verifier
         self._by_problem: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        # By file and group: the normalised answer, if there is one, of each completion.
+        # By file and group: the normalized answer, if there is one, of each completion.
         self._groups: defaultdict[tuple[str, str | int], list[tuple[str | None, Graded]]]
         self._groups = defaultdict(list)
 

@@ -34,16 +34,9 @@ def plan(
     length_mean: Annotated[int, typer.Option(help="Mean tokens per completion.")] = 6000,
     length_max: Annotated[int, typer.Option(help="Tokens of the longest completion.")] = 32000,
     out: Annotated[Path | None, typer.Option(help="Also write the config to this file.")] = None,
-    table: Annotated[
-        bool, typer.Option("--table", help="Print 8B to 405B on 8 to 16,384 GPUs, as Markdown.")
-    ] = False,
 ) -> None:
     """Split GPUs between generators and trainers by calculation, and print a config."""
     sizes = {"gpu": gpu, "n_batch": n_batch, "length_mean": length_mean, "length_max": length_max}
-    if table:
-        for line in api.plan_table(sizes, assumptions):
-            typer.echo(line)
-        return
     if out is not None:
         check_file(out)
     found = api.plan(sizes | {"model": model, "gpus": gpus}, assumptions)

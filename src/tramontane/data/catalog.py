@@ -123,6 +123,6 @@ def problem_rows(found: NamedSource) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, problem
     if repeated:
         logger.warning(
-            "%s: %d rows repeat the statement and the reference of another: left out",
+            "%s: rows skipped that repeat the statement and reference of another: %d",
             found.name, repeated,
         )  # fmt: skip

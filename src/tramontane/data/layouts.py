@@ -52,9 +52,11 @@ def verl(row: Row) -> Row:
     if index is not None:
         problem["id"] = str(index)
     value = _json_or_text(reference)
-    if isinstance(value, dict) or (isinstance(value, list) and value and _is_test(value[0])):
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(value, dict) or (isinstance(first, dict) and "input" in first):
         return problem | {"tests": value}
-    return problem | {"answer": _only(value, reference)}
+    # A list of several answers is itself an answer, e.g. an interval.
+    return problem | {"answer": first if isinstance(value, list) and len(value) == 1 else reference}
 
 
 def numina(row: Row) -> Row | None:
@@ -313,15 +315,6 @@ def _json_or_text(value: Any) -> Any:
 
 def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _is_test(value: Any) -> bool:
-    return isinstance(value, dict) and "input" in value
-
-
-def _only(value: Any, reference: Any) -> Any:
-    """The single answer of a list; a list of several is itself an answer, e.g. an interval."""
-    return value[0] if isinstance(value, list) and len(value) == 1 else reference
 
 
 def _tests(value: Any, function: Any) -> Any:

@@ -6,7 +6,7 @@ statements are tokenized, the longest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,7 +100,8 @@ def measure_prompts(
     order = np.argsort(-bounds, kind="stable")
     doubtful = int((bounds > limit.tokens).sum())  # the first of `order`
     longest, overlong, measured = 0, dict[int, int](), 0
-    for places in _chunks(order):
+    for start in range(0, len(order), _CHUNK):
+        places: list[int] = order[start : start + _CHUNK].tolist()
         bound = int(bounds[places[0]])
         if measured >= doubtful and bound <= longest:
             break
@@ -208,8 +209,3 @@ def _bounds(encoder: PromptEncoder, problems: Sequence[Problem]) -> np.ndarray:
         return sum(len(text.encode(errors="replace")) + turn for text in texts)
 
     return np.fromiter(map(size, problems), np.int64, len(problems)) + empty
-
-
-def _chunks(order: np.ndarray) -> Iterator[list[int]]:
-    for start in range(0, len(order), _CHUNK):
-        yield order[start : start + _CHUNK].tolist()

@@ -127,7 +127,7 @@ def load_problems(
         if not problems:
             count = sum(1 for _ in read_rows(found.source, found.entry.split))
             raise InputError(
-                f"data {source!r}: all {count:,} rows were left out, as rows that cannot be graded "
+                f"data {source!r}: all {count:,} rows were skipped: they cannot be graded "
                 f"(docs/data.md says which rows {found.name} keeps); give another file"
             )
     else:

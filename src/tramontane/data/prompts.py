@@ -180,7 +180,7 @@ class PromptEncoder:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """The special tokens that the tokenizer recognises in a text."""
+        """The special tokens that the tokenizer recognizes in a text."""
         added = {str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special}
         texts = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts)))

@@ -18,9 +18,7 @@ from tramontane.types import Problem
 # Generated problems are drawn in blocks, each from a separate seed: resuming at any position draws
 # only one block, and only one is in memory.
 BLOCK = 64  # problems
-MAX_SKIPPED = (
-    100 * BLOCK
-)  # problems without a fitting one in between, after which a source is useless
+MAX_SKIPPED = 100 * BLOCK  # consecutive problems that do not fit; then a source is useless
 
 
 class ProblemStream:

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tramontane.config import Section, key_error
-from tramontane.planning.gpus import GPUS
-from tramontane.planning.measured import is_report, measured_keys
+from tramontane.planning.gpus import GPUS, is_report, measured_keys
 
 
 class PlanConfig(Section):
@@ -33,9 +32,6 @@ class PlanConfig(Section):
     (Medium); 2,048 (Small)."""
     group_size: int = Field(16, ge=2)
     """Completions per problem. The paper does not give it."""
-    max_staleness: int | None = Field(None, ge=1)
-    """Maximum age of a trained token, in weight versions. null: enough that no update waits for the
-    longest completion."""
     prompt_mean: int = Field(300, ge=1)
     """Mean length of a prompt, in tokens."""
     prompt_max: int = Field(2048, ge=1)
@@ -51,8 +47,6 @@ class PlanConfig(Section):
     train_flops: float = Field(8.0, ge=6)
     """Floating-point operations per parameter and trained token: 6, and 2 more for gradient
     checkpointing. Attention is not counted."""
-    microbatch_tokens: int | None = Field(None, ge=1)
-    """Token budget of a microbatch. null: the longest prompt and completion."""
     decode_bandwidth: float = Field(0.6, gt=0, le=1)
     """Share of a GPU's memory bandwidth reached in decoding."""
     prefill_mfu: float = Field(0.4, gt=0, le=1)
@@ -64,20 +58,11 @@ class PlanConfig(Section):
     """Maximum number of sequences that one generator decodes at once. Memory may allow fewer."""
     node: int = Field(8, ge=1)
     """GPUs of a node: a generator is not split over more."""
-    doubling: float = Field(0.9, gt=0, le=1)
-    """Share of a generator's speed per GPU that remains when its number of GPUs doubles."""
-    bus: float = Field(50e9, gt=0)
-    """Bandwidth from host memory to each GPU, in bytes/s."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence."""
+        """Tokens of the longest sequence, and of a microbatch."""
         return self.prompt_max + self.length_max
-
-    @property
-    def microbatch(self) -> int:
-        """Token budget of a microbatch."""
-        return self.microbatch_tokens or self.longest
 
     @model_validator(mode="before")
     @classmethod

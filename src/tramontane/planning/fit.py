@@ -62,14 +62,16 @@ class Worker(NamedTuple):
     Args:
         name: the kind, e.g. `trainer rank`.
         number: workers of this kind in the run.
-        together: how many of them share one device.
+        device: as in the config.
         memory: of each, on its device.
+        together: how many of them share one device.
     """
 
     name: str
     number: int
-    together: int
+    device: str
     memory: Memory
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,9 @@ def _loads(
     hosts of workers on other machines."""
     config = stages[0]
     by_device: dict[str, list[Worker]] = {}
-    for kind in _kinds(stages, shape, lengths, devices.gpu_memory):
-        for device, together in _seats(config, kind):
-            worker = Worker(kind.name, kind.number, together, kind.memory)
-            by_device.setdefault(device, []).append(worker)
+    for worker in _workers(stages, shape, lengths, devices.gpu_memory):
+        for device, together in _seats(config, worker):
+            by_device.setdefault(device, []).append(worker._replace(together=together))
     machine = by_device.pop(MACHINE)
     hosts = {name: by_device.pop(name) for name in HOSTS.values() if name in by_device}
     found = [
@@ -273,52 +274,43 @@ def _loads(
     return [*found, on_machine, *on_hosts]
 
 
-class _Kind(NamedTuple):
-    """Workers of one kind: name, number, device in the config, and memory of each."""
-
-    name: str
-    number: int
-    device: str
-    memory: Memory
-
-
-def _kinds(
+def _workers(
     stages: Sequence[Config],
     shape: ModelShape,
     lengths: Sequence[Lengths],
     gpu_memory: float | None,
-) -> Iterator[_Kind]:
+) -> Iterator[Worker]:
     """All kinds of workers, each at its largest stage."""
     config, trainer = stages[0], stages[0].trainer
     by_stage = list(zip(stages, lengths, strict=True))
     rank = _largest(trainer_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage)
-    yield _Kind(RANK, trainer.ranks, trainer.device, rank)
+    yield Worker(RANK, trainer.ranks, trainer.device, rank)
     offloaded = _largest(offloaded_memory(trainer, shape, n) for n in lengths)
     if offloaded.total:
-        yield _Kind(OFFLOADED, trainer.ranks, "cpu", offloaded)
+        yield Worker(OFFLOADED, trainer.ranks, "cpu", offloaded)
     if "reference" in trainer.objective.options.needs and not trainer.lora:
         reference = reference_memory(trainer, shape)
-        yield _Kind("reference", trainer.ranks, trainer.device, reference)
+        yield Worker("reference", trainer.ranks, trainer.device, reference)
     if "values" in trainer.objective.options.needs:
         network = _largest(
             value_memory(s.trainer, shape, n, s.pipeline.minibatch) for s, n in by_stage
         )
-        yield _Kind("value network", trainer.ranks, trainer.device, network)
+        yield Worker("value network", trainer.ranks, trainer.device, network)
     generator = _largest(generator_memory(s, shape, n, gpu_memory) for s, n in by_stage)
-    yield _Kind(GENERATOR, config.generator.workers, config.generator.device, generator)
+    yield Worker(GENERATOR, config.generator.workers, config.generator.device, generator)
     if (staged := staged_memory(config.generator, shape)).total:
-        yield _Kind(STAGED, config.generator.workers, "cpu", staged)
+        yield Worker(STAGED, config.generator.workers, "cpu", staged)
     longest = max(lengths, key=lambda n: n.longest)
-    yield _Kind("controller", 1, "cpu", controller_memory(stages, shape, longest))
+    yield Worker("controller", 1, "cpu", controller_memory(stages, shape, longest))
     verifier = verifier_memory(config.verifier)
-    yield _Kind("verifier", config.verifier.workers, "cpu", verifier)
+    yield Worker("verifier", config.verifier.workers, "cpu", verifier)
 
 
 def _largest(found: Iterable[Memory]) -> Memory:
     return max(found, key=lambda memory: memory.total)
 
 
-def _seats(config: Config, kind: _Kind) -> list[tuple[str, int]]:
+def _seats(config: Config, kind: Worker) -> list[tuple[str, int]]:
     """The devices that workers of a kind are on, and how many share each."""
     if config.placement.kind == "ray" and kind.name in HOSTS:
         return [(HOSTS[kind.name], 1)]

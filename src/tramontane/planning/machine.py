@@ -14,11 +14,10 @@ import numpy as np
 from tramontane.config import Config, TrainerConfig
 from tramontane.models.shape import DTYPE_BYTES, ModelShape, load_shape
 from tramontane.planning.config import PlanConfig
-from tramontane.planning.costs import Array
 from tramontane.planning.fit import CPU_GAPS, CUDA_CONTEXT, LIBRARIES, NCCL, memory_gaps
-from tramontane.planning.gpus import Gpu, find_gpu
-from tramontane.planning.measured import is_report, measured_gpu
+from tramontane.planning.gpus import Gpu, find_gpu, is_report, measured_gpu
 from tramontane.planning.memory import STATE, Lengths, Memory, generator_memory
+from tramontane.planning.simulate import Array
 from tramontane.planning.trainer_memory import MASTER, MOMENTS, trainer_memory
 
 MAX_TRAINER = 1 << 14  # GPUs of a trainer
@@ -26,7 +25,8 @@ MAX_TRAINER = 1 << 14  # GPUs of a trainer
 # backward pass, and gradients scattered once.
 TRAFFIC = 3
 SHARES = (0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)  # tried as generator.gpu_memory_utilization
-
+DOUBLING = 0.9  # share of a generator's speed per GPU that is left when its number of GPUs doubles
+BUS = 50e9  # bandwidth from host memory to each GPU, in bytes/s
 
 Keys = dict[str, Any]  # of a section of a config
 
@@ -111,7 +111,7 @@ class Machine:
         keys: Keys = {
             "device": self.gpu.device,
             "dtype": self.gpu.dtype,
-            "microbatch_tokens": self.config.microbatch,
+            "microbatch_tokens": self.config.longest,
         }
         if not self.on_gpu:
             needed = self._trainer(keys | {"threads": size}).total
@@ -154,7 +154,7 @@ class Machine:
         slowest = max(self._train_compute(tokens) / size, self._train_compute(longest))
         if size == 1 or not self.on_gpu:
             return slowest
-        microbatches = math.ceil(tokens / (size * c.microbatch))
+        microbatches = math.ceil(tokens / (size * c.longest))
         speed = self.gpu.link if size <= c.node else self.gpu.network
         return max(slowest, microbatches * TRAFFIC * self.weight_bytes / speed)
 
@@ -165,7 +165,7 @@ class Machine:
 
     def speed(self, group: int) -> float:
         """Speed of a generator on `group` GPUs relative to one GPU."""
-        return float((2 * self.config.doubling) ** math.log2(group))
+        return float((2 * DOUBLING) ** math.log2(group))
 
     @property
     def shared(self) -> float:
@@ -199,7 +199,10 @@ class Machine:
         """The engine with the largest cache on 1, 2, 4, … GPUs of a node, if any fits."""
         largest = 1 if self.config.engine == "slots" or not self.on_gpu else self.config.node
         sizes = [2**n for n in range(largest.bit_length())]
-        found = {size: max(self._engines(size), key=_tokens, default=None) for size in sizes}
+        found = {
+            size: max(self._engines(size), key=lambda engine: engine.tokens, default=None)
+            for size in sizes
+        }
         return {size: engine for size, engine in found.items() if engine}
 
     def _engines(self, group: int) -> Iterator[Engine]:
@@ -267,12 +270,8 @@ class Machine:
         """Seconds for a generator to copy new weights to where those in use are, from the memory of
         its GPUs, read and written once, or from the host's."""
         if self.engines[group].keys.get("staging") == "host":
-            return self.weight_bytes / (self.config.bus * group)
+            return self.weight_bytes / (BUS * group)
         return 2 * self.weight_bytes / (self.gpu.bandwidth * group)
-
-
-def _tokens(engine: Engine) -> int:
-    return engine.tokens
 
 
 @cache

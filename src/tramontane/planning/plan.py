@@ -12,12 +12,10 @@ import yaml
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
-from tramontane.planning.costs import Costs, lognormal
-from tramontane.planning.fit import RunMemory
-from tramontane.planning.gpus import GIB
+from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.planning.gpus import GIB, GPUS
 from tramontane.planning.machine import Machine
-from tramontane.planning.settings import gpu_option, memory_of, settings_of
-from tramontane.planning.simulate import Outcome, simulate
+from tramontane.planning.simulate import Costs, Outcome, lognormal, simulate
 from tramontane.planning.split import (
     Split,
     asynchronous_step,
@@ -31,6 +29,7 @@ from tramontane.planning.split import (
 UPDATES, SKIPPED = 10, 4  # simulated updates, and how many of the first are skipped
 CANDIDATES = 2  # splits to simulate
 POLLS = 20  # polls in which a completion of mean length is generated, in the simulation
+PENALTY_SHARE = 8  # l_max / l_cache: the length penalty grows over the last eighth
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Plan:
     def config_file(self) -> str:
         """The config as YAML, with the command that checks it."""
         plan, machine, used = self.machine.config, self.machine, self.apart.split.gpus
-        gpu = f" --gpu {option}" if (option := gpu_option(machine)) else ""
+        gpu = f" --gpu {option}" if (option := _gpu_option(machine)) else ""
         text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
         return (
             f"# {plan.model} on {used} {machine.gpu.name} {machine.unit}s\n"
@@ -93,13 +92,9 @@ class Plan:
     def assumptions(self) -> dict[str, str]:
         """All assumptions of the plan, by the names for overriding them."""
         config, gpu = self.machine.config, self.machine.gpu
-        values = config.model_dump() | {
-            "microbatch_tokens": config.microbatch,
-            "max_staleness": self.apart.split.max_staleness,
-        }
         sheet = f"({gpu.memory / GIB:.4g} GiB, {gpu.bandwidth / 1e12:.3g} TB/s, "
         sheet += f"{gpu.flops / 1e12:.3g} TFLOP/s in {gpu.dtype})"
-        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in config}
         return texts | {"gpu": f"{config.gpu} {sheet}"}
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
@@ -128,7 +123,7 @@ class Plan:
             "trained tokens/s, simulated": f"{found.tokens_per_second:,.0f}",
             "generators idle": f"{found.generator_idle:.0%}",
             "trainer idle": f"{found.trainer_idle:.0%}",
-            "slots in use": f"{found.utilisation:.0%}",
+            "slots in use": f"{found.utilization:.0%}",
             "staleness": f"{found.staleness_mean:.1f} (at most {found.staleness_max})",
         }
 
@@ -156,8 +151,48 @@ def plan(config: PlanConfig) -> Plan:
         share=best_share(train, generate),
         apart=apart,
         together=_together(machine),
-        memory=memory_of(machine, apart.split),
+        memory=_memory_of(machine, apart.split),
     )
+
+
+def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
+    """The keys of a run by a split, in the form of a config file; the user gives model and data."""
+    plan, engine = machine.config, machine.engines[split.generator_gpus]
+    placement: dict[str, Any] = {"kind": "ray" if machine.on_gpu else "thread"}
+    if split.generator_gpus > 1:
+        placement |= {"generator": {"gpus": split.generator_gpus}}
+    return {
+        "model": None,
+        "data": {"train": None, "eval": None, "max_prompt_tokens": plan.prompt_max},
+        "pipeline": {
+            "group_size": plan.group_size,
+            "n_batch": plan.n_batch,
+            "n_async": split.n_async,
+            "max_staleness": split.max_staleness,
+            "l_max": plan.length_max,
+            "l_cache": plan.length_max // PENALTY_SHARE,
+        },
+        "generator": engine.keys | {"workers": split.generators, "slots": split.slots},
+        "trainer": machine.trainer_keys(split.trainer_gpus),
+        "placement": placement,
+    }
+
+
+def _memory_of(machine: Machine, split: Split) -> RunMemory:
+    """The memory of a run by a split as `train --dry-run` computes it, on the plan's GPUs or on
+    this machine."""
+    settings = settings_of(machine, split)
+    settings |= {"model": "tiny", "data": settings["data"] | {"train": "playground:"}}
+    config = Config.model_validate(settings)
+    return run_memory([config], machine.shape, [machine.lengths], _gpu_option(machine))
+
+
+def _gpu_option(machine: Machine) -> str | None:
+    """The option `--gpu` of `train --dry-run` for the plan's GPUs: a name, or a size in GiB."""
+    if not machine.on_gpu:
+        return None
+    name, memory = machine.gpu.name, machine.gpu.memory
+    return name if name in GPUS else f"{memory / GIB:.4f}"
 
 
 def _together(machine: Machine) -> Side | None:
@@ -171,7 +206,7 @@ def _together(machine: Machine) -> Side | None:
 def _fitting(machine: Machine) -> Iterator[Split]:
     """Splits that pass the memory check of `train --dry-run`, the fastest by the formulas first."""
     for split in sorted(splits_of(machine), key=by_time):
-        if not memory_of(machine, split).refusals:
+        if not _memory_of(machine, split).refusals:
             yield split
 
 

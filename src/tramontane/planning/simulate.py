@@ -1,20 +1,22 @@
-"""Discrete-event simulation of the pipeline, from the costs of its workers.
+"""Discrete-event simulation of the pipeline, from the costs of its workers' work in seconds.
 
 The ledger, and with it the staleness bound, is the real one; the workers are only clocks. The
 simulation follows `controller.pipeline` and `controller.generators`: a group goes whole to the
 generator with the fewest requests; generators poll, with `AHEAD` polls submitted in advance;
 weights are taken between two polls; one verifier grades a group; one batch is queued and one waits
-to enter the queue; sending weights and writing records overlap with the next update.
+to enter the queue; sending weights overlaps with the next update.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,63 @@ from tramontane.controller.generators import AHEAD, slots
 from tramontane.controller.groups import OpenGroup
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.loads import Loads
-from tramontane.planning.costs import Costs, Lengths
 from tramontane.types import Batch, Completion, Problem, Request, Verdict, floats, ints
+
+Array = np.ndarray
+Lengths = Callable[[random.Random], int]  # draws the tokens of one completion
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of each worker's work.
+
+    Args:
+        decode: seconds of one generator's decode steps: a function from live sequences and their
+            cached tokens in total (float arrays [steps]) to a float array [steps].
+        prefill: seconds of one admission, from its prompt tokens.
+        train: seconds of an update, from the lengths of one rank's completions and the tokens of
+            their prompts, each prompt counted once for its group.
+        publish: time that the trainer takes to publish its weights.
+        fetch: time that published weights take to arrive in a generator, which decodes meanwhile.
+        swap: pause of each generator for new weights.
+        verify: time of one completion on one verifier.
+        latency: time from a group's last token until its verdicts count, without `verify`: calls
+            and queues.
+        call: time of each poll of a generator without its decode steps: messages.
+        poll: time between two polls of a generator while the trainer works; the generator stands
+            still, since calls wait for a core.
+        generator_slowdown, trainer_slowdown: factor by which each slows down while
+            the other works; 1 if they share nothing.
+    """
+
+    decode: Callable[[Array, Array], Array]
+    prefill: Callable[[int], float]
+    train: Callable[[Sequence[int], int], float]
+    publish: float = 0.0
+    fetch: float = 0.0
+    swap: float = 0.0
+    verify: float = 0.0
+    latency: float = 0.0
+    call: float = 0.0
+    poll: float = 0.0
+    generator_slowdown: float = 1.0
+    trainer_slowdown: float = 1.0
+
+
+def lognormal(mean: float, longest: int, sigma: float) -> Lengths:
+    """exp(N(μ, sigma²)) tokens, cut at `longest`, with μ such that the mean after it is `mean`.
+
+    `mean` must be above 1 and below `longest`.
+    """
+    grid = np.array([NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)])
+    low, high = -sigma * 10, math.log(longest) + sigma * 10
+    for _ in range(60):
+        mu = (low + high) / 2
+        if np.minimum(np.exp(mu + sigma * grid), longest).mean() < mean:
+            low = mu
+        else:
+            high = mu
+    return lambda rng: max(1, min(longest, round(rng.lognormvariate(mu, sigma))))
 
 
 @dataclass(frozen=True)
@@ -34,24 +91,18 @@ class Outcome:
 
     Args:
         seconds_per_update, tokens_per_second: speed; tokens are trained completion tokens.
-        generator_idle, trainer_idle, verifier_idle: share of the time, over all workers of a kind.
-        held: part of `generator_idle` in which the staleness bound, or the end of the run, left a
-            generator without work.
-        utilisation: live sequences over a generator's slots, averaged over decode steps.
+        generator_idle, trainer_idle: share of the time, over all generators, and of the trainer.
+        utilization: live sequences over a generator's slots, averaged over decode steps.
         staleness_mean, staleness_max: age of trained tokens, in versions.
-        filtered_tokens: tokens of filtered groups over all generated tokens.
     """
 
     seconds_per_update: float
     tokens_per_second: float
     generator_idle: float
-    held: float
     trainer_idle: float
-    verifier_idle: float
-    utilisation: float
+    utilization: float
     staleness_mean: float
     staleness_max: int
-    filtered_tokens: float
 
 
 class Simulation:
@@ -62,30 +113,22 @@ class Simulation:
         costs: seconds of each worker's work.
         lengths: draws the tokens of each completion, at most `l_max`, from its request's seed.
         prompt_tokens: tokens of every prompt.
-        filtered: share of groups without diversity.
     """
 
     def __init__(
-        self,
-        config: Config,
-        costs: Costs,
-        lengths: Lengths,
-        prompt_tokens: int = 1,
-        filtered: float = 0.0,
+        self, config: Config, costs: Costs, lengths: Lengths, prompt_tokens: int = 1
     ) -> None:
-        # `filtered` groups get equal rewards, so diversity must be judged by rewards.
-        pipeline = config.pipeline.model_copy(update={"diversity": "rewards"})
+        pipeline = config.pipeline.model_copy(update={"diversity": "none"})
         self.config = config.model_copy(update={"pipeline": pipeline})
-        self.costs, self.lengths, self.filtered = costs, lengths, filtered
+        self.costs, self.lengths = costs, lengths
         prompt = [0] * prompt_tokens
         self.ledger = Ledger(self.config, _Endless(), lambda problem: prompt)
         self.prompt_tokens = prompt_tokens
         self.now = 0.0
-        self.versions: dict[
-            tuple[int, int], list[list[int]]
-        ] = {}  # by (group, index): runs of tokens, [version, tokens] each
-        self.ended: list[tuple[float, dict[str, float]]] = []  # time and totals of each update
-        self.ages: list[dict[int, int]] = []  # trained tokens by age, for each update
+        # By (group, index) of a finished completion: its tokens by the version that sampled them.
+        self.versions: dict[tuple[int, int], Counter[int]] = {}
+        self.ended: list[Array] = []  # totals at the end of each update, as in `trained`
+        self.ages: list[Counter[int]] = []  # trained tokens by age, for each update
         workers = config.generator.workers
         self.generators = [_Generator(self, number) for number in range(workers)]
         self.loads = Loads(workers)
@@ -93,15 +136,13 @@ class Simulation:
         self.verifiers = [0.0] * config.verifier.workers  # time at which each is free
         self.formed: deque[Batch] = deque()  # the queued batch, and one that waits for the queue
         self.training = _Training(self)
-        self.verifying = 0.0
-        self.dropped_tokens = 0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     def run(self, skip: int = 3, until: int | None = None) -> Outcome:
         """Simulate all updates, or the first `until`; figures leave out the first `skip`."""
         self._settle()
-        while len(self.ended) < (until or self.config.pipeline.updates):
+        while len(self.ages) < (until or self.config.pipeline.updates):
             self.now, _, act = heapq.heappop(self._events)
             act()
             self._settle()
@@ -112,38 +153,27 @@ class Simulation:
         self._count += 1
         heapq.heappush(self._events, (self.now + seconds, self._count, act))
 
-    def hand_out(self) -> None:
-        if room := self.ledger.room(self.loads.total):
-            for group in self.ledger.open(room):
-                self.generators[self.loads.least()].submit(group.requests)
-
     def take(self, completion: Completion) -> None:
         """Take a finished completion; a complete group goes to the first free verifier."""
         if group := self.ledger.take(completion):
             seconds = self.costs.verify * len(group.completions)
             first = min(range(len(self.verifiers)), key=self.verifiers.__getitem__)
             self.verifiers[first] = max(self.now, self.verifiers[first]) + seconds
-            self.verifying += seconds
             known = self.verifiers[first] - self.now + self.costs.latency
             self.after(known, lambda: self._grade(group))
 
     def _grade(self, group: OpenGroup) -> None:
-        alike = random.Random(group.id).random() < self.filtered
-        rewards = [float(index > 0 and not alike) for index in group.completions]
-        self.ledger.grade(group, [Verdict(reward, {}, "right") for reward in rewards])
-        if alike:
-            self.dropped_tokens += sum(sum(self._runs(c)) for c in group.completions.values())
-
-    def _runs(self, completion: Completion) -> list[int]:
-        return [n for _, n in self.versions.pop((completion.group, completion.index))]
+        self.ledger.grade(group, [Verdict(1.0, {}, "right") for _ in group.completions])
 
     def _settle(self) -> None:
         """Run the steps of the pipeline's loops that a change makes possible."""
-        self.hand_out()
+        ledger = self.ledger
+        if room := ledger.room(self.loads.total):
+            for group in ledger.open(room):
+                self.generators[self.loads.least()].submit(group.requests)
         for number in sorted(self.moved):
             self.generators[number].go()
         self.moved.clear()
-        ledger = self.ledger
         while (
             len(self.formed) < 2
             and ledger.next_version < self.config.pipeline.updates
@@ -153,48 +183,28 @@ class Simulation:
         self.training.go()
 
     def trained(self, batch: Batch) -> None:
-        """Count an update whose records are written."""
-        ages: dict[int, int] = {}
+        """Count an update whose weights all generators have."""
+        ages: Counter[int] = Counter()
         for completion in batch.completions:
-            for version, n in self.versions.pop((completion.group, completion.index)):
-                age = batch.version - version
-                ages[age] = ages.get(age, 0) + n
+            for version, n in self.versions.pop((completion.group, completion.index)).items():
+                ages[batch.version - version] += n
         self.ages.append(ages)
-        generators = self.generators
-        self.ended.append(
-            (
-                self.now,
-                {
-                    "training": self.training.worked(),
-                    "verifying": self.verifying,
-                    "generating": sum(g.worked() for g in generators),
-                    "held": sum(g.held() for g in generators),
-                    "live": sum(g.live_steps for g in generators),
-                    "steps": sum(g.steps for g in generators),
-                    "dropped": self.dropped_tokens,
-                },
-            )
-        )
+        each = [(g.worked(), g.steps, g.live_steps) for g in self.generators]
+        self.ended.append(np.array([self.now, self.training.worked, *np.sum(each, axis=0)]))
 
     def _outcome(self, skip: int) -> Outcome:
-        start, before = self.ended[skip - 1] if skip else (0.0, dict.fromkeys(self.ended[0][1], 0))
-        end, after = self.ended[-1]
-        seconds = end - start
-        total = {key: after[key] - before[key] for key in after}
-        ages = [(age, n) for update in self.ages[skip:] for age, n in update.items()]
-        tokens = sum(n for _, n in ages)
-        generators = seconds * len(self.generators)
+        totals = self.ended[-1] - (self.ended[skip - 1] if skip else 0.0)
+        seconds, training, generating, steps, live = totals.tolist()
+        ages: Counter[int] = sum(self.ages[skip:], Counter())
+        tokens = ages.total()
         return Outcome(
             seconds_per_update=seconds / len(self.ages[skip:]),
             tokens_per_second=tokens / seconds,
-            generator_idle=max(0.0, 1 - total["generating"] / generators),
-            held=total["held"] / generators,
-            trainer_idle=max(0.0, 1 - total["training"] / seconds),
-            verifier_idle=1 - total["verifying"] / (seconds * len(self.verifiers)),
-            utilisation=total["live"] / max(1.0, total["steps"] * slots(self.config)),
-            staleness_mean=sum(age * n for age, n in ages) / tokens,
-            staleness_max=max(age for age, _ in ages),
-            filtered_tokens=total["dropped"] / max(1, total["live"]),
+            generator_idle=max(0.0, 1 - generating / (seconds * len(self.generators))),
+            trainer_idle=max(0.0, 1 - training / seconds),
+            utilization=live / max(1.0, steps * slots(self.config)),
+            staleness_mean=sum(age * n for age, n in ages.items()) / tokens,
+            staleness_max=max(ages),
         )
 
 
@@ -204,7 +214,7 @@ class _Flight:
 
     request: Request
     left: int
-    versions: list[list[int]] = field(default_factory=list)  # [version, tokens] of each run
+    versions: Counter[int] = field(default_factory=Counter)  # tokens by version
 
 
 class _Generator:
@@ -223,18 +233,12 @@ class _Generator:
         self._left = self._cached = np.zeros(0)
         self._offered: Callable[[], None] | None = None  # called when new weights are taken
         self._worked, self._began = 0.0, 0.0
-        self._held, self._held_since = 0.0, 0.0
 
     def worked(self) -> float:
         now = self.simulation.now
         return self._worked + (max(0.0, now - self._began) if self.at_work else 0.0)
 
-    def held(self) -> float:
-        return self._held + (0.0 if self.requests else self.simulation.now - self._held_since)
-
     def submit(self, requests: list[Request]) -> None:
-        if not self.requests:
-            self._held += self.simulation.now - self._held_since
         self._count(len(requests))
         self._unsent += requests
 
@@ -319,17 +323,12 @@ class _Generator:
         for flight in self._flights:
             n = min(steps, flight.left)
             flight.left -= n
-            if flight.versions and flight.versions[-1][0] == self.version:
-                flight.versions[-1][1] += n
-            else:
-                flight.versions.append([self.version, n])
+            flight.versions[self.version] += n
         done = [f for f in self._flights if not f.left]
         self._flights = [f for f in self._flights if f.left]
         self._cached = (self._cached + steps)[self._left > steps]
         self._left = (self._left - steps)[self._left > steps]
         self._count(-len(done))
-        if done and not self.requests:
-            self._held_since = simulation.now
         for flight in done:
             r = flight.request
             simulation.versions[r.group, r.index] = flight.versions
@@ -338,22 +337,19 @@ class _Generator:
 
 
 class _Training:
-    """The trainer: trains on a batch, then publishes its weights. Sending them and writing records
-    overlap with the next batch, whose weights wait until both are done."""
+    """The trainer: trains on a batch, then publishes its weights. Sending them overlaps with the
+    next batch, whose weights wait until all generators have these."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.batch: Batch | None = None
         self.at_work = False
+        self.worked = 0.0  # seconds
         self._left = 0.0  # seconds of work left of the update, at full speed
         self._pace, self._since = 1.0, 0.0
-        self._worked = 0.0
         self._turn = 0
-        self._following = False  # the previous update is being sent or recorded
+        self._sending = False  # the previous update's weights
         self._due = False  # True if weights wait until that is done
-
-    def worked(self) -> float:
-        return self._worked
 
     def go(self) -> None:
         """Begin the next batch, or adapt the end of the current one to the trainer's speed."""
@@ -362,7 +358,7 @@ class _Training:
             self.batch = simulation.formed.popleft()
             runs = [simulation.versions[c.group, c.index] for c in self.batch.completions]
             ranks = simulation.config.trainer.ranks
-            lengths = [sum(n for _, n in versions) for versions in runs[::ranks]]
+            lengths = [versions.total() for versions in runs[::ranks]]
             prompts = simulation.prompt_tokens * len(self.batch.groups) // ranks
             self._left = simulation.costs.train(lengths, prompts)
             self.at_work, self._since, self._pace = True, simulation.now, 0.0
@@ -381,7 +377,7 @@ class _Training:
     def _pass(self) -> None:
         passed = self.simulation.now - self._since
         self._left -= passed * self._pace
-        self._worked += passed
+        self.worked += passed
         self._since = self.simulation.now
 
     def _end(self, turn: int) -> None:
@@ -389,11 +385,11 @@ class _Training:
             self._pass()
             self.at_work = False
             self._due = True
-            if not self._following:
+            if not self._sending:
                 self._publish()
 
     def _publish(self) -> None:
-        self._due, self._following = False, True
+        self._due, self._sending = False, True
         self.simulation.after(self.simulation.costs.publish, self._send)
 
     def _send(self) -> None:
@@ -409,13 +405,13 @@ class _Training:
             if not waiting:
                 simulation.ledger.trained(batch)
                 simulation.ledger.generator_version = batch.version + 1
-                simulation.after(simulation.costs.record, lambda: self._recorded(batch))
+                self._sent(batch)
 
         for generator in simulation.generators:
             simulation.after(simulation.costs.fetch, partial(generator.offer, taken))
 
-    def _recorded(self, batch: Batch) -> None:
-        self._following = False
+    def _sent(self, batch: Batch) -> None:
+        self._sending = False
         self.simulation.trained(batch)
         if self._due:
             self._publish()
@@ -450,7 +446,6 @@ def simulate(
     prompt_tokens: int = 1,
     skip: int = 3,
     until: int | None = None,
-    filtered: float = 0.0,
 ) -> Outcome:
     """Simulate one run. Parameters as for `Simulation` and its `run`."""
-    return Simulation(config, costs, lengths, prompt_tokens, filtered).run(skip, until)
+    return Simulation(config, costs, lengths, prompt_tokens).run(skip, until)

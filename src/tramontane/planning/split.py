@@ -78,26 +78,6 @@ def cheapest(machine: Machine, in_flight: int, reserved: float) -> tuple[int, fl
     return group, cost, slots
 
 
-def best_split(machine: Machine) -> Split | None:
-    """The split with the shortest update by the formulas, in a tie with the fewest GPUs. None if
-    the model does not fit."""
-    best = min(splits_of(machine), key=by_time, default=None)
-    return best and _without_surplus(machine, best)
-
-
-def _without_surplus(machine: Machine, split: Split) -> Split:
-    """The split with as few generators as do not make its update longer."""
-    fewest, best = 1, split
-    while fewest < best.generators:
-        middle = (fewest + best.generators) // 2
-        tried = _split(machine, split.trainer_gpus, middle, split.generator_gpus)
-        if tried and tried.seconds <= split.seconds:
-            best = tried
-        else:
-            fewest = middle + 1
-    return best
-
-
 def by_time(split: Split) -> tuple[float, int]:
     """Sort key: the fastest split first, in a tie the one with the fewest GPUs."""
     return split.seconds, split.gpus
@@ -137,7 +117,7 @@ def _split(machine: Machine, trainer: int, generators: int, group: int) -> Split
         trainer_gpus=trainer,
         slots=slots,
         n_async=n_async,
-        max_staleness=config.max_staleness or _staleness(machine, group, live, seconds),
+        max_staleness=_staleness(machine, group, live, seconds),
         seconds=seconds,
     )
 

@@ -108,7 +108,7 @@ def offloaded_memory(config: TrainerConfig, shape: ModelShape, lengths: Lengths)
 
 def block_activations(shape: ModelShape, dtype: str) -> int:
     """Bytes that the forward of a block keeps for the backward, a token, without the scores of
-    attention: of RMS norms (computed in float32) the input in float32, the normalised values and
+    attention: of RMS norms (computed in float32) the input in float32, the normalized values and
     the output; queries, keys, values and the output of attention, with one float32 sum for each
     head; of the gated MLP both projections, the activation and their product."""
     size = DTYPE_BYTES[dtype]
@@ -154,13 +154,10 @@ def _kept(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:
     if not config.gradient_checkpointing:
         return shape.layers * _block(config, shape, row)
     inputs = row.tokens * DTYPE_BYTES[config.dtype] * shape.hidden
-    # Of inputs on the host, the one that is copied and the one that is computed with are here.
-    return (2 if _offloads(config) else shape.layers) * inputs
-
-
-def _offloads(config: TrainerConfig) -> bool:
-    """True if inputs of blocks leave the device; on a CPU they stay where they are."""
-    return config.activation_offload and config.device != "cpu"
+    # Of inputs on the host, the one that is copied and the one that is computed with are here. On a
+    # CPU they stay where they are.
+    offloads = config.activation_offload and config.device != "cpu"
+    return (2 if offloads else shape.layers) * inputs
 
 
 def _block(config: TrainerConfig, shape: ModelShape, row: _Row) -> float:

@@ -19,7 +19,7 @@ from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_pairs, pairs_of_rows
 from tramontane.types import ThinkingTags
-from tramontane.workplace import write_whole
+from tramontane.workplace import read_log, write_whole
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer
@@ -76,15 +76,15 @@ def answer(
         rows = record.rows
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
-    learnt = [
+    learned = [
         {"prompt": row["problem"], "response": retagged(row["text"], old, tags)}
         for row in rows
         if row["finish_reason"] == "stop"
         and (row["verdict"] == "right" if keep == "right" else row["verdict"] != "malformed")
     ]
-    write_rows(folder / "examples.jsonl", learnt)
+    write_rows(folder / "examples.jsonl", learned)
     prompts = len({row["group"] for row in rows})
-    return {"prompts": prompts, "answers": len(rows), "kept": len(learnt)}
+    return {"prompts": prompts, "answers": len(rows), "kept": len(learned)}
 
 
 def general_pairs(config: GeneralConfig, count: int, seed: int) -> list[Row]:
@@ -111,7 +111,7 @@ def mix(sources: list[Path], general: GeneralConfig | None, seed: int, out: Path
     rows: list[Row] = []
     facts: Facts = {}
     for source in sources:
-        part = [json.loads(line) for line in source.open(encoding="utf-8")]
+        part = list(read_log(source))
         facts[source.parent.name] = len(part)
         rows += [{"prompt": r["prompt"], "response": r["response"]} for r in part]
     if not rows:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -16,17 +16,10 @@ from tramontane.workplace import write_whole
 REPORT = "report"  # .md and .html
 
 
-class Column(NamedTuple):
-    """A model in the table: its label in the comparison, and its title."""
-
-    label: str
-    title: str
-
-
 def write_report(
     out: Path,
     title: str,
-    columns: Sequence[Column],
+    columns: Mapping[str, str],
     found: Comparison,
     steps: Mapping[str, Facts],
 ) -> None:
@@ -38,7 +31,7 @@ def write_report(
     Args:
         out: the recipe's folder.
         title: heading.
-        columns: the models, in order.
+        columns: titles of the models by their label in the comparison, in order.
         found: the comparison.
         steps: facts of the finished steps by name.
     """
@@ -52,20 +45,20 @@ def write_report(
         )
         text = environment.from_string(source.read_text("utf-8")).render(
             title=title,
-            columns=[column.title for column in columns],
+            columns=list(columns.values()),
             rows=table(columns, found),
             steps={name: sentence(facts) for name, facts in steps.items()},
         )
         write_whole(out / f"{REPORT}.{ending}", text)
 
 
-def table(columns: Sequence[Column], found: Comparison) -> list[tuple[str, list[str]]]:
+def table(columns: Mapping[str, str], found: Comparison) -> list[tuple[str, list[str]]]:
     """(name of the figure, its text for each column) of each row, in per cent with intervals."""
     rows = []
     for suite, models in found.items():
-        results = [models[column.label].result for column in columns]
-        left_out = models[columns[0].label].left_out
-        note = f" ({left_out} overlong problems left out)" if left_out else ""
+        results = [models[label].result for label in columns]
+        left_out = models[next(iter(columns))].left_out
+        note = f" ({left_out} overlong problems skipped)" if left_out else ""
         rows.append((f"{suite} pass@1{note}", [_percent(r.pass_at_1) for r in results]))
         k = max(results[0].maj_at_k, default=1)
         if k > 1:

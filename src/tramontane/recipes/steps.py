@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
@@ -29,12 +29,8 @@ DONE = "done.json"  # in the folder of a finished step: its facts
 
 Facts = dict[str, Any]
 Screens = Callable[[], Screen]  # opens a screen for one phase of work
-
-
-class Announce(Protocol):
-    """Takes (step's number, number of steps, title, True if an earlier process finished it)."""
-
-    def __call__(self, number: int, total: int, title: str, finished: bool, /) -> None: ...
+# Takes a step's number, the number of steps, its title, and True if it is finished already.
+Announce = Callable[[int, int, str, bool], object]
 
 
 class Stopped(Exception):
@@ -48,21 +44,23 @@ class Step:
     Args:
         name: name of its folder.
         title: what it does, for display.
-        work: does or resumes the step in its folder; returns facts for the report.
-        check: loads and checks input of the step that exists before the recipe starts.
-        read: the part of `check` that does not need torch, which takes seconds to import.
         uses: sections of the recipe that must not change once the step has begun.
+        work: does or resumes the step in its folder, with the facts of the steps before it by name;
+            returns facts for the report.
+        read: loads input of the step that exists before the recipe starts, without torch, which
+            takes seconds to import.
+        check: loads the rest of that input, and checks it.
         measures: the step only evaluates models: its sections may change until it is done, since
             each file of completions records its settings.
     """
 
     name: str
     title: str
-    work: Callable[[Path], Facts]
-    check: Callable[[], object]
     uses: tuple[str, ...]
-    measures: bool = False
+    work: Callable[[Path, Mapping[str, Facts]], Facts]
     read: Callable[[], object] | None = None
+    check: Callable[[], object] | None = None
+    measures: bool = False
 
     def fixes(self, out: Path) -> bool:
         """True if the sections used by the step can no longer change."""
@@ -120,7 +118,7 @@ def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Fac
     """
     import torch
 
-    facts = {}
+    facts: dict[str, Facts] = {}
     for number, step in enumerate(steps, 1):
         folder = out / step.name
         done = folder / DONE
@@ -128,7 +126,7 @@ def run_steps(out: Path, steps: list[Step], announce: Announce) -> dict[str, Fac
         if not done.is_file():
             folder.mkdir(exist_ok=True)
             began = time.monotonic()
-            found = step.work(folder)
+            found = step.work(folder, facts)
             found["seconds"] = round(time.monotonic() - began, 1)  # of the last session
             write_whole(done, json.dumps(found, indent=2) + "\n")
             gc.collect()
@@ -203,58 +201,64 @@ def newest_weights(run: RunFolder) -> Path:
     return weights
 
 
-def measuring_plan(
-    models: dict[str, str], measured: MeasuredOn, config: Config
-) -> dict[str, dict[str, Settings]]:
-    """The settings by suite, then by model, with the prompts of a training config.
+@dataclass(frozen=True)
+class Measuring:
+    """An evaluation of models, with the prompts of a training config.
 
-    Raises:
-        InputError: an invalid protocol, or two suites with the same name.
+    Args:
+        on: the suites and how completions are drawn.
+        config: the training config.
     """
-    sampling: Any = measured.sampling
-    return {
-        suite: {
-            label: settings_for(model, source, config, [], sampling)
-            for label, model in models.items()
+
+    on: MeasuredOn
+    config: Config
+
+    def plan(self, models: Mapping[str, str]) -> dict[str, dict[str, Settings]]:
+        """The settings by suite, then by model.
+
+        Raises:
+            InputError: an invalid protocol, or two suites with the same name.
+        """
+        sampling: Any = self.on.sampling
+        return {
+            suite: {
+                label: settings_for(model, source, self.config, [], sampling)
+                for label, model in models.items()
+            }
+            for suite, source in comparison.suites(self.on.suites).items()
         }
-        for suite, source in comparison.suites(measured.suites).items()
+
+    def read(self, model: str) -> None:
+        """Load the problems, without torch.
+
+        Raises:
+            InputError: no such source, or an invalid protocol.
+        """
+        for settings in self.plan({"start": model}).values():
+            problems_of(settings["start"])
+
+    def check(self, models: Mapping[str, str]) -> None:
+        """Load and check all input, with models that already exist.
+
+        Raises:
+            InputError: no such model or source, or an invalid protocol.
+        """
+        comparison.prepare_suites(self.plan(models))
+
+    def compare(self, models: Mapping[str, str], folder: Path, screens: Screens) -> Comparison:
+        """Compare models; finished problems in the folder are kept."""
+        plan = self.plan(models)
+        with closing(screens()) as screen:
+
+            def show(suite: str, model: str, done: int, total: int) -> None:
+                screen.phase(f"{suite}, {model}", done, total)
+
+            return comparison.compare(plan, folder, on_progress=show)
+
+
+def mean_pass_at_1(found: Comparison, models: Mapping[str, str]) -> dict[str, float]:
+    """Each model's mean pass@1 over the suites."""
+    return {
+        model: sum(suite[model].result.pass_at_1.value for suite in found.values()) / len(found)
+        for model in models
     }
-
-
-def check_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
-    """Load and check the input of an evaluation, with models that already exist.
-
-    Raises:
-        InputError: no such model or source, or an invalid protocol.
-    """
-    comparison.prepare_suites(measuring_plan(models, measured, config))
-
-
-def read_measuring(models: dict[str, str], measured: MeasuredOn, config: Config) -> None:
-    """Load the problems of an evaluation, without torch.
-
-    Raises:
-        InputError: no such source, or an invalid protocol.
-    """
-    for settings in measuring_plan(models, measured, config).values():
-        problems_of(next(iter(settings.values())))
-
-
-def compare_models(
-    plan: Mapping[str, Mapping[str, Settings]], folder: Path, screens: Screens
-) -> Comparison:
-    """Compare models; finished problems in the folder are kept."""
-    with closing(screens()) as screen:
-        return comparison.compare(
-            plan,
-            folder,
-            on_progress=lambda suite, model, done, total: screen.phase(
-                f"{suite}, {model}", done, total
-            ),
-        )
-
-
-def mean_pass_at_1(found: Comparison, model: str) -> float:
-    """A model's mean pass@1 over the suites."""
-    values = [models[model].result.pass_at_1.value for models in found.values()]
-    return sum(values) / len(values)

@@ -14,10 +14,9 @@ from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
-from tramontane.run.folder import read_log
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import Completion
-from tramontane.workplace import commit
+from tramontane.workplace import commit, read_log
 
 ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 

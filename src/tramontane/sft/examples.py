@@ -116,7 +116,7 @@ class ExampleStream:
         if not pairs:
             raise InputError(f"{message}: nothing is left; {self._remedy()}")
         if len(pairs) < len(rows):
-            warnings.warn(f"{message} and are left out", stacklevel=2)
+            warnings.warn(f"{message} and are skipped", stacklevel=2)
         return pairs
 
     def _tagged(self, response: str) -> str:

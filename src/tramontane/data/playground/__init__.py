@@ -5,10 +5,9 @@ generated from a seed, in the paper's seven languages. The base model's pre-trai
 deliberate flaws, so that reinforcement learning has something to improve.
 """
 
-from .drills import drills
 from .generate import KINDS, problems, split_of
 from .language import LANGUAGES
-from .traces import Style, examples, sample_trace, trace
+from .traces import Style, drills, examples, sample_trace, trace
 
 __all__ = [
     "KINDS",

@@ -1,4 +1,5 @@
-"""Streams of playground problems, split so that no test problem is ever in training."""
+"""Streams of playground problems, split so that no test problem is ever in training: chains of
+arithmetic put into words, and programs."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from typing import Literal
 from tramontane.types import Problem
 
 from . import programs
-from .arithmetic import LEVELS, expression
-from .language import LANGUAGES, language, pick
-from .statements import story_statement, story_steps, sum_statement, sum_steps
+from .arithmetic import LEVELS, Step, chain, expression
+from .language import LANGUAGES, Language, language, pick
 
 Split = Literal["train", "test"]
 KINDS = ("sums", "stories", "programs")
+
+# (operator, operand) → the story's event for it.
+_EVENTS = {("*", 2): "double", ("*", 3): "triple", ("/", 2): "half"}
+_FRAME_OPS = {"+": "plus", "-": "minus"}
 
 MAX_FRUITLESS_DRAWS = 20_000  # consecutive draws without a new problem, after which none are left
 
@@ -91,15 +95,18 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
     if kind == "programs":
         program = programs.draw(rng, level)
         return programs.problem(program) if split_of(program.canonical) == split else None
-    steps = sum_steps(rng, level) if kind == "sums" else story_steps(rng, level)
+    if kind == "sums":
+        steps = chain(rng, level)
+    else:  # values of at least 2 (plurals) that are doubled, tripled or halved
+        steps = chain(rng, level, low=2, factors=(2, 3), divisors=(2,))
     formula = expression(steps)
     if split_of(formula) != split:
         return None
     lang = language(code)
     if kind == "sums":
-        statement = sum_statement(rng, lang, formula)
+        statement = pick(rng, lang.sums).format(e=formula)
     else:
-        statement = story_statement(rng, lang, steps)
+        statement = _story_statement(rng, lang, steps)
     return Problem(
         id=f"playground-{kind}-{_digest(statement)[:16]}",
         domain="math",
@@ -110,3 +117,24 @@ def _draw(split: Split, rng: Random, kind: str, code: str, level: int) -> Proble
         source="playground",
         metadata={"kind": kind, "steps": [list(s) for s in steps], "expression": formula},
     )
+
+
+def _story_statement(rng: Random, lang: Language, steps: list[Step]) -> str:
+    """Opening, one event per step, question; the same wording never comes twice in a row."""
+    frame = pick(rng, list(lang.frames.values()))
+    feminine = rng.random() < 0.5
+    item = pick(rng, frame["items"]) if "items" in frame else {}
+    slots = {"name": pick(rng, lang.names["f" if feminine else "m"])}
+    slots |= item if isinstance(item, dict) else {"item": item}
+    sentences = [lang.fill(pick(rng, frame["opening"]), slots, feminine, steps[0][0])]
+    last = ""
+    for _, op, b, _ in steps:
+        event = _FRAME_OPS.get(op) or _EVENTS[op, b]
+        template = pick(rng, frame[event])
+        if template == last:
+            template = next(t for t in frame[event] if t != last)
+        last = template
+        sentences.append(lang.fill(template, slots, feminine, b))
+    question = pick(rng, frame["question"])
+    sentences.append(lang.fill(question, slots, feminine, steps[-1][3]))
+    return lang.joiner.join(sentences)

@@ -16,13 +16,14 @@ from typing import Literal
 from tramontane.config import MixtureConfig
 from tramontane.types import Problem
 
-from .arithmetic import LEVELS, Step, apply
+from .arithmetic import LEVELS, Step, apply, chain
 from .generate import problems
 from .language import LANGUAGES, Language, language, pick
 
 Effort = Literal["work", "guess", "ramble"]
 Tags = Literal["ok", "unclosed", "unopened"]
 DEFAULT_MIXTURE = MixtureConfig()
+DRILL_PROMPT = "Practise mental arithmetic."
 
 
 @dataclass(frozen=True)
@@ -188,3 +189,21 @@ def examples(
         if i == count:
             return
         yield {"problem": problem, "response": sample_trace(problem, rng, mixture)[0]}
+
+
+def drills(
+    seed: int, count: int, levels: tuple[int, int], equations: int
+) -> Iterator[tuple[str, str]]:
+    """`count` pairs of a prompt and `equations` shuffled steps from chains of the given levels.
+
+    Drills teach a tiny model to add before it reads stories: a worked trace has one equation per 25
+    tokens or so, and two thirds of the traces have none; a drill has one per 12. They are not
+    problems and are never graded.
+    """
+    rng = Random(f"drills/{seed}")
+    for _ in range(count):
+        steps: list[Step] = []
+        while len(steps) < equations:
+            steps += chain(rng, rng.randint(*levels))
+        rng.shuffle(steps)
+        yield DRILL_PROMPT, " ".join(f"{a} {op} {b} = {c}." for a, op, b, c in steps[:equations])

@@ -14,11 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+from tramontane.data.playground.arithmetic import LEVELS
+from tramontane.data.playground.generate import problems
+from tramontane.data.playground.language import pick
 from tramontane.types import Problem
-
-from .arithmetic import LEVELS
-from .generate import problems
-from .language import pick
 
 # Fault → the reasons given for it by `tramontane curate`.
 REASONS: dict[str, tuple[str, ...]] = {

@@ -7,9 +7,7 @@ from itertools import islice
 
 import pytest
 
-from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
-from tramontane.data.playground.faults import (
+from benchmarks.faults import (
     PROGRAMS,
     RAW,
     REASONS,
@@ -21,6 +19,8 @@ from tramontane.data.playground.faults import (
     read_truth,
     write,
 )
+from tramontane.curation.config import CurateConfig
+from tramontane.curation.pipeline import curate
 
 ROWS = list(planted(1000, 3))
 
