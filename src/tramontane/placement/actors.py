@@ -31,7 +31,7 @@ from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.weights import Bucket, Part, Weights
 from tramontane.placement.actor import Actor
-from tramontane.placement.files import Folder, folders_in
+from tramontane.placement.files import Folder, collect, folders_in, send
 from tramontane.placement.handle import (
     TRAINER,
     GeneratorHandle,
@@ -47,7 +47,6 @@ from tramontane.placement.ranks import (
     collective_backend,
     joint_result,
 )
-from tramontane.placement.transfer import collect, send
 
 CONNECT_SECONDS = 10.0
 EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to

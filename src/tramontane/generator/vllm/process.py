@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from tramontane.generator.vllm.environment import Environment
 from tramontane.placement import WorkerDied
-from tramontane.placement.orphans import die_with_parent
+from tramontane.temporary import die_with_parent
 
 SCRIPT = Path(__file__).parent / "inside" / "vllm_worker.py"
 _VARIABLES = {
