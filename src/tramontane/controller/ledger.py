@@ -6,13 +6,13 @@ batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` d
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tramontane.config import Config, PipelineConfig
-from tramontane.controller.groups import FrozenGroup, OpenGroup
 from tramontane.controller.interruption import Interruption
 from tramontane.controller.replay import Replay
 from tramontane.controller.stages import Stages
@@ -54,6 +54,22 @@ class Problems(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+class FrozenGroup:
+    """A group as it is now, at no cost: its sequences are copied only by `thaw`, which any thread
+    may call while the group's requests keep growing."""
+
+    def __init__(self, group: Group) -> None:
+        self.id = group.id
+        self._group = replace(group, completions=[*group.completions])
+        # The arrays themselves: a lost worker's requests may restart with new ones.
+        self._known = [(len(r.token_ids), replace(r)) for r in group.requests]
+
+    def thaw(self) -> Group:
+        """The group at the moment of the freeze."""
+        group, requests = self._group, [r.copy(n) for n, r in self._known]
+        return replace(group, requests=requests, completions=[*group.completions])
 
 
 @dataclass(frozen=True)
@@ -110,12 +126,12 @@ class Ledger:
         self.generator_version = 0  # weights that all generators now sample with
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
-        self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
+        self.outstanding: dict[int, Group] = {}  # handed out, neither batched nor filtered
         self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
-        self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
-        self.filtered: list[tuple[OpenGroup, FilterReason]] = []  # since the last update
+        self.batched: dict[int, Group] = {}  # in a batch that is not trained yet
+        self.filtered: list[tuple[Group, FilterReason]] = []  # since the last update
         self._unready: Counter[int] = Counter()  # outstanding and not ready, by deadline
-        self._to_note: list[OpenGroup] = []  # graded, and not yet noted with `problems`
+        self._to_note: list[Group] = []  # graded, and not yet noted with `problems`
         self._no_problem_left = False  # the last answer of `problems`
         self._round_start: Snapshot | None = None  # the state before a synchronous round
 
@@ -189,7 +205,7 @@ class Ledger:
         useful = self.sampled_groups * (self.stages.end - self.next_version)
         return max(0, min(free, allowed, useful - len(self.outstanding)))
 
-    def open(self, groups: int) -> list[OpenGroup]:
+    def open(self, groups: int) -> list[Group]:
         """Hand out the next problems; fewer than `groups` if no more are left."""
         if self.synchronous:
             self._round_start = self._now()
@@ -202,7 +218,7 @@ class Ledger:
             opened.append(self._open(problem))
         return opened
 
-    def _open(self, problem: Problem) -> OpenGroup:
+    def _open(self, problem: Problem) -> Group:
         number, self.next_group = self.next_group, self.next_group + 1
         prompt = self.encode(problem)
         config = self.stages.config
@@ -214,7 +230,9 @@ class Ledger:
             sampling = SamplingParams(longest, config.generator.temperature)
             requests.append(Request(number, index, prompt, seed, sampling))
         deadline = self.generator_version + self.sizes.max_staleness
-        group = self.outstanding[number] = OpenGroup(number, problem, deadline, requests)
+        group = self.outstanding[number] = Group(
+            number, problem, [], [], deadline=deadline, requests=requests
+        )
         self._unready[deadline] += 1
         return group
 
@@ -232,18 +250,18 @@ class Ledger:
             group.requests[place] = following
         return following
 
-    def take(self, completion: Completion) -> OpenGroup | None:
+    def take(self, completion: Completion) -> Group | None:
         """Record a completion; returns its group once the group is complete."""
         group = self.outstanding[completion.group]
-        group.completions[completion.index] = completion
+        insort(group.completions, completion, key=lambda c: c.index)
         group.requests = [r for r in group.requests if r.index != completion.index]
         return None if group.requests else group
 
-    def ungraded(self) -> list[OpenGroup]:
+    def ungraded(self) -> list[Group]:
         """Complete groups without verdicts."""
         return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
 
-    def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> FilterReason | None:
+    def grade(self, group: Group, verdicts: list[Verdict]) -> FilterReason | None:
         """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
         filtered."""
         group.verdicts = verdicts
@@ -304,7 +322,7 @@ class Ledger:
         settings = self.stages.batch_settings
         rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
         replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
-        batch = Batch(self.next_version, [*(g.group() for g in groups), *replayed], settings)
+        batch = Batch(self.next_version, [*groups, *replayed], settings)
         self.next_version += 1
         return batch
 
@@ -313,7 +331,7 @@ class Ledger:
         sampled = [group for group in batch.groups if group.sampled]
         for group in sampled:
             del self.batched[group.id]
-        filtered, self.filtered = [(g.group(), reason) for g, reason in self.filtered], []
+        filtered, self.filtered = self.filtered, []
         graded = [*sampled, *(group for group, _ in filtered)]
         self.stages.trained(graded, self.next_version, len(self.outstanding))
         return filtered

@@ -237,13 +237,8 @@ class SlotEngine:
         for flight in self._waiting if self._unreported else ():
             request, n = flight.request, self._unreported.pop(flight.serial, None)
             if n is not None:
-                growth.add(
-                    request.group,
-                    request.index,
-                    token_ids=request.token_ids[n:],
-                    logprobs=request.logprobs[n:],
-                    versions=request.versions[n:],
-                )
+                tokens = request.token_ids[n:], request.logprobs[n:], request.versions[n:]
+                growth.add(request.group, request.index, *tokens)
         if not slots:
             return growth
         s = self._decoder.state
@@ -262,14 +257,7 @@ class SlotEngine:
         for slot, now, before, *gained in rows:
             if now > before:
                 request = self._flights[slot].request
-                token_ids, logprobs, versions = (values[before - now :] for values in gained)
-                growth.add(
-                    request.group,
-                    request.index,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    versions=versions,
-                )
+                growth.add(request.group, request.index, *(new[before - now :] for new in gained))
         return growth
 
     def clear(self) -> None:
@@ -330,7 +318,8 @@ class SlotEngine:
         slot_of = self._decoder.cache.slots
         slots = [slot_of[row] for row in rows]
         completions = [
-            self._complete(slot, stopped[row]) for slot, row in zip(slots, rows, strict=True)
+            self._snapshot(slot).completed("stop" if stopped[row] else "length")
+            for slot, row in zip(slots, rows, strict=True)
         ]
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
@@ -380,18 +369,6 @@ class SlotEngine:
         for row, tail, count in zip(rows, tails, counts.tolist(), strict=True):
             found[row] = self._stop_texts.found(tail[max(0, length - count) :])
         return found
-
-    def _complete(self, slot: int, stopped: bool) -> Completion:
-        r = self._snapshot(slot)
-        return Completion(
-            r.group,
-            r.index,
-            r.prompt_ids,
-            r.token_ids,
-            r.logprobs,
-            r.versions,
-            "stop" if stopped else "length",
-        )
 
     def _snapshot(self, slot: int) -> Request:
         """The request in a slot, with the tokens generated so far."""
