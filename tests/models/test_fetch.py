@@ -12,10 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.errors import InputError
 from tramontane.models import fetch as module
-from tramontane.models.cache import cache_dir
-from tramontane.models.checksum import sha256
 from tramontane.models.fetch import SOURCES, fetch
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.names import cache_dir, sha256
 
 SIZES = LlamaConfig(
     vocab_size=259,

@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.generator.decoders import ArenaDecoder, Decoder, LaneDecoder, StepFlags
+from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.graphs import StepRecorder, run_directly
+from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import Prefix
-from tramontane.generator.requests import check_request
-from tramontane.generator.stops import StopTexts
-from tramontane.models.loading import context_length
+from tramontane.models.loading import context_length, vocabulary
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
@@ -44,7 +44,7 @@ class Stats:
         decode_steps: steps of the whole batch.
         live_slot_steps: slots that held a sequence, summed over the decode steps.
         slot_steps: all slots, summed over the decode steps; live_slot_steps / slot_steps is the
-            utilisation.
+            utilization.
         preemptions: sequences sent back to the queue because memory was short.
     """
 
@@ -79,7 +79,7 @@ class _Flight:
 class SlotEngine:
     """Runs requests in `slots` slots, and refills each slot as soon as it is free.
 
-    With limited memory, as many sequences are in flight as fit. If they outgrow it, the latest
+    With limited memory, as many sequences decode as fit. If they outgrow it, the latest
     return to the queue with their tokens, and are prefilled again once there is room.
 
     Args:
@@ -114,7 +114,7 @@ class SlotEngine:
         self.model = model.eval()
         self.prefill_tokens = prefill_tokens
         self.stats = Stats()
-        vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+        vocab = vocabulary(model)
         self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=model.device)
         if unknown := [t for t in eos_ids if not 0 <= t < vocab]:
             raise InputError(
@@ -140,7 +140,7 @@ class SlotEngine:
         """Change the number of slots and their length, and free the memory of the old slots.
 
         Raises:
-            RuntimeError: a sequence is in flight or waiting.
+            RuntimeError: a sequence is in flight.
             InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`.
         """
         if self.unfinished:
@@ -192,13 +192,13 @@ class SlotEngine:
     # --- requests
 
     @property
-    def in_flight(self) -> int:
+    def decoding(self) -> int:
         """Number of sequences that hold a slot."""
         return len(self._flights)
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences in flight or waiting for a slot."""
+        """Number of sequences in flight: decoding, or waiting for a slot."""
         return len(self._flights) + len(self._waiting)
 
     @property
@@ -261,7 +261,7 @@ class SlotEngine:
         return growth
 
     def clear(self) -> None:
-        """Drop all sequences in flight and waiting."""
+        """Drop all sequences in flight."""
         self._decoder.free()
         self._allocate()
 

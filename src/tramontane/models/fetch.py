@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tramontane.models.loading  # noqa: F401 (turns progress bars of transformers off)
 from tramontane.errors import InputError, install
-from tramontane.models.cache import cache_dir
-from tramontane.models.checksum import sha256
+from tramontane.models.names import cache_dir, sha256
 from tramontane.workplace import whole_folder
 
 DOWNLOAD_SECONDS = 1800.0  # time limit for downloading a package

@@ -224,6 +224,11 @@ def load_config(model: str) -> Any:
     return _from_pretrained(AutoConfig, model)
 
 
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of tokens that the model has an embedding for."""
+    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+
+
 def check_device(device: str, key: str = "device") -> None:
     """Check that torch sees the device; `key` is the configuration key that the error names.
 

@@ -100,7 +100,7 @@ class ModelShape:
         return self.outside < 2 * self.head
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of a token's keys and values over all layers; as `models.kv_memory` computes."""
+        """Bytes of a token's keys and values over all layers; as `models.memory` computes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 

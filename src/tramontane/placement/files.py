@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from tramontane.models.cache import cache_dir
+from tramontane.models.names import cache_dir
 from tramontane.temporary import PREFIX, process_folder
 
 CHUNK_BYTES = 32 << 20  # of a file, in one message

@@ -22,7 +22,7 @@ from tramontane.errors import InputError
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
-from tramontane.models.kv_memory import kv_bytes_per_token
+from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.placement.ranks import rank_device

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tramontane.generator.endings import Endings
-from tramontane.generator.requests import check_request
+from tramontane.generator.interface import check_request
 from tramontane.types import Completion, FinishReason, Growth, Request, ints
 
 _SEEDS = 2**63
