@@ -17,7 +17,7 @@ from tramontane.config import TrainerConfig
 from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import Packed, pack, recurring
-from tramontane.trainer import kl, sharding
+from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
@@ -273,7 +273,7 @@ class Minibatch:
             # The policy did not choose inserted tokens.
             log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
-            values = kl.returns(log_ratio, sequence, self.options)
+            values = ratios.returns(log_ratio, sequence, self.options)
             places = (
                 self.sequences.groups[micro.indices].repeat_interleave(spread),
                 torch.cat([torch.arange(n) for n in spread.tolist()]),

@@ -26,15 +26,14 @@ from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
 from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights
-from tramontane.trainer import activations, export, lora, precision, sharding
-from tramontane.trainer.averages import Averages
-from tramontane.trainer.compiling import compile_blocks
+from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
 from tramontane.trainer.objectives import Tokens, load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
-from tramontane.trainer.replicas import Replicas
+from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
+from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
 from tramontane.types import BatchSettings, Learned, TrainBatch, TrainSequence
@@ -78,7 +77,7 @@ class Trainer:
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
         self._layout = export.Layout(model)
-        activations.disable_dropout(model)
+        forwards.disable_dropout(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model
@@ -101,20 +100,20 @@ class Trainer:
             self._values.initialize(model)
         self._head_scale = head_scale(model)
         if config.gradient_checkpointing:
-            activations.checkpoint_blocks(model, config.activation_offload)
+            forwards.checkpoint_blocks(model, config.activation_offload)
         # For gradient checkpointing, which needs training mode; dropout is off.
         model.train()
-        self._working = precision.working_model(model, config.dtype)
-        activations.check_repeatable(self._working, self.device)
+        self._working = working_model(model, config.dtype)
+        forwards.check_repeatable(self._working, self.device)
         sharding.free_gathered(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads)
         if config.compile:
             for replica in self._replicas.models:
-                compile_blocks(replica)
+                forwards.compile_blocks(replica)
         self.optimizer = build_optimizer(
-            precision.trained(model), self._peak_rate, config.betas, config.weight_decay
+            trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
         self._busy, self._computed = 0.0, 0
@@ -348,7 +347,7 @@ class Trainer:
         self.version = self._state_files.load(folder, self.model, self.optimizer)
         if self._values:
             self._values.load(folder)
-        precision.refresh(self._working, self.model)
+        refresh(self._working, self.model)
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
@@ -443,7 +442,12 @@ class Trainer:
         return averages
 
     def _add_mismatch(
-        self, minibatch: Minibatch, index: int, tokens: Tokens, version: int, averages: Averages
+        self,
+        minibatch: Minibatch,
+        index: int,
+        tokens: Tokens,
+        version: int,
+        averages: Averages,
     ) -> None:
         """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
         live = minibatch.microbatches[index].live
@@ -463,7 +467,7 @@ class Trainer:
             self._skipped_in_a_row = 0
             self._state_files.release_tensors()
             self.optimizer.step()
-            precision.refresh(self._working, self.model)
+            refresh(self._working, self.model)
         else:
             self._skipped_in_a_row += 1
         self.optimizer.zero_grad()

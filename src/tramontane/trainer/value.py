@@ -13,9 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.config import TrainerConfig
-from tramontane.trainer import activations, precision, sharding
+from tramontane.trainer import forwards, sharding
 from tramontane.trainer.microbatch import PackedRow
 from tramontane.trainer.optimizer import build_optimizer
+from tramontane.trainer.replicas import refresh, working_model
 from tramontane.trainer.state import StateFiles
 
 FOLDER = "value"  # inside the folder of the trainer's state
@@ -53,9 +54,9 @@ class ValueNetwork:
                     sharding.local(parameter).copy_(sharding.local(weights[name]))
         self.model.requires_grad_(True)
         if config.gradient_checkpointing:
-            activations.checkpoint_blocks(self.model, config.activation_offload)
+            forwards.checkpoint_blocks(self.model, config.activation_offload)
         self.model.train()  # for gradient checkpointing; dropout is off
-        self._working = precision.working_model(self.model, config.dtype)
+        self._working = working_model(self.model, config.dtype)
         self._optimizer = build_optimizer(
             self.model.parameters(), self._peak_rate, config.betas, config.weight_decay
         )
@@ -86,7 +87,7 @@ class ValueNetwork:
                 group["lr"] = rate
             self._state_files.release_tensors()
             self._optimizer.step()
-            precision.refresh(self._working, self.model)
+            refresh(self._working, self.model)
         self._optimizer.zero_grad()
 
     def begin_saving(self, folder: Path, version: int) -> None:
@@ -116,4 +117,4 @@ class ValueNetwork:
             InputError: no state of a value network there, or damaged.
         """
         self._state_files.load(folder / FOLDER, self.model, self._optimizer)
-        precision.refresh(self._working, self.model)
+        refresh(self._working, self.model)

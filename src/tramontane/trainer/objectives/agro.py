@@ -17,8 +17,13 @@ import torch
 
 from tramontane.config.objectives import AGROOptions
 from tramontane.trainer.advantages import group_advantages
-from tramontane.trainer.importance import ratio_metrics, truncated_gradient
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
+from tramontane.trainer.objectives import (
+    Metrics,
+    Sequences,
+    Tokens,
+    ratio_metrics,
+    truncated_gradient,
+)
 
 
 def advantages(sequences: Sequences, options: AGROOptions) -> torch.Tensor:

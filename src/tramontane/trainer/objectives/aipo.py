@@ -12,8 +12,7 @@ import torch
 
 from tramontane.config.objectives import AIPOOptions
 from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import ratio_metrics, truncated_gradient
-from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics, truncated_gradient
 
 advantages = normalised
 

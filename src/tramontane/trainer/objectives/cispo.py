@@ -12,8 +12,7 @@ import torch
 
 from tramontane.config.objectives import CISPOOptions
 from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import truncated_gradient
-from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.objectives import Metrics, Tokens, truncated_gradient
 
 advantages = normalised
 

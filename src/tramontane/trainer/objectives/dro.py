@@ -17,7 +17,7 @@ import torch
 
 from tramontane.config.objectives import DROOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.segments import first_tokens, sums_to_end, totals
+from tramontane.trainer.ratios import first_tokens, sums_to_end, totals
 
 
 def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:

@@ -13,10 +13,8 @@ import torch
 
 from tramontane.config.objectives import GSPOOptions
 from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import ratio_metrics
-from tramontane.trainer.kl import ratio
-from tramontane.trainer.objectives import Metrics, Tokens
-from tramontane.trainer.segments import totals
+from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics
+from tramontane.trainer.ratios import ratio, totals
 
 advantages = normalised
 

@@ -21,9 +21,8 @@ import torch
 
 from tramontane.config.objectives import JEPOOptions
 from tramontane.trainer.advantages import SAME, group_advantages
-from tramontane.trainer.importance import truncated_gradient
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.segments import totals
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, truncated_gradient
+from tramontane.trainer.ratios import totals
 
 
 def advantages(sequences: Sequences, options: JEPOOptions) -> torch.Tensor:

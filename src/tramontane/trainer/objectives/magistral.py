@@ -12,8 +12,8 @@ import torch
 
 from tramontane.config.objectives import MagistralOptions
 from tramontane.trainer.advantages import normalised
-from tramontane.trainer.kl import estimate, ratio
 from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.ratios import estimate, ratio
 
 advantages = normalised
 

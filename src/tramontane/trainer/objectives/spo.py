@@ -19,7 +19,7 @@ import torch
 
 from tramontane.config.objectives import SPOOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.segments import first_tokens, sums_from_start, totals
+from tramontane.trainer.ratios import first_tokens, sums_from_start, totals
 
 
 def advantages(sequences: Sequences, options: SPOOptions) -> torch.Tensor:
