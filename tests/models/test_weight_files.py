@@ -10,7 +10,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from tramontane.errors import InputError
 from tramontane.models.loading import empty_model, load_model
-from tramontane.models.weight_files import INDEX, SINGLE, Entry, WeightFiles, write_files
+from tramontane.models.weight_files import (
+    INDEX,
+    SINGLE,
+    Entry,
+    WeightFiles,
+    plan_files,
+    write_files,
+)
 
 SIZES = {
     "vocab_size": 31,
@@ -49,7 +56,8 @@ def test_a_small_model_is_one_file_that_safetensors_reads(tmp_path):
 
 def test_large_models_are_split_and_the_index_says_where_each_tensor_is(tmp_path):
     (tmp_path / SINGLE).write_bytes(b"of a smaller model")
-    write_files(tmp_path, ENTRIES, TENSORS.items(), shard_bytes=49)  # `a` has 48
+    plan = plan_files(ENTRIES, shard_bytes=49)  # `a` has 48
+    write_files(tmp_path, ENTRIES, TENSORS.items(), plan)
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert {path.name for path in tmp_path.iterdir()} == {*names, INDEX}
     index = json.loads((tmp_path / INDEX).read_text())

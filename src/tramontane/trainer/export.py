@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.models.loading import converts_weights
-from tramontane.models.weight_files import SHARD_BYTES, Entry, write_files
+from tramontane.models.weight_files import SHARD_BYTES, Entry, plan_files, write_files
 from tramontane.trainer.sharding import rank
 
 logger = logging.getLogger("tramontane")
@@ -83,7 +83,7 @@ class Layout:
             name: Entry(shape, dtype if kind.is_floating_point else kind)
             for name, (shape, kind) in self._entries.items()
         }
-        write_files(folder, entries, self._tensors(buckets), shard_bytes)
+        write_files(folder, entries, self._tensors(buckets), plan_files(entries, shard_bytes))
 
     def _tensors(
         self, buckets: Iterable[dict[str, torch.Tensor]]
