@@ -195,7 +195,7 @@ class Completion(SampledTokens):
         prompt_ids: the prompt's tokens.
         token_ids: generated tokens; the EOS token is included where it was sampled.
         logprobs: for each token, its log-probability under the distribution it was drawn from
-            (temperature included; top-p and top-k are not renormalised for).
+            (temperature included; top-p and top-k are not renormalized for).
         versions: for each token, the version of the weights that sampled it, or `ELSEWHERE` or
             `INSERTED`.
         finish_reason: `stop` (EOS) or `length` (l_max reached).

@@ -102,7 +102,7 @@ def test_an_empty_model_has_the_architecture_buffers_and_tied_weights(tmp_path, 
             assert torch.equal(files.read(name), tensor)
 
 
-def quantised(folder):
+def quantized(folder):
     save(folder)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8"}
@@ -137,7 +137,7 @@ def converted(folder):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (quantised, "they are quantised"),
+        (quantized, "they are quantized"),
         (in_another_format, "no safetensors files"),
         (without_a_weight, "there is no model.norm.weight"),
         (with_both_tied_weights, "are tied, and both are there"),

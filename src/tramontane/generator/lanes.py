@@ -130,7 +130,7 @@ class Lane(Generic[Owner]):
         self.stacks: list[torch.Tensor] = []
         self._layout, self._most = layout, most
         self._room = 0  # entries with reserved memory
-        self._initialised = 0  # number of initialised entries, from the first
+        self._initialized = 0  # number of initialized entries, from the first
         self._positions = torch.empty(0)
 
     def append(self, owners: Sequence[Owner], planes: Sequence[torch.Tensor] = ()) -> None:
@@ -192,12 +192,12 @@ class Lane(Generic[Owner]):
                 for planes, heads, d in layout.shapes
             ]
             for new, stack in zip(self.stacks, old, strict=False):
-                new[:, : self._initialised] = stack[:, : self._initialised]
-        if n > self._initialised:
+                new[:, : self._initialized] = stack[:, : self._initialized]
+        if n > self._initialized:
             # Hidden positions are multiplied by an attention weight of 0: they must not be NaN.
             for stack in self.stacks:
-                stack[:, self._initialised : n] = 0
-            self._initialised = n
+                stack[:, self._initialized : n] = 0
+            self._initialized = n
 
 
 def _flat(stack: torch.Tensor) -> torch.Tensor:

@@ -160,7 +160,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     Returns:
         The model, and the files to read its weights from. None, with a warning in the log, for a
         checkpoint whose weights must be loaded as a whole: they are not in safetensors files, are
-        quantised, or are converted by transformers while loading.
+        quantized, or are converted by transformers while loading.
 
     Raises:
         InputError: no checkpoint there, or an incomplete one.
@@ -172,7 +172,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
         )
     folder = folder_of(model, ["model*.safetensors", INDEX, "generation_config.json"])
     if getattr(config, "quantization_config", None) is not None:
-        obstacle: str | None = "they are quantised"
+        obstacle: str | None = "they are quantized"
     elif not WeightFiles.present(folder):
         obstacle = f"{folder} has no safetensors files"
     elif converts_weights(built):

@@ -181,7 +181,7 @@ def _check_shapes(
         if old.dtype != new.dtype and 1 in (old.dtype.itemsize, new.dtype.itemsize):
             raise InputError(
                 f"{name}: {new.dtype} cannot be converted to the parent's {old.dtype}; take a "
-                f"parent that is not quantised"
+                f"parent that is not quantized"
             )
 
 

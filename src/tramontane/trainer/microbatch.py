@@ -164,7 +164,7 @@ class Minibatch:
             lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
             answers=torch.tensor([s.answer for s in self.completions]),
         )
-        # Inserted tokens count in no normaliser.
+        # Inserted tokens count in no normalizer.
         learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
         self.weights = loss_weights(
             torch.tensor(learnt),
@@ -260,7 +260,7 @@ class Minibatch:
         """Compute the baseline of the KL divergence as a reward: for each token, the mean at the
         same position over the other completions of its group that are long enough. It does not
         depend on the completion itself, so the gradient stays unbiased (arXiv 2506.09477). The
-        others' ratios are those of the behaviour policy. Collective.
+        others' ratios are those of the behavior policy. Collective.
         """
         assert isinstance(self.options, KLOptions)  # no other options request it
         lengths = self.sequences.lengths

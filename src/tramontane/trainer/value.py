@@ -40,7 +40,7 @@ class ValueNetwork:
         self.model.config.tie_word_embeddings = False
 
     def initialize(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights, once they are initialised. Every rank must call it."""
+        """Copy the policy's weights, once they are initialized. Every rank must call it."""
         config = self._config
         sharding.shard(self.model, self._device, config.dtype)
         sharding.materialize(self.model, self._device)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import AIPOOptions
-from tramontane.trainer.advantages import normalised
+from tramontane.trainer.advantages import normalized
 from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics, truncated_gradient
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: AIPOOptions) -> tuple[torch.Tensor, Metrics]:

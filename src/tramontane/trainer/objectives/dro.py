@@ -1,4 +1,4 @@
-"""DRO, direct reward optimisation (arXiv 2405.19107), for single trajectories.
+"""DRO, direct reward optimization (arXiv 2405.19107), for single trajectories.
 
     min ½ E_{x,y~μ}[(r − V(x) − τ ℓ)²],   ℓ = log π_θ(y)/π_ref(y)
 
@@ -28,8 +28,8 @@ def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:
     assert sequences.policy is not None  # requested by the options' `needs`
     assert sequences.reference is not None
     scored = sequences.scored
-    regularised = sequences.rewards - options.tau * (sequences.policy - sequences.reference)
-    return torch.where(scored, regularised - regularised[scored].mean(), 0.0)
+    regularized = sequences.rewards - options.tau * (sequences.policy - sequences.reference)
+    return torch.where(scored, regularized - regularized[scored].mean(), 0.0)
 
 
 def loss(tokens: Tokens, options: DROOptions) -> tuple[torch.Tensor, Metrics]:

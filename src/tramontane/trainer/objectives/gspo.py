@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import GSPOOptions
-from tramontane.trainer.advantages import normalised
+from tramontane.trainer.advantages import normalized
 from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics
 from tramontane.trainer.ratios import ratio, totals
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
