@@ -292,7 +292,7 @@ class Verdict:
 
 
 @dataclass
-class Learned:
+class TrainedFigures:
     """The trainer's figures of sequences that it trained on, for the records.
 
     Args:
@@ -305,7 +305,7 @@ class Learned:
     advantages: array[float] = field(default_factory=lambda: array("d"))
     logprobs: array[float] = field(default_factory=floats)
 
-    def extend(self, other: Learned) -> None:
+    def extend(self, other: TrainedFigures) -> None:
         """Append the figures of further sequences."""
         self.advantages.extend(other.advantages)
         self.logprobs.extend(other.logprobs)
@@ -330,7 +330,7 @@ class Group:
     problem: Problem
     completions: list[Completion]
     verdicts: list[Verdict]
-    learned: Learned | None = None
+    learned: TrainedFigures | None = None
     deadline: int = 0
     requests: list[Request] = field(default_factory=list)
 
@@ -455,7 +455,7 @@ class Batch:
     version: int
     groups: list[Group]
     settings: BatchSettings
-    learned: Learned | None = None
+    learned: TrainedFigures | None = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -469,7 +469,7 @@ class Batch:
         for group in self.groups:
             sequences = sequence + len(group.completions)
             tokens = token + sum(len(c.token_ids) for c in group.completions)
-            group.learned = Learned(
+            group.learned = TrainedFigures(
                 learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
             )
             sequence, token = sequences, tokens

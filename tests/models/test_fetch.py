@@ -103,7 +103,7 @@ def wheel(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wheel=wheel.name,
         sha256=sha256(wheel),
         gguf="small/model.gguf",
-        licence_file="small-1.0.dist-info/LICENSE",
+        license_file="small-1.0.dist-info/LICENSE",
     )
     monkeypatch.setitem(module.SOURCES, "smollm2", source)
     return wheel

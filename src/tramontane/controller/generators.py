@@ -112,7 +112,7 @@ class PooledGenerator:
         """True while requests are unfinished, or `poll` has completions to return."""
         return bool(self.requests or self._ended)
 
-    async def work(self) -> None:
+    async def wait_for_work(self) -> None:
         """Wait until it `has_work`."""
         while not self.has_work:
             self._submitted.clear()

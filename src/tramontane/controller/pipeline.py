@@ -142,7 +142,7 @@ class Pipeline:
         while True:
             if not generator.has_work:
                 with generator.without_work(), self._span(generator.name, "wait for requests"):
-                    await self.waits.end_of(generator.work(), "collect: new requests")
+                    await self.waits.end_of(generator.wait_for_work(), "collect: new requests")
             if not (completions := await generator.poll()):
                 continue  # no other loop waits for these
             for completion in completions:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from tramontane.config import PipelineConfig, TimeoutsConfig, VerifierConfig
-from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
+from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
@@ -59,7 +59,7 @@ class Grading:
         and the replacement may take `start` seconds. A verdict is late only after all of this.
 
         Raises:
-            WorkerStalled: no verdict on any group within that time.
+            WaitTimeout: no verdict on any group within that time.
         """
         responses = [Response.of(c) for c in group.completions]
         # A group with more work may be graded first.
@@ -71,7 +71,7 @@ class Grading:
         limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
         while not future.done():
             if (graded := self._verifiers.stats().verdicts) == seen:
-                raise WorkerStalled(f"no verdict within {limit.seconds:g} s ({limit.key})")
+                raise WaitTimeout(f"no verdict within {limit.seconds:g} s ({limit.key})")
             seen = graded
             await asyncio.wait({future}, timeout=limit.seconds)
         return future.result()
@@ -230,7 +230,7 @@ class VerifierActors:
         try:
             return future.result(limit.seconds)
         except TimeoutError:
-            raise WorkerStalled(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
+            raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
 
     def _fail_waiting(self, error: Exception) -> None:
         """Fail the groups that no actor has begun."""

@@ -34,7 +34,7 @@ class Block:
     members: list[int]
 
 
-class Part(Protocol):
+class LanePart(Protocol):
     """A lane in a decode step: its entries, and the rows of the batch that read them."""
 
     lane: Lane

@@ -229,14 +229,7 @@ class LaneDecoder(Decoder):
 
 class ArenaDecoder(Decoder):
     """Keys and values in an arena; the batch has the live slots and some empty ones, and steps are
-    recorded.
-
-    Args:
-        model: as in `Decoder`.
-        layout: as in `Decoder`.
-        is_eos, may_end: as in `Decoder`.
-        record: records steps for faster repetition.
-    """
+    recorded: `record` makes their repetition faster."""
 
     cache: ArenaCache
 

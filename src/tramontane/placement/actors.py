@@ -36,10 +36,10 @@ from tramontane.placement.handle import (
     TRAINER,
     GeneratorHandle,
     Handle,
+    WaitTimeout,
     WeightsLost,
     WorkerDied,
     WorkerLost,
-    WorkerStalled,
 )
 from tramontane.placement.ranks import (
     COLLECTIVE_SECONDS,
@@ -254,9 +254,9 @@ class ActorHandle:
         except RayActorError as error:
             raise self._died(what, began, error) from None
 
-    def _stalled(self, what: str, began: float) -> WorkerStalled:
+    def _stalled(self, what: str, began: float) -> WaitTimeout:
         self._silent = True
-        return WorkerStalled(
+        return WaitTimeout(
             f"{self.name} gave no sign of life for {self._heartbeat:g} s (timeouts.heartbeat), "
             f"{time.monotonic() - began:.0f} s into {what}",
             self.name,

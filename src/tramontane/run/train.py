@@ -83,7 +83,7 @@ def train(
         ParityError: trainer and generator disagree on log-probs.
         WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
             restarted; or a generator or verifier cannot be replaced.
-        WorkerStalled: a wait exceeded its timeout.
+        WaitTimeout: a wait exceeded its timeout.
         KeyboardInterrupt: Ctrl-C before the first batch or during an evaluation, or a second
             Ctrl-C.
         SystemExit: after SIGTERM; see `checkpoint.grace`.

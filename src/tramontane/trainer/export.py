@@ -17,7 +17,7 @@ from tramontane.trainer.sharding import rank
 logger = logging.getLogger("tramontane")
 
 
-class Layout:
+class CheckpointWriter:
     """Names, shapes and types of a model's weights in checkpoint files.
 
     Args:

@@ -21,7 +21,7 @@ from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import INSERTED, BatchSettings, Learned, TrainBatch, TrainSequence
+from tramontane.types import INSERTED, BatchSettings, TrainBatch, TrainedFigures, TrainSequence
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class Minibatch:
                 sums[micro.indices] = torch.stack(parts)
         return sharding.total(sums).cpu()
 
-    def learned(self) -> Learned:
+    def learned(self) -> TrainedFigures:
         """The figures of all completions, in order, from all ranks. Collective: every rank must
         call it."""
         lengths = self.sequences.lengths.tolist()
@@ -254,7 +254,9 @@ class Minibatch:
             ]
             logprobs = torch.cat(sampled)
         advantages = self.advantages if self.advantages.dim() == 1 else self.advantages[:, 0]
-        return Learned(array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes()))
+        return TrainedFigures(
+            array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes())
+        )
 
     def set_kl_baseline(self) -> None:
         """Compute the baseline of the KL divergence as a reward: for each token, the mean at the

@@ -36,7 +36,7 @@ from tramontane.trainer.replicas import Replicas, refresh, trained, working_mode
 from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import BatchSettings, Learned, TrainBatch, TrainSequence
+from tramontane.types import BatchSettings, TrainBatch, TrainedFigures, TrainSequence
 
 
 class Trainer:
@@ -76,7 +76,7 @@ class Trainer:
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
-        self._layout = export.Layout(model)
+        self._writer = export.CheckpointWriter(model)
         forwards.disable_dropout(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
@@ -117,7 +117,7 @@ class Trainer:
         )
         self._state_files = StateFiles()
         self._busy, self._computed = 0.0, 0
-        self._learned = Learned()
+        self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
@@ -177,7 +177,7 @@ class Trainer:
                 averages.merge(found)
                 norms.append(norm)
         self.version += 1
-        self._learned = Learned()
+        self._learned = TrainedFigures()
         for minibatch in minibatches:
             self._learned.extend(minibatch.learned())
         versions = joined([s.versions for s in batch.sequences])
@@ -200,7 +200,7 @@ class Trainer:
         self._busy += time.perf_counter() - began
         return metrics
 
-    def learned(self) -> Learned:
+    def learned(self) -> TrainedFigures:
         """The last update's advantages and log-probs, in batch order. Collective."""
         return self._learned
 
@@ -356,7 +356,7 @@ class Trainer:
         Raises:
             OSError: a file cannot be written.
         """
-        self._layout.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
+        self._writer.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call

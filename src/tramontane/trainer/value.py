@@ -95,26 +95,14 @@ class ValueNetwork:
         self._state_files.begin(folder / FOLDER, self.model, self._optimizer, version)
 
     def finish_saving(self) -> None:
-        """Wait until every rank has written its part.
-
-        Raises:
-            OSError: a file cannot be written, on whichever rank.
-        """
+        """See `StateFiles.finish`."""
         self._state_files.finish()
 
     def saved(self) -> bool:
-        """True if every rank has written its part.
-
-        Raises:
-            OSError: a file could not be written, on whichever rank.
-        """
+        """See `StateFiles.finished`."""
         return self._state_files.finished()
 
     def load(self, folder: Path) -> None:
-        """Continue from the folder of a trainer's state.
-
-        Raises:
-            InputError: no state of a value network there, or damaged.
-        """
+        """Continue from the folder of a trainer's state; see `StateFiles.load`."""
         self._state_files.load(folder / FOLDER, self.model, self._optimizer)
         refresh(self._working, self.model)

@@ -105,7 +105,7 @@ class Tokens:
     values: torch.Tensor | None = None
     target: torch.Tensor | None = None
 
-    def learnt(self) -> Tokens:
+    def masked(self) -> Tokens:
         """The tokens trained on: those of weight above 0.
 
         A ratio of an excluded token may overflow, and 0 · inf would be NaN in loss and gradient.
@@ -150,7 +150,7 @@ class WithKL:
 
     def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
         """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
-        tokens = tokens.learnt()
+        tokens = tokens.masked()
         assert tokens.reference is not None  # requested by the options' `needs`
         log_ratio = tokens.logprobs - tokens.reference
         if tokens.kl_baseline is not None:
@@ -184,7 +184,7 @@ def load_objective(config: ObjectiveConfig) -> Objective:
 def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ (a scalar), and metrics; `cap` is the largest
     weight."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     rho = ratio(tokens.logprobs.detach() - tokens.behavior)
     weights = tokens.weights * rho.clamp(max=cap)
     metrics = ratio_metrics(tokens, {"ratio_capped": rho > cap})

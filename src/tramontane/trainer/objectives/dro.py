@@ -35,7 +35,7 @@ def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:
 def loss(tokens: Tokens, options: DROOptions) -> tuple[torch.Tensor, Metrics]:
     """DRO-P: −Σ w A log π_θ. DRO-V: ½ Σ w δ²/τ with δ = r − V − τ ℓ as a function of the policy,
     plus ½ Σ w δ² as a function of V."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     assert tokens.reference is not None
     log_ratio = tokens.logprobs - tokens.reference
     if options.form == "policy":

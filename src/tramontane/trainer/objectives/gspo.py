@@ -21,7 +21,7 @@ advantages = normalized
 
 def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w min(s Â, clip(s, 1 − ε_low, 1 + ε_high) Â), s = sg(s_i) π_θ/sg(π_θ)."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     current = tokens.logprobs.detach()
     sequence_ratio = ratio(_mean(current - tokens.behavior, tokens.sequence))
     s = sequence_ratio * (tokens.logprobs - current).exp()

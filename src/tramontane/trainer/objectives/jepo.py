@@ -44,7 +44,7 @@ def loss(tokens: Tokens, options: JEPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; a given answer's tokens have no importance weight."""
     assert tokens.target is not None
     behavior = torch.where(tokens.target, tokens.logprobs.detach(), tokens.behavior)
-    tokens = replace(tokens, behavior=behavior).learnt()
+    tokens = replace(tokens, behavior=behavior).masked()
     loss, metrics = truncated_gradient(tokens, options.rho)
     assert tokens.target is not None
     given = tokens.target.to(tokens.logprobs.dtype)

@@ -25,7 +25,7 @@ def loss(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor, Metri
     trainer's policy at the start of the update and c = min(π_old / μ, cap), for `clipped` also
     ≥ 1/cap. `entropy_coef` subtracts the entropy.
     """
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     old, correction = _old_policy(tokens, options)
     rho = ratio(tokens.logprobs - old)
     clipped = rho.clamp(1 - options.eps_low, 1 + options.eps_high)
