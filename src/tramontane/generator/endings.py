@@ -83,13 +83,10 @@ class StopTexts:
         self.tail = max(len(text.encode()) for text in texts) + 4
         self.may_end = torch.zeros(vocab, dtype=torch.bool)
         ends = [text[-n:] for text in texts for n in range(1, len(text))]
-        self.may_end[
-            [
-                token
-                for token, piece in enumerate(_pieces(detokenizer.tokenizer))
-                if token < vocab and self._may_end(piece, ends)
-            ]
-        ] = True
+        tokenizer = detokenizer.tokenizer
+        pieces: list[str] = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
+        ending = [n for n, piece in enumerate(pieces[:vocab]) if self._may_end(piece, ends)]
+        self.may_end[ending] = True
 
     def found(self, token_ids: list[int]) -> bool:
         """True if the text of these tokens contains a stop text."""
@@ -109,12 +106,6 @@ class StopTexts:
             any(stop in text for stop in self.texts) or any(text.startswith(end) for end in ends)
             for text in (piece, f" {piece}")
         )
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The text of each token, decoded alone."""
-    pieces: list[str] = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
-    return pieces
 
 
 class Endings:
