@@ -20,7 +20,7 @@ from tramontane.generator.cache import SlotCache, lane_size
 from tramontane.generator.forward import decode
 from tramontane.generator.graphs import StepRecorder, padded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
-from tramontane.generator.sampling import SamplingPlan, sample, streams, uniforms
+from tramontane.generator.sampling import DrawPlan, sample, streams, uniforms
 from tramontane.types import Request, SamplingParams
 
 
@@ -105,7 +105,7 @@ class Decoder(ABC):
     is_recorded = False  # True if steps read the weights at fixed addresses
     cache: SlotCache | ArenaCache
     state: SlotState
-    _plan: SamplingPlan
+    _plan: DrawPlan
     _slots: torch.Tensor  # [B] int64, of the batch's rows
 
     def __init__(
@@ -210,7 +210,7 @@ class LaneDecoder(Decoder):
         device = self.layout.device
         self._slots = torch.tensor(self.cache.slots, dtype=torch.int64, device=device)
         self._capacities = torch.tensor(self.cache.capacities, device=device)
-        self._plan = SamplingPlan.of(live.values(), static_shapes=False)
+        self._plan = DrawPlan.of(live.values(), static_shapes=False)
 
     def step(self) -> StepFlags:
         return self._advance(self._slots, self._capacities)
@@ -253,7 +253,7 @@ class ArenaDecoder(Decoder):
         self.state = SlotState(size.slots, max_len, device)
         # Recorded steps read them at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
-        self._recorded: dict[tuple[int, int, SamplingPlan], Callable[[], StepFlags]] = {}
+        self._recorded: dict[tuple[int, int, DrawPlan], Callable[[], StepFlags]] = {}
 
     def free(self) -> None:
         del self._recorded, self.cache, self.state
@@ -265,7 +265,7 @@ class ArenaDecoder(Decoder):
         rows = padded_rows(len(live), len(self._slots))
         self.cache.assign_rows(rows)
         self._slots[:rows] = torch.tensor(self.cache.slots)
-        self._plan = SamplingPlan.of(live.values(), static_shapes=True)
+        self._plan = DrawPlan.of(live.values(), static_shapes=True)
         self._key = rows, self.cache.span, self._plan
 
     def step(self) -> StepFlags:
