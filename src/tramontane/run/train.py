@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.interruption import Interruption
-from tramontane.controller.ledger import Ledger
+from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
 from tramontane.controller.verifiers import Grader, VerifierActors
