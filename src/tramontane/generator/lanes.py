@@ -52,12 +52,15 @@ class Prefix:
         return Prefix(length, first), Prefix(self.length - length, rest)
 
 
-class PackedCache(Cache):
-    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
+class WrittenCache(Cache):
+    """A cache for transformers, which gives it each layer's new keys and values and reads none."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
+        raise NotImplementedError
 
     def update(
         self,
@@ -67,8 +70,19 @@ class PackedCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key_states, value_states
+        self.write(layer_idx, key_states, value_states)
         return key_states, value_states
+
+
+class PackedCache(WrittenCache):
+    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.recorded[layer, 0], self.recorded[layer, 1] = key, value
 
 
 class Layout:
