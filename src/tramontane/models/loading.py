@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -28,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
-from tramontane.models.weight_files import INDEX, WeightFiles
+from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
 
 logger = logging.getLogger("tramontane")
 
@@ -62,7 +61,7 @@ def local_folder(model: str) -> Path | None:
         return None
     files = {"model.safetensors"}
     if (index := snapshot / "model.safetensors.index.json").is_file():
-        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        files = {*listed_files(index)}
     return snapshot if all((snapshot / name).is_file() for name in files) else None
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
+from tramontane.models.weights import tied_names
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,7 +58,7 @@ class WeightFiles:
     def __init__(self, folder: Path) -> None:
         paths = [folder / SINGLE]
         if (index := folder / INDEX).is_file():
-            paths = [folder / name for name in _listed(index)]
+            paths = [folder / name for name in listed_files(index)]
         self._files: dict[str, Any] = {}
         self._names: dict[str, list[str]] = {}  # by file
         for path in paths:
@@ -109,11 +110,8 @@ class WeightFiles:
     def misfit(self, model: PreTrainedModel) -> str | None:
         """Describe the first weight of the model that the files lack or hold in a different form;
         None if the files fit. Tied weights must be in the files once."""
-        names: dict[int, list[str]] = {}
         tensors = model.state_dict(keep_vars=True)
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
-        for tied in names.values():
+        for tied in tied_names(tensors):
             found = [name for name in tied if name in self]
             if not found:
                 return f"there is no {tied[0]}"
@@ -193,7 +191,7 @@ def write_files(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _listed(index: Path) -> list[str]:
+def listed_files(index: Path) -> list[str]:
     """The names of the files that an index lists."""
     try:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

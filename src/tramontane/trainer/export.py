@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from tramontane.models.loading import converts_weights
 from tramontane.models.weight_files import SHARD_BYTES, Entry, plan_files, write_files
+from tramontane.models.weights import tied_names
 from tramontane.trainer.sharding import rank
 
 logger = logging.getLogger("tramontane")
@@ -31,13 +32,11 @@ class CheckpointWriter:
         self._architecture = type(model).__name__
         self._converted = converts_weights(model)
         tensors = model.state_dict(keep_vars=True)
-        names: dict[int, list[str]] = {}
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
         copies = set(getattr(model, "all_tied_weights_keys", None) or ())
         # A tied weight is written once, under the name that transformers ties the others to.
         self._names = [
-            next((name for name in tied if name not in copies), tied[0]) for tied in names.values()
+            next((name for name in tied if name not in copies), tied[0])
+            for tied in tied_names(tensors)
         ]
         self._entries = {name: (tensors[name].shape, tensors[name].dtype) for name in self._names}
 

@@ -166,7 +166,7 @@ def rows(tensor: torch.Tensor) -> tuple[int, torch.Tensor] | None:
 
 
 def sharded_as(tensor: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """The tensor with `tensor`'s shape and sharding of which `local` is this rank's part. Not
+    """A tensor sharded like `tensor`; `local` [rows of this rank, …] is this rank's part. Not
     collective."""
     if not isinstance(tensor, DTensor):
         return local

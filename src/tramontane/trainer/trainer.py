@@ -25,7 +25,7 @@ from tramontane.models import memory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
-from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights
+from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
 from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
@@ -268,10 +268,7 @@ class Trainer:
         several if it is tied. Adapters are merged into the weights of their layers."""
         tensors = lora.base_tensors(self.model)
         adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(self.model).items()}
-        names: dict[int, list[str]] = {}
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
-        for first, *others in names.values():
+        for first, *others in tied_names(tensors):
             layer = adapted.get(first)
             tensor = lora.merged(layer) if layer else tensors[first].detach()
             yield (first, *others), tensor
