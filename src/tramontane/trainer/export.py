@@ -68,11 +68,7 @@ class CheckpointWriter:
                 folder,
                 self._architecture,
             )
-            weights: dict[str, torch.Tensor] = {}
-            for bucket in buckets:
-                copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
-                weights |= {name: copies[id(t)] for name, t in bucket.items()}
-            model.save_pretrained(folder, state_dict=weights)
+            model.save_pretrained(folder, state_dict=copied(buckets, dtype))
             config.save_pretrained(folder)
             return
         config.save_pretrained(folder)
@@ -93,3 +89,14 @@ class CheckpointWriter:
             for name, tensor in bucket.items():
                 if name in names:
                     yield name, tensor
+
+
+def copied(
+    buckets: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Copies of all weights on the CPU; tied weights are one tensor under several names."""
+    weights: dict[str, torch.Tensor] = {}
+    for bucket in buckets:
+        copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
+        weights |= {name: copies[id(t)] for name, t in bucket.items()}
+    return weights

@@ -210,11 +210,7 @@ class Trainer:
         Collective: every rank must call it, and each gets all weights. Tied weights are one tensor
         under two names.
         """
-        weights: dict[str, torch.Tensor] = {}
-        for bucket in self.buckets(BUCKET_BYTES):
-            copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
-            weights |= {name: copies[id(t)] for name, t in bucket.items()}
-        return weights
+        return export.copied(self.buckets(BUCKET_BYTES), dtype)
 
     def publish(self, weights: Weights) -> Weights:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
