@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import Config
-from tramontane.controller.generators import AHEAD, slots
-from tramontane.controller.groups import OpenGroup
+from tramontane.controller.generators import AHEAD, Loads, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.controller.loads import Loads
-from tramontane.types import Batch, Completion, Problem, Request, Verdict, floats, ints
+from tramontane.types import Batch, Completion, Group, Problem, Request, Verdict, floats, ints
 
 Array = np.ndarray
 Lengths = Callable[[random.Random], int]  # draws the tokens of one completion
@@ -162,7 +160,7 @@ class Simulation:
             known = self.verifiers[first] - self.now + self.costs.latency
             self.after(known, lambda: self._grade(group))
 
-    def _grade(self, group: OpenGroup) -> None:
+    def _grade(self, group: Group) -> None:
         self.ledger.grade(group, [Verdict(1.0, {}, "right") for _ in group.completions])
 
     def _settle(self) -> None:

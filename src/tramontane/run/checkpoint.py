@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tramontane.models.checksum import crc32
+from tramontane.models.names import crc32
 
 MANIFEST = "manifest.json"
 

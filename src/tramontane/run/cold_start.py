@@ -17,7 +17,7 @@ from tramontane.models.shape import load_shape
 from tramontane.run.threads import torch_threads
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
-from tramontane.trainer import compiling, lora
+from tramontane.trainer import forwards, lora
 from tramontane.workplace import commit
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def check(config: Config, encoder: PromptEncoder) -> None:
     settings = supervised_config(config, Path("sft"))
     loading.check_device(settings.device, "cold_start.device")
     if settings.compile:
-        compiling.check(settings.device)
+        forwards.check_compiler(settings.device)
     if settings.lora:
         lora.check(settings.lora, load_shape(config.model).linear_layers)
     context = loading.context_length(loading.load_config(config.model))

@@ -16,7 +16,7 @@ import torch
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.evaluation.thinking import ThinkingCounter
-from tramontane.placement import Handle, Limit, WorkerStalled, call, release, written
+from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
 from tramontane.run.gate import check_parity
 from tramontane.run.learning_signal import SignalMonitor
@@ -233,7 +233,7 @@ class Recorder:
             with writing:
                 while not await call(self.trainer, "state_saved", limit=limit):
                     if time.monotonic() > deadline:
-                        raise WorkerStalled(
+                        raise WaitTimeout(
                             f"{self.trainer.name} did not write its state within "
                             f"{limit.seconds:g} s ({limit.key})",
                             self.trainer.name,

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.interruption import Interruption
-from tramontane.controller.ledger import Ledger
+from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
 from tramontane.controller.verifiers import Grader, VerifierActors
@@ -83,7 +82,7 @@ def train(
         ParityError: trainer and generator disagree on log-probs.
         WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
             restarted; or a generator or verifier cannot be replaced.
-        WorkerStalled: a wait exceeded its timeout.
+        WaitTimeout: a wait exceeded its timeout.
         KeyboardInterrupt: Ctrl-C before the first batch or during an evaluation, or a second
             Ctrl-C.
         SystemExit: after SIGTERM; see `checkpoint.grace`.

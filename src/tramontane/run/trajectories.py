@@ -22,7 +22,7 @@ from tramontane.data.files import read_rows
 from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.generator.text import Detokenizer
+from tramontane.generator.endings import Detokenizer
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
 from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
