@@ -7,12 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
-from tramontane.config.device import Device, Dtype, Model
-from tramontane.config.lora import LoraConfig
+from tramontane.config.device import Model
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import Section
-from tramontane.config.trainer import TrainerConfig
+from tramontane.config.trainer import NumericsConfig, TrainerConfig
 
 NEW_MODEL_RATE = 2e-3  # learning rate of weights that were never trained
 
@@ -88,7 +87,7 @@ class ExamplesConfig(Section):
     """Frequencies of styles and failings in generated traces."""
 
 
-class SupervisedConfig(Section):
+class SupervisedConfig(NumericsConfig):
     """Supervised fine-tuning of a model before its reinforcement learning. Optimizer and memory
     keys have the same names as in `trainer`, with different defaults."""
 
@@ -112,34 +111,15 @@ class SupervisedConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the last
     step."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of first and second moments."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient norm above which gradients are scaled down to it."""
-    dtype: Dtype = "auto"
-    """Number type of forward and backward; weights and moments are always float32. auto: as in a
-    training run's `trainer.dtype`."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the saved weights."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    activation_offload: bool = False
-    """Keep the activations between blocks in host memory until the backward pass;
-    `gradient_checkpointing` must be true."""
-    compile: bool = False
-    """Compile the model's blocks with torch.compile; needs a C++ compiler on a CPU."""
     threads: int = Field(1, ge=1)
     """CPU threads that compute microbatches in parallel, each with its own gradients. 1: one
     microbatch at a time, on all cores."""
     ranks: int = Field(1, ge=1)
     """Processes that share the work and, by FSDP2, the weights and moments."""
-    reduce_gradients: Literal["step", "microbatch"] = "step"
-    """When gradients are reduced over the ranks: once per `step`, or after each `microbatch`, which
-    takes less memory and more time."""
-    lora: LoraConfig | None = None
-    """Train low-rank adapters, and save the model with them merged. null: train all weights."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints to resume from."""
     keep_every: int | None = Field(None, ge=1)
@@ -147,8 +127,6 @@ class SupervisedConfig(Section):
     step is kept too. null: only the result is kept."""
     log_every: int = Field(20, ge=1)
     """Steps between lines of metrics."""
-    device: Device = "cpu"
-    """Device: cpu, cuda, cuda:N or mps."""
 
     @model_validator(mode="after")
     def _checked_as_a_trainer(self) -> SupervisedConfig:
