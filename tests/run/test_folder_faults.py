@@ -21,9 +21,8 @@ from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage, seal
-from tramontane.run.folder import RunFolder
+from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.report import write_report
 from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import QuietScreen

@@ -11,7 +11,7 @@ import pytest
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.evaluation.malformed import REMEDIES
-from tramontane.run.learning_signal import (
+from tramontane.run.checks import (
     ADVICE,
     NoSignal,
     SignalMonitor,

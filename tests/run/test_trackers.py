@@ -17,8 +17,7 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run import trackers
-from tramontane.run.changes import open_run
-from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.folder import RunFolder, open_run, read_log
 from tramontane.run.screen import QuietScreen
 from tramontane.run.trackers import MODULES, Trackers, evaluation_values, update_values
 from tramontane.run.train import train

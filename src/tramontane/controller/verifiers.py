@@ -192,3 +192,6 @@ class VerifierActors:
         self._stats[number] = PoolStats()
         self._handles[number].close()
         self._handles[number] = self._make(number)
+
+
+Verifiers = VerifierPool | VerifierActors

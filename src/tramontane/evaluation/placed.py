@@ -72,8 +72,8 @@ def evaluate_placed(
         WorkerStalled: a wait exceeded its timeout.
     """
     from tramontane.placement.place import place
+    from tramontane.placement.thread import torch_threads
     from tramontane.run.interrupt import Interrupt
-    from tramontane.run.threads import torch_threads
 
     config = _sized(config, work)
     with (

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tramontane.config import HELD_OUT
 from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
 from tramontane.run.folder import read_log
-from tramontane.run.session import Session, Verifiers
+from tramontane.run.session import Session
 from tramontane.types import Completion
 from tramontane.workplace import commit
 

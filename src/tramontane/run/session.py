@@ -12,35 +12,28 @@ from typing import Any
 
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
-from tramontane.controller.verifiers import VerifierActors
 from tramontane.errors import reading
 from tramontane.models.loading import local_folder
 from tramontane.models.names import with_tokenizer
 from tramontane.placement import Folder, WorkerLost
-from tramontane.run.changes import (
+from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline
+from tramontane.run.columns import warm_up
+from tramontane.run.folder import (
+    RunFolder,
     begins_again,
     changes_cold_start,
     check_changes,
     record_changes,
 )
-from tramontane.run.columns import warm_up
-from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput, read_input
-from tramontane.run.pending import PipelineCheckpoint, read_pipeline
-from tramontane.run.prepare import (
-    Prepared,
-    check_devices,
-    prepare,
-    resolved,
-)
+from tramontane.run.prepare import Prepared, check_devices, prepare, resolved
 from tramontane.run.screen import Screen
 from tramontane.run.trackers import Trackers
-from tramontane.verifier import VerifierPool, try_functions
+from tramontane.verifier import try_functions
 
 SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are invisible in a timeline and not logged
 
 OnUpdate = Callable[[Mapping[str, Any]], None]
-Verifiers = VerifierPool | VerifierActors
 
 
 @dataclass(frozen=True)
@@ -176,11 +169,6 @@ class Session:
         return self.prepared.config
 
     @property
-    def sft_folder(self) -> Path:
-        """The result of the cold start, if the run has one."""
-        return self.folder.path / "sft"
-
-    @property
     def base(self) -> str:
         """Checkpoint that the run starts from, with the given tokenizer."""
         return with_tokenizer(self.config.model, self.config.tokenizer)
@@ -188,7 +176,7 @@ class Session:
     @property
     def model(self) -> str:
         """Checkpoint that reinforcement learning starts from."""
-        return str(self.sft_folder) if self.config.cold_start else self.base
+        return str(self.folder.sft) if self.config.cold_start else self.base
 
     def model_for_workers(self, model: str) -> str | Folder:
         """A model as an argument for workers, whose machines may lack its files.

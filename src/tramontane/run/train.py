@@ -18,7 +18,7 @@ from tramontane.controller.interruption import Interruption
 from tramontane.controller.ledger import Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
-from tramontane.controller.verifiers import Grader, VerifierActors
+from tramontane.controller.verifiers import Grader, VerifierActors, Verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
 from tramontane.generator import load_generator
@@ -34,21 +34,20 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
+from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
+from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
-from tramontane.run.gate import check_long_parity, check_parity
 from tramontane.run.input import RunInput
 from tramontane.run.interrupt import Interrupt
-from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure, recorded
 from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
-from tramontane.run.session import OnUpdate, Session, Verifiers
+from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.targets import train_batches
-from tramontane.run.threads import torch_threads
 from tramontane.trainer import Trainer
 from tramontane.verifier import VerifierPool
 
@@ -162,7 +161,7 @@ def _start_cold(
     base = recorded(session, "base")
     if base is None:
         base = interrupt.run(_measure_base(session, placement, verifiers))
-    fine_tune(session, interrupt)
+    fine_tune(session.config, session.folder, session.screen, interrupt)
     return {"base": base}
 
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tramontane.config import Config, TrajectoriesConfig
 from tramontane.controller.replay import Replay, ReplayRules
+from tramontane.controller.verifiers import Verifiers
 from tramontane.data.files import read_rows
 from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
@@ -27,9 +28,6 @@ from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
 from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
 from tramontane.verifier.custom import Response
-
-if TYPE_CHECKING:
-    from tramontane.run.session import Verifiers
 
 ALIASES = {
     "response": ("response", "completion"),

@@ -1,8 +1,8 @@
-"""Detects early that a run has nothing to learn from, and explains why.
+"""Checks of a run while it runs: is there anything to learn, and do its workers agree?
 
 A group whose rewards are all equal teaches nothing and is filtered (arXiv 2506.10910, section 2.1).
 If every group is filtered, no batch ever forms. The run then ends with a diagnosis instead of
-waiting for one.
+waiting for one. The parity gate compares the log-probs of trainer and generators.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 from tramontane.config import Config
+from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
-from tramontane.run.display import printable, share
+from tramontane.placement import Handle, Limit, call
 from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, FilterReason, Group, Verdict
+from tramontane.run.prepare import PROBE_TOKENS, Prepared
+from tramontane.run.screen import printable, share
+from tramontane.trainer import parity
+from tramontane.types import Completion, FilterReason, Group, TrainSequence, Verdict
 from tramontane.verifier import functions
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
@@ -271,3 +275,84 @@ def _lines(text: str) -> list[str]:
         left_out = len(text) - start - end
         text = f"{text[:start]}\n… {left_out:,} characters …\n{text[-end:]}"
     return printable(text, keep="\n").split("\n")
+
+
+async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
+    """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
+
+    Raises:
+        ParityError: the mean difference is above the tolerance of the dtypes; the error names the
+            first part of the model that differs.
+    """
+    config = prepared.config
+    limit = Limit.of(config.timeouts, "start")
+    tokens = min(PROBE_TOKENS, config.pipeline.l_max)
+    for generator in generators:
+        completions = await _probe(prepared, generator, prepared.probes, tokens)
+        mismatch = await _compare(prepared, trainer, completions)
+        tolerance = parity.tolerance(config.trainer, config.generator)
+        if mismatch.mean <= tolerance:
+            continue
+        ids = [*completions[0].prompt_ids, *completions[0].token_ids]
+        weights = await generator.ask("start", "weights")
+        trained = await call(trainer, "weights", limit=limit)
+        # vLLM exposes no hidden states, and its weights only as far as they can be determined.
+        hidden = await generator.ask("start", "hidden_states", ids)
+        computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
+        trained = {name: tensor for name, tensor in trained.items() if name in weights}
+        parity.check(
+            mismatch,
+            tolerance,
+            (parity.fingerprint(weights), parity.fingerprint(trained)) if weights else None,
+            (hidden, computed) if hidden else None,
+            {"dtype": (config.generator.dtype, config.trainer.dtype)},
+            coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
+        )
+
+
+async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
+    """Compare the log-probs of the last tokens of a sequence of the run's maximum length.
+
+    The sequence is prefilled except for these tokens, which are decoded, so it costs one forward
+    and a few decode steps. It tests everything that depends on length, since every layer's keys at
+    all positions affect the last tokens. One generator is enough: `check_parity` compares the
+    weights of all, and the length-dependent code is the same. Without generators nothing is
+    compared.
+
+    Raises:
+        ParityError: the mean difference is above the tolerance of the dtypes.
+    """
+    config = prepared.config
+    generator = next(iter(generators), None)
+    if generator is None:
+        return
+    completions = await _probe(prepared, generator, [prepared.long_probe], PROBE_TOKENS)
+    mismatch = await _compare(prepared, trainer, completions)
+    parity.check_long(
+        mismatch, parity.tolerance(config.trainer, config.generator), len(prepared.long_probe)
+    )
+
+
+async def _probe(
+    prepared: Prepared, generator: PooledGenerator, prompts: list[list[int]], tokens: int
+) -> list[Completion]:
+    config = prepared.config
+    completions: list[Completion] = await generator.ask(
+        "start", "probe", prompts, tokens, config.seed, config.generator.temperature
+    )
+    return completions
+
+
+async def _compare(
+    prepared: Prepared, trainer: Handle, completions: list[Completion]
+) -> parity.Mismatch:
+    """Compare the completions' log-probs with the trainer's."""
+    config = prepared.config
+    logprobs = await call(
+        trainer,
+        "logprobs",
+        [TrainSequence.of(c) for c in completions],
+        config.generator.temperature,
+        limit=Limit.of(config.timeouts, "start"),
+    )
+    return parity.compare([c.logprobs for c in completions], logprobs)
