@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -96,6 +96,10 @@ class TrajectoriesConfig(Section):
     """Recorded completions to fill batches with: rollouts of earlier runs, responses of other
     models or of humans. See docs/trajectories.md."""
 
+    removed: ClassVar = {
+        "min_version": (None, "give a later run as the source, or a file of selected rows")
+    }
+
     sources: Annotated[tuple[str, ...], Field(min_length=1)]
     """Folders of earlier runs, and JSONL (also gzip) or Parquet files with a prompt, a response and
     a reward in each row."""
@@ -112,9 +116,6 @@ class TrajectoriesConfig(Section):
     refresh_every: int | None = Field(10, ge=1)
     """Updates after which refreshed log-probs are computed again. null: only once, when a
     trajectory is first used."""
-    min_version: int | None = Field(None, ge=0)
-    """Oldest weights version of a run's rollouts to use, by a completion's newest token. null: no
-    bound."""
     max_version: int | None = Field(None, ge=0)
     """Newest weights version of a run's rollouts to use, by a completion's newest token. 0: only
     samples of the run's initial weights. null: no bound."""
@@ -130,12 +131,11 @@ class TrajectoriesConfig(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> TrajectoriesConfig:
-        for name in ("version", "reward"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low is not None and high is not None and low > high:
-                raise key_error(
-                    f"min_{name} {low:g} is above max_{name} {high:g}: swap them", f"min_{name}"
-                )
+        low, high = self.min_reward, self.max_reward
+        if low is not None and high is not None and low > high:
+            raise key_error(
+                f"min_reward {low:g} is above max_reward {high:g}: swap them", "min_reward"
+            )
         return self
 
 

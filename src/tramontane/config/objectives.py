@@ -7,7 +7,7 @@ checked and described without importing torch.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -233,6 +233,10 @@ class JEPOOptions(TargetOptions):
     """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, by a lower bound of the
     reference answer's likelihood."""
 
+    removed: ClassVar = {
+        "format_reward": (-10.0, "it is FORMAT_REWARD in trainer/objectives/jepo.py")
+    }
+
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """Log-probs of answers are summed, never averaged over their length."""
     bound: Annotated[Literal["one_sample", "n_sample"], _LOSS] = "n_sample"
@@ -247,8 +251,6 @@ class JEPOOptions(TargetOptions):
     supervised_coef: float = Field(0.01, ge=0)
     """β_sup: coefficient of the gradient of the answer itself. The paper: 0 to 0.01 on verifiable
     data, 1 on data that no verifier can check."""
-    format_reward: float = Field(-10.0, le=0)
-    """Reward of a completion that lacks `target_after`. The bound is masked for it."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "minibatch"
     """Completions whose standard deviation divides the advantages: the `minibatch` or each `group`.
     `none`: no division. The paper does not say which."""
@@ -269,6 +271,11 @@ class JEPOOptions(TargetOptions):
 class SPOOptions(ObjectiveOptions):
     """SPO, soft policy optimization (arXiv 2503.05453)."""
 
+    removed: ClassVar = {
+        "q_max": (-0.01, "the bound is SUCCESS_MAX in trainer/objectives/spo.py"),
+        "r_min": (1e-3, "the bound is REWARD_MIN in trainer/objectives/spo.py"),
+    }
+
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """The loss is the mean over completions."""
     beta: float = Field(0.1, gt=0)
@@ -279,12 +286,6 @@ class SPOOptions(ObjectiveOptions):
     success: Annotated[Literal["plain", "beta"], _LOSS] = "plain"
     """Probability of success of `cross_entropy`: e^Q (`plain`), or e^(Q/β), which is consistent
     with β (`beta`)."""
-    q_max: float = Field(-0.01, lt=0)
-    """Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure
-    is infinite; the default is ours."""
-    r_min: float = Field(1e-3, gt=0, lt=1)
-    """Smallest probability of success that `cross_entropy` uses in Q_0, to keep its logarithm
-    finite. Ours."""
     initial_value: Annotated[Literal["group", "importance"], _LOSS] = "group"
     """Samples for Q_0, a log mean: those of the `group`, as if drawn from π_ref, or the same
     weighted by π_ref/μ (`importance`), which is exact for any μ and needs its log-probs."""

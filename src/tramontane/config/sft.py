@@ -135,10 +135,14 @@ class SupervisedConfig(NumericsConfig):
 
     @property
     def trainer(self) -> TrainerConfig:
-        """The trainer's config: the keys of the same names, and the objective `sft`."""
+        """The trainer's config: the keys of the same names, and the objective `sft`. An update is
+        one optimizer step."""
         shared = TrainerConfig.model_fields.keys() & type(self).model_fields.keys()
-        objective = ObjectiveConfig(name="sft")
-        return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})
+        return TrainerConfig(
+            objective=ObjectiveConfig(name="sft"),
+            warmup_updates=self.warmup_steps,
+            **{key: getattr(self, key) for key in shared},
+        )
 
 
 class SFTDataConfig(ExamplesConfig, PromptConfig):

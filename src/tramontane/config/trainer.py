@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -83,11 +83,13 @@ class TrainerConfig(NumericsConfig):
     """Optimizer, numerics and memory use of training; see docs/training.md. The paper names neither
     optimizer nor learning rate."""
 
+    renamed: ClassVar = {"warmup_steps": "warmup_updates"}
+
     learning_rate: float | None = Field(None, gt=0)
     """Learning rate of AdamW after warm-up. null: by the model's size: 3e-4 at 2 million
     parameters, 2e-5 at 135 million, 1e-6 from 500 million on; ten times as much with `lora`. The
     paper does not give it."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_updates: int = Field(0, ge=0)
     """Updates of linear warm-up. The paper does not give it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the end of

@@ -47,7 +47,7 @@ from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
-from tramontane.run.targets import train_batches
+from tramontane.run.trajectories import train_batches
 from tramontane.trainer import Trainer
 from tramontane.verifier import VerifierPool
 
