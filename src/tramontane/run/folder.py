@@ -285,9 +285,8 @@ class RunFolder:
         return final
 
     def whole_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
-        """Find the newest undamaged checkpoint; None if none was ever taken.
-
-        Damaged checkpoints are renamed to `step_N.damaged`, and `warn` is called for each.
+        """Find the newest checkpoint without damage outside of the trainer's tensors, which are
+        checked as they are loaded; None if none was ever taken. Damaged ones are set aside.
 
         Raises:
             InputError: all checkpoints are damaged.
@@ -297,19 +296,24 @@ class RunFolder:
                 old.rename(old.with_suffix(""))
         found = []
         for folder in reversed(self._committed()):
-            if (reason := damage(folder)) is None:
+            if (reason := damage(folder, state=False)) is None:
                 return folder
             found.append(f"{folder.name} ({reason})")
-            aside = folder.with_suffix(".damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            warn(f"damaged checkpoint, set aside: {folder}: {reason}")
+            self.set_aside(folder, reason, warn)
+        found = found or [path.stem for path in self.checkpoints.glob("step_*.damaged")]
         if found:
             raise InputError(
                 f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
                 f"step_N.damaged. Restore one from a copy, or start a new run"
             )
         return None
+
+    def set_aside(self, checkpoint: Path, reason: str, warn: Callable[[str], None]) -> None:
+        """Rename a damaged checkpoint to `step_N.damaged`, and call `warn`."""
+        aside = checkpoint.with_suffix(".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        warn(f"damaged checkpoint, set aside: {checkpoint}: {reason}")
 
     def rewind(self, update: int) -> None:
         """Delete everything written after `update`, which a resumed run will write again.

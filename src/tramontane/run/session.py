@@ -105,8 +105,7 @@ class Session:
             InputError: no checkpoint is intact.
         """
         folder, reached = self.folder, len(self.folder.metrics())
-        self.end_trackers(finished=False)
-        session = self._begin(folder.config(), self.screen, folder, self.on_update)
+        session = self._again()
         folder.log_worker(
             "trainer", restarted_from=session.version, reached=reached, lost=str(lost)
         )
@@ -115,6 +114,21 @@ class Session:
             f"{session.version}: {lost}"
         )
         return session
+
+    def after_damage(self, damage: Exception) -> Session:
+        """The next session of the run after its trainer could not load the checkpoint: from an
+        older one.
+
+        Raises:
+            InputError: no checkpoint is intact.
+        """
+        assert self.restored
+        self.folder.set_aside(self.restored.path, str(damage), self.announce)
+        return self._again()
+
+    def _again(self) -> Session:
+        self.end_trackers(finished=False)
+        return self._begin(self.folder.config(), self.screen, self.folder, self.on_update)
 
     @classmethod
     def _begin(

@@ -49,6 +49,7 @@ from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.trajectories import train_batches
 from tramontane.trainer import Trainer
+from tramontane.trainer.state import DamagedState
 from tramontane.verifier import VerifierPool
 
 Results = dict[str, EvaluationResult]  # by name of the set
@@ -108,8 +109,8 @@ def train(
 
 
 def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:
-    """Run a session, and another after each loss of the trainer; returns the last one and how it
-    ended."""
+    """Run a session, and another whenever the trainer is lost or cannot read its checkpoint;
+    returns the last one and how it ended."""
     config, folder = session.config, session.folder
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
     finished = False
@@ -122,15 +123,20 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
                 try:
                     done = _run_session(session, placement, interrupt)
                     break
+                except DamagedState as error:
+                    ended: Exception = error.with_traceback(None)
                 except (WorkerLost, WeightsLost) as error:
                     restarts = 0 if folder.newest_version > session.version else restarts
                     is_trainer = isinstance(error, WeightsLost) or error.worker == TRAINER
                     replaceable = is_trainer and placement.replaces_trainer
                     if not replaceable or interrupt.requested or restarts >= limit:
                         raise
-                    lost = error.with_traceback(None)  # it holds generators and their models
-                restarts += 1
-                session = session.after_loss(lost)
+                    ended = error.with_traceback(None)  # it holds generators and their models
+                if isinstance(ended, DamagedState):
+                    session = session.after_damage(ended)
+                else:
+                    restarts += 1
+                    session = session.after_loss(ended)
         finished = done.finished
     finally:
         session.end_trackers(finished)
