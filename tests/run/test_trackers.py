@@ -19,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane.run import trackers
 from tramontane.run.folder import RunFolder, open_run, read_log
 from tramontane.run.screen import QuietScreen
-from tramontane.run.trackers import MODULES, Trackers, evaluation_values, update_values
+from tramontane.run.trackers import TRACKERS, Trackers, evaluation_values, update_values
 from tramontane.run.train import train
 
 Points = dict[int, float]  # values by step
@@ -163,7 +163,7 @@ def tracked(folder: Path, name: str) -> Config:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(MODULES[name], reason="a tracker is not installed: pip install")
+    pytest.importorskip(name, reason="a tracker is not installed: pip install")
     folder = tmp_path / "run"
     folder.mkdir()
     config = tracked(folder, name)
@@ -419,4 +419,4 @@ def test_one_name_needs_no_list(tmp_path: Path) -> None:
 
 def test_every_extra_of_a_tracker_is_declared() -> None:
     text = Path("pyproject.toml").read_text()
-    assert all(f"\n{name} = [" in text for name in MODULES)
+    assert all(f"\n{name} = [" in text for name in TRACKERS)

@@ -91,7 +91,8 @@ class TimeoutsConfig(Section):
     batch: float = Field(7200.0, gt=0)
     """Limit of the wait for a full batch, or for room in a queue, in seconds."""
     start: float = Field(600.0, gt=0)
-    """Limit of starting a worker, of the parity check, and of restoring the trainer's state, in
+    """Limit of starting a worker, and of every call between sampling and training: the parity
+    check, resizing a generator's cache, cancelling its requests, restoring the trainer's state, in
     seconds."""
     heartbeat: float = Field(30.0, gt=0)
     """Longest silence of a Ray worker's or vLLM's process before the worker counts as hung, in
@@ -104,7 +105,7 @@ class Config(Section):
     name: Annotated[str, Fixed("the run has its folder already")] = "run"
     """Name of the run; its folder is `runs/NAME`."""
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
-    """Seed of initialisation, data order and sampling."""
+    """Seed of initialization, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
     """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
     newest weights) or one of its checkpoints, or a Hugging Face name."""
@@ -198,7 +199,7 @@ class Config(Section):
         if minibatch % group_size:
             raise key_error(
                 f"group_size {group_size} does not divide n_minibatch {minibatch}: a group's "
-                f"tokens are normalised together, so it cannot be split over optimizer steps; "
+                f"tokens are normalized together, so it cannot be split over optimizer steps; "
                 f"try n_minibatch {nearest_multiple(minibatch, group_size)}, or leave it out",
                 "pipeline.n_minibatch",
                 "pipeline.group_size",
@@ -334,7 +335,7 @@ class Config(Section):
                 raise stage.located(error, path) from None
             if stage.until and stage.until.updates is None and not at.sampled_groups:
                 raise key_error(
-                    "all completions are trajectories from elsewhere (data.trajectories.share), so "
+                    "all completions are recorded trajectories (data.trajectories.share), so "
                     "that it would never be reached; end the stage after a number of `updates`",
                     f"{path}.until",
                     "data.trajectories.share",

@@ -104,13 +104,13 @@ class TrajectoriesConfig(Section):
     """Folders of earlier runs, and JSONL (also gzip) or Parquet files with a prompt, a response and
     a reward in each row."""
     share: float = Field(1.0, gt=0, le=1)
-    """Share of each batch's completions that are trajectories, rounded to whole groups. The rest is
+    """Share of each batch's completions that are recorded, rounded to whole groups. The rest is
     sampled by the run. 1: nothing is sampled for training."""
     fields: dict[str, str] = Field(default_factory=dict)
     """Names of a row's fields in files, if different, e.g. `{response: text, reward: thumbs}`.
     """
     behavior: Literal["recorded", "refreshed"] = "recorded"
-    """Behaviour log-probs log μ: as `recorded` with a trajectory, or `refreshed`: computed with the
+    """Behavior log-probs log μ: as `recorded` with a trajectory, or `refreshed`: computed with the
     trained weights. A trajectory without recorded ones is always refreshed. None are computed for
     an objective that does not use μ."""
     refresh_every: int | None = Field(10, ge=1)

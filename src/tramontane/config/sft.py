@@ -84,7 +84,7 @@ class ExamplesConfig(Section):
     drills: DrillsConfig = Field(default_factory=DrillsConfig)
     """Bare equations among the generated examples."""
     mixture: MixtureConfig = Field(default_factory=MixtureConfig)
-    """Frequencies of styles and failings in generated traces."""
+    """Frequencies of styles and flaws in generated traces."""
 
 
 class SupervisedConfig(NumericsConfig):
@@ -160,7 +160,7 @@ class SFTConfig(SupervisedConfig):
     name: str = "sft"
     """Name of the run, for display."""
     seed: int = 0
-    """Seed of initialisation, generated data and order."""
+    """Seed of initialization, generated data and order."""
     output: str
     """Folder of the result, in the Hugging Face layout."""
     model: Model | None = None

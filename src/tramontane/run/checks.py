@@ -193,7 +193,7 @@ class SignalMonitor:
         self._share_is_low = kept_share < self.min_share
         if self._share_is_low and not was_low:
             self.warn(
-                f"only {window.kept} of the last {window.groups} groups can be learnt from "
+                f"only {window.kept} of the last {window.groups} groups can be learned from "
                 f"({share(kept_share)}, below pipeline.min_kept_share)\n{window.diagnosis()}"
             )
 
@@ -201,14 +201,14 @@ class SignalMonitor:
         groups, resume = self._unkept.groups, f"{RunFolder(self.folder).resume_command} key=value"
         if not self.ever_kept:
             return (
-                f"{self.folder}: none of the first {groups} groups can be learnt from "
+                f"{self.folder}: none of the first {groups} groups can be learned from "
                 f"(pipeline.max_groups_without_signal), so nothing was trained\n"
                 f"{self._unkept.diagnosis()}\n"
                 f"Nothing is trained yet, so any key may change: {resume}"
             )
         return (
-            f"{self.folder}: none of the last {groups} groups can be learnt from ({PATIENCE} times "
-            f"pipeline.max_groups_without_signal)\n{self._unkept.diagnosis()}\n"
+            f"{self.folder}: none of the last {groups} groups can be learned from ({PATIENCE} "
+            f"times pipeline.max_groups_without_signal)\n{self._unkept.diagnosis()}\n"
             f"If the completions were better in earlier updates, a step was too large: resume with "
             f"a lower trainer.learning_rate, from an older checkpoint if need be (delete the newer "
             f"one's folder): {resume}"

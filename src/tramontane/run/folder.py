@@ -258,8 +258,8 @@ class RunFolder:
             with self._whole_file("problems.jsonl") as file:
                 file.writelines(lines)
 
-    def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
-        return self._write(name, json.dumps(value, indent=indent) + "\n")
+    def write_json(self, name: str, value: Any) -> Path:
+        return self._write(name, json.dumps(value, indent=2) + "\n")
 
     def checkpoint_dir(self, update: int) -> Path:
         """Create an empty folder for a checkpoint, to be passed to `commit_checkpoint`."""

@@ -27,13 +27,6 @@ from tramontane.errors import InputError, install
 from tramontane.workplace import write_whole
 
 PROJECT = "tramontane"
-MODULES = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "trackio": "trackio",
-    "mlflow": "mlflow",
-}
-"""The module that each tracker's extra installs."""
 # Time limits for a tracker to start (W&B itself allows 90 s), to take values, and to send pending
 # values at the end of a run.
 START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
@@ -88,7 +81,7 @@ def check_trackers(config: Config) -> None:
         InputError: one is not; the message has the command that installs it.
     """
     for name in config.trackers:
-        if find_spec(MODULES[name]) is None:
+        if find_spec(name) is None:  # its module has its name, as has its extra
             raise InputError(f"trackers: {name} is not installed; install: {install(name)}")
 
 
