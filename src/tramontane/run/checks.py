@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -75,16 +74,6 @@ class NoSignal(InputError):
     """No group can be learned from; the message holds the diagnosis."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """One completion, as a diagnosis shows it."""
-
-    problem: str
-    text: str
-    judgement: str
-    reason: str
-
-
 class Tally:
     """Counts over graded groups. Memory does not grow with the number or length of groups."""
 
@@ -93,7 +82,8 @@ class Tally:
         self._filtered: Counter[str] = Counter()  # groups by reason
         self._reasons: Counter[str] = Counter()  # completions by verdict and reason
         self._fates: Counter[Fate] = Counter()  # completions
-        self._examples: dict[Fate, Example] = {}  # the first completion of each fate
+        # The problem and the first completion of each fate.
+        self._examples: dict[Fate, tuple[str, Completion, Verdict]] = {}
 
     def add(self, group: Group, filtered: FilterReason | None) -> None:
         """Count one group, with the reason if it was filtered."""
@@ -102,14 +92,12 @@ class Tally:
         if filtered:
             self._filtered[_general(str(filtered))] += 1
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            fate, judgement = _fate(completion, verdict), _judgement(completion, verdict)
+            fate = _fate(completion, verdict)
             self.completions += 1
             self.cut_off += completion.finish_reason == "length"
             self._fates[fate] += 1
-            self._reasons[_general(judgement)] += 1
-            if fate not in self._examples:
-                example = Example(group.problem.problem, completion.text, judgement, verdict.reason)
-                self._examples[fate] = example
+            self._reasons[_general(_judgement(completion, verdict))] += 1
+            self._examples.setdefault(fate, (group.problem.problem, completion, verdict))
 
     @property
     def main_fate(self) -> Fate:
@@ -119,9 +107,9 @@ class Tally:
     def diagnosis(self) -> str:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
-        example = self._examples[fate]
+        problem, completion, verdict = self._examples[fate]
         if fate == "malformed":
-            advice = malformed.remedies(example.reason, cut_off=False)
+            advice = malformed.remedies(verdict.reason, cut_off=False)
         else:
             advice = list(ADVICE[fate])
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
@@ -137,9 +125,9 @@ class Tally:
                     _row(count, self.groups, f"filtered: {reason}")
                     for reason, count in self._filtered.most_common(REASONS)
                 ),
-                f"  a completion ({printable(example.judgement)}) of the problem "
-                f"{printable(_shortened(example.problem))}",
-                *(f"  │ {line}" for line in _lines(example.text)),
+                f"  a completion ({printable(_judgement(completion, verdict))}) of the problem "
+                f"{printable(_shortened(problem))}",
+                *(f"  │ {line}" for line in _lines(completion.text)),
                 f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
                 *(f"  - {remedy}" for remedy in advice),
             ]

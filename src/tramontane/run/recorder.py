@@ -77,7 +77,7 @@ class Recorder:
         await self.committed()
         metrics = await asyncio.to_thread(self._record, update)
         self.folder.log(metrics)
-        self.session.track_update(metrics)
+        self.session.trackers.log_update(metrics)
         self.screen.update(metrics)
         if skipped := int(metrics["skipped_steps"]):
             steps = "1 optimizer step was" if skipped == 1 else f"{skipped} optimizer steps were"

@@ -127,7 +127,7 @@ class Session:
         return self._again()
 
     def _again(self) -> Session:
-        self.end_trackers(finished=False)
+        self.trackers.close(finished=False)
         return self._begin(self.folder.config(), self.screen, self.folder, self.on_update)
 
     @classmethod
@@ -159,8 +159,9 @@ class Session:
                 f"{folder.metrics_file}: the metrics of {lost} of {session.version} updates are "
                 f"lost; curves and averages lack them"
             )
-        session.trackers = Trackers(folder.path, session.config, session.version, reached)
-        session._warn(session.trackers.failures())
+        session.trackers = Trackers(
+            folder.path, session.config, session.announce, session.version, reached
+        )
         return session
 
     def _restore(self, changes: list[Change]) -> None:
@@ -217,22 +218,10 @@ class Session:
         self.folder.log_event(event, level)
         self.screen.warn(event)
 
-    def track_update(self, metrics: Mapping[str, Any]) -> None:
-        """Send an update's metrics to the trackers."""
-        self._warn(self.trackers.log_update(metrics))
-
     def log_evaluation(self, figures: dict[str, Any]) -> None:
         """Log the figures of an evaluation, in the folder and in the trackers."""
         self.folder.log_evaluation(figures)
-        self._warn(self.trackers.log_evaluation(figures))
-
-    def end_trackers(self, finished: bool) -> None:
-        """Have the trackers send all pending values; `finished`: the run is complete."""
-        self._warn(self.trackers.close(finished))
-
-    def _warn(self, events: list[str]) -> None:
-        for event in events:
-            self.announce(event)
+        self.trackers.log_evaluation(figures)
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
         """Log an activity of a worker that `began` at this `time.time()` and has ended."""

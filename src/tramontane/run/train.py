@@ -139,7 +139,7 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
                     session = session.after_loss(ended)
         finished = done.finished
     finally:
-        session.end_trackers(finished)
+        session.trackers.close(finished)
     return session, done
 
 
