@@ -18,6 +18,7 @@ from tests import forked
 from tramontane import workplace
 from tramontane.errors import InputError
 from tramontane.workplace import (
+    Journal,
     Owner,
     commit,
     disk_faults,
@@ -466,3 +467,27 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_damaged_line_is_named_and_may_be_removed(tmp_path: Path) -> None:
+    """Also where the length of the valid part is known from before the removal."""
+    file = tmp_path / "j.jsonl"
+    with Journal(file) as journal:
+        end = journal.add([1], [2], [3])
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + b"[2\n" + lines[2])
+    with Journal(file, end - 1) as journal, pytest.raises(InputError, match=r"j\.jsonl:2: damaged"):
+        list(journal)
+    file.write_bytes(lines[0] + lines[2])
+    with Journal(file, end) as journal:
+        assert list(journal) == [[1], [3]]
+        journal.add([4])
+        assert list(journal) == [[1], [3], [4]]
+
+
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    file.write_bytes(b'[1]\n["cut')
+    with Journal(file) as journal:
+        journal.add([2])
+        assert list(journal) == [[1], [2]]

@@ -391,7 +391,7 @@ def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
         inputs=(str(tmp_path / "whole/raw.jsonl"),), out=str(out), stages=("code",),
         code=PATIENT, chunk_rows=3,
     )  # fmt: skip
-    journal = out / "work/1-code/finished.jsonl"
+    journal = out / "work/1-code/asked-000000000-finished.jsonl"
     for finished in (1, 2):
         kill_once_written(start(config), journal, lines=finished)
         assert journal.read_bytes().startswith(done)  # nothing is run twice

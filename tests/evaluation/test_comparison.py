@@ -11,9 +11,9 @@ import yaml
 import tramontane
 from tramontane.data.catalog import CATALOG
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import settings_for
 from tramontane.evaluation.comparison import compare as compare_plan
 from tramontane.evaluation.comparison import labels, markdown, suites
+from tramontane.evaluation.settings import settings_for
 from tramontane.evaluation.suites import SUITES, source_of
 from tramontane.models.loading import load_model, load_tokenizer
 

@@ -22,13 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.journal import Journal
-from tramontane.curation.backend.stage import ModelStage
+from tramontane.asking import Answer, Prompt
 from tramontane.curation.config import DifficultyConfig
 from tramontane.curation.judge import ReferenceJudge
-from tramontane.curation.rows import Row
+from tramontane.curation.rows import ModelStage, Row
 from tramontane.types import PAPER_TAGS, Problem, Verdict
+from tramontane.workplace import Journal
 
 
 class Sample(NamedTuple):
@@ -76,7 +75,7 @@ class Difficulty(ModelStage):
 
     def _graded(self, chunk: Sequence[Row], rows: Sequence[Row]) -> dict[int, list[Sample]]:
         """The samples of each row, graded while other rows' answers are generated."""
-        prompts = [Prompt(row.task.id, row.task.problem) for row in rows]
+        prompts = {i: Prompt(row.task.id, row.task.problem) for i, row in enumerate(rows)}
         graded: dict[int, list[Sample]] = {}
         waiting: dict[Future[list[Verdict]], tuple[int, list[Answer]]] = {}
         with Journal(self.record(chunk, "verdicts")) as journal:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.stage import conclusion
+from tramontane.asking import Answer, Prompt, conclusion
 from tramontane.types import Problem
 from tramontane.verifier.format import fences
 

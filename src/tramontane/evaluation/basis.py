@@ -12,16 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
+from tramontane.evaluation.settings import Settings
 from tramontane.models.names import resolve, with_tokenizer
 from tramontane.types import Problem
 from tramontane.workplace import write_whole
-
-if TYPE_CHECKING:
-    from tramontane.evaluation.checkpoint import Settings
 
 # These affect speed, not completions; the problems have their own hash.
 FREE = {"sampling": {"slots", "problems"}, "generator": {"workers"}, "verifier": {"workers"}}

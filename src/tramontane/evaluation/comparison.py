@@ -22,18 +22,13 @@ from jinja2 import Environment, StrictUndefined
 from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import Basis
-from tramontane.evaluation.checkpoint import (
-    Settings,
-    continue_evaluation,
-    prepare,
-    problems_of,
-)
-from tramontane.evaluation.completions import CompletionsFile, Row
-from tramontane.evaluation.evaluate import EvaluationResult, hub_results, summarize
-from tramontane.evaluation.paired import Difference, counts_of, paired_difference
+from tramontane.evaluation.checkpoint import continue_evaluation, prepare, problems_of
+from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
 from tramontane.evaluation.placed import Work
+from tramontane.evaluation.settings import Settings
+from tramontane.statistics import Difference, counts_of, paired_difference
 from tramontane.types import Problem
-from tramontane.workplace import owned_folder, write_whole
+from tramontane.workplace import Journal, owned_folder, write_whole
 
 Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
 
@@ -112,8 +107,8 @@ def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
             file = out / suite / f"{model}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             continue_evaluation(plan[suite][model], work, file, partial(on_progress, suite, model))
-            with CompletionsFile(file, resume=True) as completions:
-                rows[model] = [r for r in completions.rows if r["problem_id"] in found.common]
+            with Journal(file) as completions:
+                rows[model] = [r for r in completions if r["problem_id"] in found.common]
         compared[suite] = _measured(rows, found.left_out)
         for model, measured in compared[suite].items():
             file = out / suite / f"{model}.jsonl"

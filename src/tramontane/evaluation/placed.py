@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
-from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
 from tramontane.placement.handle import Limit, WorkerLost, WorkerStalled
 from tramontane.types import Completion, Problem
+from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
@@ -59,7 +59,7 @@ def is_placed(config: Config) -> bool:
 def evaluate_placed(
     config: Config,
     work: Work,
-    record: CompletionsFile | None,
+    record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
     """Start the generators and verifiers of the config's placement, evaluate, and end them.
@@ -71,9 +71,9 @@ def evaluate_placed(
         WorkerLost: a worker cannot be replaced.
         WorkerStalled: a wait exceeded its timeout.
     """
+    from tramontane.interrupt import Interrupt
     from tramontane.placement.place import place
-    from tramontane.run.interrupt import Interrupt
-    from tramontane.run.threads import torch_threads
+    from tramontane.placement.thread import torch_threads
 
     config = _sized(config, work)
     with (

@@ -32,7 +32,7 @@ class Suite:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The protocol's part of `evaluation.checkpoint.Sampling`."""
+        """The protocol's part of `evaluation.settings.Sampling`."""
         return {
             "samples": self.samples,
             "max_tokens": self.max_tokens,

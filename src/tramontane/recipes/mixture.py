@@ -11,15 +11,15 @@ from typing import Any
 
 from tramontane.data.files import shuffled
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import Settings, evaluate_checkpoint, settings_for
-from tramontane.evaluation.completions import CompletionsFile
+from tramontane.evaluation.checkpoint import evaluate_checkpoint
+from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import AnswersConfig, GeneralConfig
 from tramontane.recipes.harvest import retagged
 from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_pairs, pairs_of_rows
 from tramontane.types import ThinkingTags
-from tramontane.workplace import write_whole
+from tramontane.workplace import Journal, write_whole
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer
@@ -72,8 +72,8 @@ def answer(
     evaluate_checkpoint(
         settings, write_to=file, resume=True, split="train", on_progress=on_progress
     )
-    with CompletionsFile(file, resume=True) as record:
-        rows = record.rows
+    with Journal(file) as completions:
+        rows = list(completions)
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
     learnt = [

@@ -14,14 +14,14 @@ from tramontane.config import Config, PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.models import loading
 from tramontane.models.shape import load_shape
-from tramontane.run.threads import torch_threads
+from tramontane.placement.thread import torch_threads
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
 from tramontane.trainer import compiling, lora
 from tramontane.workplace import commit
 
 if TYPE_CHECKING:
-    from tramontane.run.interrupt import Interrupt
+    from tramontane.interrupt import Interrupt
     from tramontane.run.session import Session
 
 

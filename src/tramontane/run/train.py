@@ -22,6 +22,7 @@ from tramontane.controller.verifiers import Grader, VerifierActors
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
 from tramontane.generator import load_generator
+from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
     Folder,
@@ -34,12 +35,12 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
+from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.gate import check_long_parity, check_parity
 from tramontane.run.input import RunInput
-from tramontane.run.interrupt import Interrupt
 from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure, recorded
 from tramontane.run.prepare import Prepared, number_types
@@ -48,7 +49,6 @@ from tramontane.run.screen import Screen
 from tramontane.run.session import OnUpdate, Session, Verifiers
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.targets import train_batches
-from tramontane.run.threads import torch_threads
 from tramontane.trainer import Trainer
 from tramontane.verifier import VerifierPool
 

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import SamplingOptions, evaluate_checkpoint, settings_for
+from tramontane.evaluation.checkpoint import evaluate_checkpoint
+from tramontane.evaluation.settings import SamplingOptions, settings_for
 from tramontane.run.folder import read_log
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.curation.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
+from tests.asking.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
 from tramontane import InputError
+from tramontane.asking import Answer, Prompt
+from tramontane.asking.config import EndpointModel, ModelConfig
+from tramontane.asking.endpoint import Endpoint, Failed, read_answer
 from tramontane.config import parse
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.endpoint import Endpoint, Failed, read_answer
-from tramontane.curation.config import EndpointModel, ModelConfig
 
 
 def endpoint(server, **settings):
@@ -162,7 +162,7 @@ def test_no_server_at_all(tmp_path):
     with Server(echo) as server:
         pass
     [[answer]] = ask(endpoint(server, retries=1), ["a"], 1, tmp_path)
-    assert "ConnectionRefusedError" in answer.fault
+    assert "ConnectError" in answer.fault
 
 
 def test_pauses_grow(tmp_path):
