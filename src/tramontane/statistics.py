@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
 from random import Random
@@ -119,6 +119,20 @@ def merged(votes: Sequence[str | None], right: Sequence[bool]) -> list[str | boo
     them equal to the reference. An answer is right if any sample with it was judged right."""
     good = {vote for vote, ok in zip(votes, right, strict=True) if ok and vote is not None}
     return [True if vote in good else vote for vote in votes]
+
+
+def grouped(items: Sequence[T], same: Callable[[T, T], bool]) -> list[list[T]]:
+    """The items in groups of equal ones, in order of each group's first item, with which `same`
+    compares the others."""
+    groups: list[list[T]] = []
+    for item in items:
+        for group in groups:
+            if item == group[0] or same(item, group[0]):
+                group.append(item)
+                break
+        else:
+            groups.append([item])
+    return groups
 
 
 def majority(votes: Sequence[T | None]) -> T | None:

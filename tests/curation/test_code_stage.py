@@ -16,6 +16,8 @@ from tramontane.config import VerifierConfig
 from tramontane.curation.agreement import (
     decisive,
     fate,
+    most_telling,
+    mutants,
     poll,
     several_outputs,
     steady,
@@ -25,7 +27,6 @@ from tramontane.curation.agreement import (
 from tramontane.curation.config import CodeConfig, CurateConfig
 from tramontane.curation.inputs import mutations
 from tramontane.curation.pipeline import curate
-from tramontane.curation.telling import most_telling, mutants
 from tramontane.data.code import Solution
 from tramontane.types import Problem
 

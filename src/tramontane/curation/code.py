@@ -19,13 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.asking import Answer, Prompt
-from tramontane.curation.agreement import several_outputs, steady, voters, with_checker
-from tramontane.curation.cases import Case, remarks, with_fate
+from tramontane.curation.agreement import (
+    Case,
+    most_telling,
+    mutants,
+    remarks,
+    several_outputs,
+    steady,
+    voters,
+    with_checker,
+    with_fate,
+)
 from tramontane.curation.config import CodeConfig
 from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
 from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import ModelStage, Row
-from tramontane.curation.telling import most_telling, mutants
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem

@@ -14,7 +14,7 @@ from tramontane.config import Config
 from tramontane.data.files import PYTHON_ROWS, SCHEMES
 from tramontane.data.load import Split, load_problems
 from tramontane.errors import InputError
-from tramontane.evaluation.basis import Basis
+from tramontane.evaluation.basis import basis_of, check_basis, write_basis
 from tramontane.evaluation.evaluate import (
     EvaluationResult,
     Row,
@@ -124,9 +124,9 @@ def continue_evaluation(
     Raises:
         InputError: the file has completions with a different basis.
     """
-    basis, samples = Basis.of(settings, work.problems), work.plan.samples
-    basis.check(file)
-    basis.write(file, {})
+    basis, samples = basis_of(settings, work.problems), work.plan.samples
+    check_basis(basis, file)
+    write_basis(basis, file, {})
     with Journal(file, group=samples) as completions:
         rows = list(completions)
         _check_rows(file, rows, work)
@@ -134,7 +134,7 @@ def continue_evaluation(
             result = summarize(rows)
         else:
             result = _measure(settings.config, work, completions, on_progress)
-    basis.write(file, {"result": result.to_dict()})
+    write_basis(basis, file, {"result": result.to_dict()})
     return result
 
 

@@ -21,7 +21,7 @@ from jinja2 import Environment, StrictUndefined
 
 from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
-from tramontane.evaluation.basis import Basis
+from tramontane.evaluation.basis import basis_of, check_basis, write_basis
 from tramontane.evaluation.checkpoint import continue_evaluation, prepare, problems_of
 from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
 from tramontane.evaluation.placed import Work
@@ -94,12 +94,12 @@ def compare(
 def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
     prepared = prepare_suites(plan)
     bases = {
-        out / suite / f"{model}.jsonl": Basis.of(plan[suite][model], work.problems)
+        out / suite / f"{model}.jsonl": basis_of(plan[suite][model], work.problems)
         for suite, found in prepared.items()
         for model, work in found.works.items()
     }
     for file, basis in bases.items():
-        basis.check(file)
+        check_basis(basis, file)
     compared: Comparison = {}
     for suite, found in prepared.items():
         rows = {}
@@ -112,7 +112,7 @@ def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
         compared[suite] = _measured(rows, found.left_out)
         for model, measured in compared[suite].items():
             file = out / suite / f"{model}.jsonl"
-            bases[file].write(file, _figures(measured))
+            write_basis(bases[file], file, _figures(measured))
     _write_pages(compared, plan, out)
     return compared
 

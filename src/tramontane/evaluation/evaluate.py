@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
 
@@ -23,35 +23,17 @@ from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, 
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.custom import Response
 from tramontane.verifier.math.normalize import vote
-from tramontane.verifier.pool import Responses
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from tramontane.controller.verifiers import VerifierActors
+    from tramontane.generator import AnyGenerator
+    from tramontane.verifier.pool import VerifierPool
+
+    Verifiers = VerifierPool | VerifierActors
 
 VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 Row = dict[str, Any]  # a completion with its verdict
-
-
-class Sampler(Protocol):
-    """The part of a generator's interface that evaluation needs."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
-
-    def submit(self, requests: list[Request]) -> None: ...
-
-    def step(self) -> list[Completion]: ...
-
-    def pending(self) -> list[Request]: ...
-
-
-class Scorer(Protocol):
-    """The part of a verifier pool's interface that evaluation needs."""
-
-    def score(self, problem: Problem, responses: Responses) -> Future[list[Verdict]]: ...
-
-    def stats(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -122,8 +104,8 @@ class EvaluationResult:
 
 
 def evaluate(
-    generator: Sampler,
-    pool: Scorer,
+    generator: AnyGenerator,
+    pool: Verifiers,
     problems: Sequence[Problem],
     plan: SamplingPlan,
     *,
@@ -195,7 +177,7 @@ class Evaluation:
         self,
         problems: Sequence[Problem],
         plan: SamplingPlan,
-        pool: Scorer,
+        pool: Verifiers,
         encoder: PromptEncoder,
         record: Journal | None = None,
         on_progress: Callable[[int, int], None] | None = None,

@@ -21,13 +21,10 @@ from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
-    from tramontane.controller.verifiers import VerifierActors
     from tramontane.data.prompts import PromptEncoder
+    from tramontane.evaluation.evaluate import Verifiers
     from tramontane.placement import GeneratorHandle
     from tramontane.placement.place import Placement
-    from tramontane.verifier import VerifierPool
-
-    Verifiers = VerifierPool | VerifierActors
 
 logger = logging.getLogger("tramontane")
 
