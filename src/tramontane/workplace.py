@@ -288,6 +288,47 @@ def _fault(error: Exception, path: Path) -> str | None:
     return None
 
 
+# ------------------------------------------------------------------------------------ JSON lines
+
+
+def parse_object(line: str | bytes) -> dict[str, Any]:
+    """The object in one line of JSON.
+
+    Raises:
+        ValueError: the line is not UTF-8, not JSON, or not an object; the message says which.
+    """
+    try:
+        row = json.loads((line.encode() if isinstance(line, str) else line).decode())
+    except UnicodeError:  # bytes, or text with bytes that were passed on (surrogateescape)
+        raise ValueError("not UTF-8") from None
+    except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}")
+    return row
+
+
+def read_log(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log (JSON lines), without a last row that was truncated when its writer died.
+    A missing file has none.
+
+    Raises:
+        InputError: a line before the last is broken.
+    """
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_object(line)
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                return
+            raise InputError(
+                f"{file}:{number}: {error}; every line must hold one JSON object: fix this line, "
+                f"or restore the file from a copy"
+            ) from None
+        yield row
+
+
 # ------------------------------------------------------------------------------------- whole files
 
 

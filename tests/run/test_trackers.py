@@ -18,10 +18,11 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run import trackers
 from tramontane.run.changes import open_run
-from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.folder import RunFolder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.trackers import MODULES, Trackers, evaluation_values, update_values
 from tramontane.run.train import train
+from tramontane.workplace import read_log
 
 Points = dict[int, float]  # values by step
 BLOCK, FULL, LAST = 32768, 1, 4  # of LevelDB's logs

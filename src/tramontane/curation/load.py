@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from tramontane.data.files import (
 from tramontane.data.load import RowRules, check_fields, parse_problem
 from tramontane.data.values import encodable
 from tramontane.errors import InputError
+from tramontane.workplace import parse_object
 
 STAGE = "load"
 
@@ -78,14 +78,9 @@ def _parse(content: Any, where: str) -> dict[str, Any]:
         raise content
     if isinstance(content, bytes):
         try:
-            content = json.loads(content.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not UTF-8 ({error.reason})") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({error})") from None
-        if not isinstance(content, dict):
-            raise InputError(f"{where}: a {type(content).__name__}, not a JSON object")
-        return encodable(content, where)
+            return encodable(parse_object(content), where)
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
     return content
 
 

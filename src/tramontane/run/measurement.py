@@ -13,10 +13,9 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.evaluation import EvaluationResult, summarize
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
-from tramontane.run.folder import read_log
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import Completion
-from tramontane.workplace import Journal, commit
+from tramontane.workplace import Journal, commit, read_log
 
 ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 

@@ -18,7 +18,6 @@ from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.evaluation.thinking import ThinkingCounter
 from tramontane.placement import Handle, Limit, WorkerStalled, call, release, written
 from tramontane.placement.files import Folder
-from tramontane.run.folder import read_log
 from tramontane.run.gate import check_parity
 from tramontane.run.learning_signal import SignalMonitor
 from tramontane.run.measurement import measure
@@ -33,6 +32,7 @@ from tramontane.run.rollouts import groups_to_record
 from tramontane.run.session import Session, Verifiers
 from tramontane.types import INSERTED, FilterReason, Group
 from tramontane.verifier.format import split_response
+from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
 PACE = 6  # recent updates whose mean time predicts the end of the next

@@ -21,7 +21,6 @@ import numpy as np
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
-from tramontane.run.folder import read_log
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (
     Plane,
@@ -32,7 +31,7 @@ from tramontane.studies.plane import (
     write_point,
 )
 from tramontane.studies.series import Series
-from tramontane.workplace import write_whole
+from tramontane.workplace import read_log, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
 OnPoint = Callable[[int, int], None]  # points evaluated, points in all
