@@ -15,6 +15,7 @@ from tramontane.statistics import (
     Estimate,
     Z,
     counts_of,
+    grouped,
     maj_at_k,
     majority,
     mean_interval,
@@ -73,6 +74,11 @@ def test_right_answers_vote_together_however_they_are_written() -> None:
     assert maj_at_k(votes, right, 5) == 1.0
     assert maj_at_k(votes, [False, False, True, True, False], 5) == 1.0
     assert maj_at_k(["2", "x=2", "3", "3", "3"], [True, True, False, False, False], 5) == 0.0
+
+
+def test_equal_items_are_grouped_in_order() -> None:
+    assert grouped([3, 1, 13, 2, 11], lambda a, b: a % 10 == b % 10) == [[3, 13], [1, 11], [2]]
+    assert grouped([], lambda a, b: True) == []
 
 
 def test_majority_of_fewer_is_the_mean_over_subsets() -> None:

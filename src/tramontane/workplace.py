@@ -329,6 +329,58 @@ def read_log(file: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
+class Journal:
+    """A file of finished items, one line of JSON each, which a killed process can continue.
+
+    Iterating gives the items; opening drops a line that a killed process did not complete.
+
+    Args:
+        path: the file; created if missing.
+        end: length of the valid part, in bytes, if it may be shorter than the complete lines.
+        group: items that belong together; those after the last complete group are dropped.
+    """
+
+    def __init__(self, path: Path, end: int | None = None, *, group: int = 1) -> None:
+        self.path = path
+        self._file = path.open("ab")
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = len(lines) - (bool(lines) and not lines[-1].endswith(b"\n"))
+        complete = sum(map(len, lines[: whole - whole % group]))
+        self._file.truncate(complete if end is None else min(end, complete))
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items.
+
+        Raises:
+            InputError: a line that is not JSON.
+        """
+        with self.path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    item = json.loads(line)
+                except ValueError as error:
+                    raise InputError(
+                        f"{self.path}:{number}: damaged ({error}); remove this line, and its "
+                        f"result is computed again"
+                    ) from None
+                yield item
+
+    def add(self, *items: Any) -> int:
+        """Write items; returns the file's new length in bytes. A killed process loses none."""
+        for item in items:
+            text = json.dumps(item, ensure_ascii=False) + "\n"
+            # Half a surrogate pair becomes a JSON escape.
+            self._file.write(text.encode(errors="backslashreplace"))
+        self._file.flush()
+        return self._file.tell()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
 # ------------------------------------------------------------------------------------- whole files
 
 
@@ -413,58 +465,3 @@ def check_folder(folder: str | Path) -> None:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{folder}: {nearest} is a file; name a folder")
-
-
-# --------------------------------------------------------------------------------------- journals
-
-
-class Journal:
-    """A file of finished items, one line of JSON each, which a killed process can continue.
-
-    Iterating gives the items; opening drops a line that a killed process did not complete.
-
-    Args:
-        path: the file; created if missing.
-        end: length of the valid part, in bytes, if it may be shorter than the complete lines.
-        group: items that belong together; those after the last complete group are dropped.
-    """
-
-    def __init__(self, path: Path, end: int | None = None, *, group: int = 1) -> None:
-        self.path = path
-        self._file = path.open("ab")
-        lines = path.read_bytes().splitlines(keepends=True)
-        whole = len(lines) - (bool(lines) and not lines[-1].endswith(b"\n"))
-        complete = sum(map(len, lines[: whole - whole % group]))
-        self._file.truncate(complete if end is None else min(end, complete))
-
-    def __iter__(self) -> Iterator[Any]:
-        """The items.
-
-        Raises:
-            InputError: a line that is not JSON.
-        """
-        with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    item = json.loads(line)
-                except ValueError as error:
-                    raise InputError(
-                        f"{self.path}:{number}: damaged ({error}); remove this line, and its "
-                        f"result is computed again"
-                    ) from None
-                yield item
-
-    def add(self, *items: Any) -> int:
-        """Write items; returns the file's new length in bytes. A killed process loses none."""
-        for item in items:
-            text = json.dumps(item, ensure_ascii=False) + "\n"
-            # Half a surrogate pair becomes a JSON escape.
-            self._file.write(text.encode(errors="backslashreplace"))
-        self._file.flush()
-        return self._file.tell()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()

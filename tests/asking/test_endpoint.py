@@ -214,6 +214,15 @@ def test_a_permanent_failure_of_all_prompts_ends_the_command(code, tmp_path):
         assert len(server.requests) <= 2
 
 
+def test_nothing_is_sent_after_a_failure_of_all_prompts():
+    with Server(lambda *_: status(401, "no such key")) as server:
+        client = endpoint(server, concurrency=1)
+        for _ in range(2):
+            with pytest.raises(InputError, match="HTTP 401"):
+                client.ask(Prompt("key", "a")).result(20)
+        assert len(server.requests) == 1
+
+
 def test_recorded_answers_are_not_requested_again(tmp_path):
     record = tmp_path / "answers.jsonl"
     prompts = [Prompt(text, text) for text in "abcd"]
