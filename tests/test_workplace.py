@@ -20,6 +20,7 @@ from tramontane.errors import InputError
 from tramontane.workplace import (
     Journal,
     Owner,
+    check_same,
     commit,
     disk_faults,
     owned_file,
@@ -491,3 +492,28 @@ def test_an_incomplete_last_line_is_cut_off(tmp_path: Path) -> None:
     with Journal(file) as journal:
         journal.add([2])
         assert list(journal) == [[1], [2]]
+
+
+def test_items_are_continued_with_the_same_settings_only(tmp_path: Path) -> None:
+    items, record = tmp_path / "items.jsonl", tmp_path / "items.json"
+    now = {"sizes": {"small": {"n": 1}, "large": {"n": 2}}, "seed": 0}
+
+    def refusal(**made_with: object) -> str:
+        with pytest.raises(InputError, match="; remove them") as refused:
+            check_same(items, record, now | made_with, "remove them", levels=2)
+        return str(refused.value)
+
+    check_same(items, record, now, "remove them")  # nothing is there
+    items.write_text("1\n")
+    assert "items.jsonl: there is no items.json that says" in refusal()
+    record.write_text(json.dumps(now | {"result": 1}))
+    check_same(items, record, now, "remove them")
+    sizes = {"small": {"n": 3}, "large": {"n": 2}, "huge": {"n": 3}}
+    changed = "items.jsonl was made with different sizes.small, sizes.huge, seed; "
+    assert changed in refusal(sizes=sizes, seed=1)
+    for other in ('{"', "[]", '{"seed": 0}'):
+        record.write_text(other)
+        assert "items.json: not the record of items.jsonl, or damaged" in refusal()
+    items.write_text("")
+    record.write_text(json.dumps(now | {"seed": 1}))
+    check_same(items, record, now, "remove them")  # nothing was made yet

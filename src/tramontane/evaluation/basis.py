@@ -19,7 +19,7 @@ from tramontane.errors import InputError
 from tramontane.evaluation.settings import Settings
 from tramontane.models.names import resolve, with_tokenizer
 from tramontane.types import Problem
-from tramontane.workplace import write_whole
+from tramontane.workplace import check_same, write_whole
 
 # These affect speed, not completions; the problems have their own hash.
 FREE = {"sampling": {"slots", "problems"}, "generator": {"workers"}, "verifier": {"workers"}}
@@ -61,38 +61,14 @@ def check_basis(basis: Basis, file: Path) -> None:
     Raises:
         InputError: it has a different one, or none that can be read.
     """
-    record = record_of(file)
-    begun = file.is_file() and file.stat().st_size > 0
-    if not record.is_file():
-        if begun:
-            raise InputError(
-                f"{file}: there is no {record.name} that says what these rows were made with; name "
-                f"another file (--out), or remove this one"
-            )
-        return
-    before = _read(record)
-    if begun and (changed := _changes(before, basis)):
-        raise InputError(
-            f"{record}: the completions in {file.name} were made with other "
-            f"{', other '.join(changed)}; name another place (--out), or remove both files"
-        )
+    made_with = {name: basis[name] for name in ("settings", "problems", "weights")}
+    remedy = "name another place (--out), or remove both files"
+    check_same(file, record_of(file), made_with, remedy, levels=3)
 
 
 def write_basis(basis: Basis, file: Path, figures: Mapping[str, Any]) -> None:
     """Record the basis of a file of completions, and their results."""
     write_whole(record_of(file), json.dumps(basis | dict(figures), indent=1) + "\n")
-
-
-def _changes(before: Basis, basis: Basis) -> list[str]:
-    """Differences from a recorded basis, as text."""
-    keys = [
-        f"{part}.{key}"
-        for part, values in basis["settings"].items()
-        for key in values
-        if values[key] != before["settings"].get(part, {}).get(key)
-    ]
-    found = [f"settings ({', '.join(keys)})"] if keys else []
-    return found + [name for name in ("problems", "weights") if basis[name] != before[name]]
 
 
 def record_of(file: Path) -> Path:
@@ -139,16 +115,3 @@ def _file_hash(file: Path, size: int, mtime_ns: int) -> str:
         while block := content.read(1 << 20):
             found.update(block)
     return found.hexdigest()
-
-
-def _read(record: Path) -> dict[str, Any]:
-    fault = (
-        f"{record}: not the record of an evaluation, or damaged; name another place (--out), or "
-    )
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not {"settings", "problems", "weights"} <= found.keys():
-        raise InputError(f"{fault}remove it and {record.stem}.jsonl")
-    return found
