@@ -31,7 +31,7 @@ from tramontane.curation.agreement import (
     with_fate,
 )
 from tramontane.curation.config import CodeConfig
-from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
+from tramontane.curation.inputs import Proposal, mutations, questions, read_inputs
 from tramontane.curation.judge import ReferenceJudge
 from tramontane.curation.rows import ModelStage, Row
 from tramontane.data.code import Solution, parse_solutions
@@ -191,10 +191,11 @@ class Code(ModelStage):
         return [r.note(self.name, "no_inputs", remark) if proposal.fault else r for r in decided]
 
     def _new_inputs(self, problem: Problem, wanted: int, proposal: Proposal) -> list[str]:
-        sources = SOURCES | {"model": lambda problem, count: proposal.inputs[:count]}
         found: list[str] = []
-        for name in self.config.inputs:
-            found += sources[name](problem, max(0, SPARE * wanted - len(found)))
+        for source in self.config.inputs:
+            count = max(0, SPARE * wanted - len(found))
+            new = mutations(problem, count) if source == "mutation" else proposal.inputs[:count]
+            found += new
         return list(dict.fromkeys(found))
 
     def _confirm(self, cases: list[Case], solutions: list[Solution], tests: dict[str, Any]) -> None:
