@@ -17,10 +17,11 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run import trackers
-from tramontane.run.folder import RunFolder, open_run, read_log
+from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.trackers import TRACKERS, Trackers, evaluation_values, update_values
 from tramontane.run.train import train
+from tramontane.workplace import read_log
 
 Points = dict[int, float]  # values by step
 BLOCK, FULL, LAST = 32768, 1, 4  # of LevelDB's logs

@@ -195,7 +195,7 @@ def sft(
     """
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
-    from tramontane.run.interrupt import Interrupt
+    from tramontane.interrupt import Interrupt
     from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):

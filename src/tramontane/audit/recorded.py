@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.errors import InputError
-from tramontane.evaluation.score import parse_object, parse_row, row_lines
+from tramontane.evaluation.score import parse_row, row_lines
 from tramontane.run import rollouts
+from tramontane.workplace import parse_object
 
 Row = dict[str, Any]
 VERDICTS = ("right", "wrong", "unscorable", "malformed")
@@ -57,7 +58,7 @@ def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rol
         for number, line in row_lines(file):
             try:
                 yield _rollout(parse_object(line), str(file), number, scored)
-            except InputError as error:
+            except (InputError, ValueError) as error:
                 broken.append(f"{file}:{number}: {error}")
 
 

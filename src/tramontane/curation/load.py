@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,12 +14,14 @@ from tramontane.data.files import (
     JSON_ENDINGS,
     SCHEMES,
     is_array,
+    read_lines,
     read_rows,
     require_file,
 )
 from tramontane.data.load import RowRules, check_fields, parse_problem
 from tramontane.data.values import encodable
 from tramontane.errors import InputError
+from tramontane.workplace import parse_object
 
 STAGE = "load"
 
@@ -76,44 +75,25 @@ def read_problems(
 def _parse(content: Any, where: str) -> dict[str, Any]:
     if isinstance(content, InputError):
         raise content
-    if isinstance(content, bytes):
+    if isinstance(content, str):
         try:
-            content = json.loads(content.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not UTF-8 ({error.reason})") from None
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({error})") from None
-        if not isinstance(content, dict):
-            raise InputError(f"{where}: a {type(content).__name__}, not a JSON object")
-        return encodable(content, where)
+            return encodable(parse_object(content), where)
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
     return content
 
 
 def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (source, where, content): a line or row, or the error that ends the file there."""
-    if source.endswith(JSON_ENDINGS) and not is_array(Path(source).expanduser()):
-        yield from _raw_lines(source)
-        return
-    where = source
+    path, where = Path(source).expanduser(), source
+    rows: Iterator[tuple[str, Any]] = read_rows(source, split)
+    if source.endswith(JSON_ENDINGS) and not is_array(path):
+        lines = read_lines(source, path, errors="surrogateescape")
+        rows = ((f"{source}:{number}", line) for number, line in lines)
     try:
-        for where, row in read_rows(source, split):
+        for where, row in rows:
             yield source, where, row
     except InputError as error:
         if not source.endswith(ENDINGS):
             raise  # a dataset that is unavailable now may be available later
         yield source, where, InputError(f"{where}: {error}")
-
-
-def _raw_lines(source: str) -> Iterator[tuple[str, str, Any]]:
-    path, number = Path(source).expanduser(), 0
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield source, f"{source}:{number}", line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        fault = InputError(f"the file is cut off or damaged from here on ({error}); fetch it again")
-        yield source, f"{source}:{number + 1}", fault

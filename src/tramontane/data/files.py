@@ -17,6 +17,7 @@ from typing import TextIO, TypeVar, cast
 
 from tramontane.data.values import Row, UnknownType, encodable, plain
 from tramontane.errors import InputError
+from tramontane.workplace import parse_object
 
 logger = logging.getLogger("tramontane")
 
@@ -84,16 +85,12 @@ def _json_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
     for number, line in read_lines(source, path):
         where = f"{source}:{number}" if given == source else f"{given}[{number - 1}]"
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
+            row = parse_object(line)
+        except ValueError as error:
             raise InputError(
-                f"{where}: not JSON ({error}); every line must hold one JSON object (or a .json "
-                f"file one array of them): fix or remove this line"
+                f"{where}: {error}; every line must hold one JSON object (or a .json file one "
+                f"array of them): fix or remove this line"
             ) from None
-        if not isinstance(row, dict):
-            raise InputError(
-                f"{where}: a {type(row).__name__}; every line must hold one JSON object"
-            )
         # In UTF-8, half of a surrogate pair can only occur as an escape.
         yield where, encodable(row, where) if "\\u" in line else row
 

@@ -14,20 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
-from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
 from tramontane.placement.handle import Limit, WorkerLost, WorkerStalled
 from tramontane.types import Completion, Problem
+from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
-    from tramontane.controller.verifiers import VerifierActors
     from tramontane.data.prompts import PromptEncoder
+    from tramontane.evaluation.evaluate import Verifiers
     from tramontane.placement import GeneratorHandle
     from tramontane.placement.place import Placement
-    from tramontane.verifier import VerifierPool
-
-    Verifiers = VerifierPool | VerifierActors
 
 logger = logging.getLogger("tramontane")
 
@@ -59,7 +56,7 @@ def is_placed(config: Config) -> bool:
 def evaluate_placed(
     config: Config,
     work: Work,
-    record: CompletionsFile | None,
+    record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
     """Start the generators and verifiers of the config's placement, evaluate, and end them.
@@ -71,9 +68,9 @@ def evaluate_placed(
         WorkerLost: a worker cannot be replaced.
         WorkerStalled: a wait exceeded its timeout.
     """
+    from tramontane.interrupt import Interrupt
     from tramontane.placement.place import place
     from tramontane.placement.thread import torch_threads
-    from tramontane.run.interrupt import Interrupt
 
     config = _sized(config, work)
     with (

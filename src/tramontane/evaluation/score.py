@@ -22,7 +22,7 @@ from tramontane.types import Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.custom import Response
 from tramontane.verifier.pool import VerifierPool
-from tramontane.workplace import check_file, owned_file
+from tramontane.workplace import check_file, owned_file, parse_object
 
 WINDOW = 256  # rows graded at once
 ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
@@ -162,24 +162,6 @@ def row_lines(path: Path) -> Iterator[tuple[int, str]]:
     return read_lines(str(path), path, errors="surrogateescape")
 
 
-def parse_object(line: str) -> dict[str, Any]:
-    """Parse one line of JSONL.
-
-    Raises:
-        InputError: not UTF-8, not JSON, or not an object.
-    """
-    try:
-        line.encode()
-        row = json.loads(line)
-    except UnicodeEncodeError:
-        raise InputError("not UTF-8") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise InputError("not an object")
-    return row
-
-
 def parse_row(
     line: str, domains: Mapping[str, DomainConfig] = BUILT_IN
 ) -> tuple[Problem, str, int]:
@@ -192,7 +174,10 @@ def parse_row(
     Raises:
         InputError: not UTF-8, not JSON, an unknown domain, or a missing or wrongly typed field.
     """
-    row = parse_object(line)
+    try:
+        row = parse_object(line)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
         row["answer"] = str(row["answer"])
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):

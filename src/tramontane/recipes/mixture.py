@@ -11,15 +11,15 @@ from typing import Any
 
 from tramontane.data.files import shuffled
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import Settings, evaluate_checkpoint, settings_for
-from tramontane.evaluation.completions import CompletionsFile
+from tramontane.evaluation.checkpoint import evaluate_checkpoint
+from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import AnswersConfig, GeneralConfig
 from tramontane.recipes.harvest import retagged
 from tramontane.recipes.steps import Facts, flat
 from tramontane.run.task import override_texts
 from tramontane.sft.examples import generated_pairs, pairs_of_rows
 from tramontane.types import ThinkingTags
-from tramontane.workplace import write_whole
+from tramontane.workplace import read_log, write_whole
 
 COMPLETIONS = "completions.jsonl"
 OPEN = "open"  # domain of prompts without a reference answer
@@ -72,8 +72,7 @@ def answer(
     evaluate_checkpoint(
         settings, write_to=file, resume=True, split="train", on_progress=on_progress
     )
-    with CompletionsFile(file, resume=True) as record:
-        rows = record.rows
+    rows = list(read_log(file))
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
     learnt = [
@@ -111,7 +110,7 @@ def mix(sources: list[Path], general: GeneralConfig | None, seed: int, out: Path
     rows: list[Row] = []
     facts: Facts = {}
     for source in sources:
-        part = [json.loads(line) for line in source.open(encoding="utf-8")]
+        part = list(read_log(source))
         facts[source.parent.name] = len(part)
         rows += [{"prompt": r["prompt"], "response": r["response"]} for r in part]
     if not rows:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tramontane.config import Config, PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.interrupt import Interrupt
 from tramontane.models import loading
 from tramontane.models.shape import load_shape
 from tramontane.placement.thread import torch_threads
 from tramontane.run.folder import RunFolder
-from tramontane.run.interrupt import Interrupt
 from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft

@@ -45,7 +45,15 @@ from tramontane.errors import InputError, reading
 from tramontane.models.names import numbered
 from tramontane.run import rollouts
 from tramontane.run.checkpoint import damage, seal
-from tramontane.workplace import HIDDEN, commit, disk_faults, owned_folder, sync, whole_file
+from tramontane.workplace import (
+    HIDDEN,
+    commit,
+    disk_faults,
+    owned_folder,
+    read_log,
+    sync,
+    whole_file,
+)
 
 logger = logging.getLogger("tramontane.run")
 
@@ -384,28 +392,6 @@ def _update_of(when: str) -> float:
     """The update after which a measurement was taken: `before`, `update_N` or `after`."""
     ends = {"base": 0.0, "before": 0.0, "after": math.inf}
     return ends[when] if when in ends else int(when.removeprefix("update_"))
-
-
-def read_log(file: Path) -> Iterator[dict[str, Any]]:
-    """Read the rows of a log (JSONL), without a last row that was truncated when its run died.
-
-    Raises:
-        InputError: a line before the last is broken.
-    """
-    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"a {type(row).__name__}")
-        except (ValueError, RecursionError) as error:  # including text that is not UTF-8
-            if number == len(lines) and not line.endswith(b"\n"):
-                return
-            raise InputError(
-                f"{file}:{number}: not a JSON object ({error}); fix this line, or restore the "
-                f"file from a copy"
-            ) from None
-        yield row
 
 
 def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:

@@ -12,13 +12,11 @@ from tramontane.config import HELD_OUT
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
-from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
-from tramontane.run.folder import read_log
 from tramontane.run.session import Session
 from tramontane.types import Completion
-from tramontane.workplace import commit
+from tramontane.workplace import Journal, commit, read_log
 
 ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 
@@ -101,7 +99,7 @@ class _Measurement:
         progress = partial(self.session.screen.phase, title)
         encoder = self.session.prepared.encoder
         with folder.writing(unfinished):
-            with CompletionsFile(unfinished) as record:
+            with Journal(unfinished, 0) as record:
                 evaluation = Evaluation(
                     problems.problems, problems.plan, self.verifiers, encoder, record, progress
                 )

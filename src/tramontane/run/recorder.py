@@ -22,12 +22,12 @@ from tramontane.placement import Handle, Limit, WorkerStalled, call, release, wr
 from tramontane.placement.files import Folder
 from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
 from tramontane.run.checks import SignalMonitor, check_parity
-from tramontane.run.folder import read_log
 from tramontane.run.measurement import measure
 from tramontane.run.rollouts import groups_to_record
 from tramontane.run.session import Session
 from tramontane.types import INSERTED, Batch, FilterReason, Group
 from tramontane.verifier.format import split_response
+from tramontane.workplace import read_log
 
 SAMPLE_EVERY = 5  # updates between sample completions on the screen
 PACE = 6  # recent updates whose mean time predicts the end of the next

@@ -26,10 +26,10 @@ from tramontane.evaluation.evaluate import EvaluationResult, summarize
 from tramontane.models.loading import load_tokenizer
 from tramontane.models.names import with_tokenizer
 from tramontane.run import curves, plots, rollouts
-from tramontane.run.folder import RunFolder, read_log
+from tramontane.run.folder import RunFolder
 from tramontane.types import ThinkingTags
 from tramontane.verifier.format import split_response
-from tramontane.workplace import write_whole
+from tramontane.workplace import read_log, write_whole
 
 Row = dict[str, Any]
 

@@ -22,6 +22,7 @@ from tramontane.controller.verifiers import Grader, VerifierActors, Verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
 from tramontane.generator import load_generator
+from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
     Folder,
@@ -40,7 +41,6 @@ from tramontane.run.checks import check_long_parity, check_parity, evaluation_wa
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput
-from tramontane.run.interrupt import Interrupt
 from tramontane.run.measurement import measure, recorded
 from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder

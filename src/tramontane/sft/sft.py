@@ -27,7 +27,7 @@ from tramontane.errors import InputError
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.sft.examples import ExampleStream, Pair, generated_pairs, read_examples
 from tramontane.types import BatchSettings, TrainBatch, TrainSequence
-from tramontane.workplace import commit, disk_faults, owned_folder, sync_all
+from tramontane.workplace import commit, disk_faults, owned_folder, read_log, sync_all
 
 # Imported in functions, since they take seconds, and errors in the examples should come first.
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ class _Log:
         on_log: Callable[[SFTMetrics], None] | None,
     ) -> None:
         self._file, self._config, self._on_log = file, config, on_log
-        lines = file.read_text().splitlines() if step else []
-        file.write_text("".join(f"{x}\n" for x in lines if json.loads(x)["step"] <= step))
+        rows = list(read_log(file)) if step else []
+        file.write_text("".join(json.dumps(x) + "\n" for x in rows if x["step"] <= step))
         self._began = time.monotonic() - seconds
         self._since = time.monotonic()
         self._window: list[dict[str, float]] = []  # metrics of the steps since the last line

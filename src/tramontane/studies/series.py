@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.run.folder import read_log
 from tramontane.studies.measures import FinishedRun
+from tramontane.workplace import read_log
 
 PARTS = 6  # of a single run; fewer and longer ones would widen its interval
 

@@ -12,11 +12,11 @@ from typing import Any
 from tramontane.audit.findings import KINDS
 from tramontane.config import read_settings
 from tramontane.errors import InputError, reading
-from tramontane.run.folder import read_log
 from tramontane.view.evaluations import Evaluations
 from tramontane.view.rollouts import Rollouts
 from tramontane.view.search import Searches
 from tramontane.view.tokens import Tokens
+from tramontane.workplace import parse_object, read_log
 
 Row = dict[str, Any]
 MARKED = 1024  # bytes, more than a line's update and time
@@ -133,10 +133,10 @@ def _section(config: Row, *keys: str) -> Row:
 def _update(line: bytes) -> Row | None:
     """An update's metrics; None if a line is something else."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        row = parse_object(line)
+    except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("update"), int) else None
+    return row if isinstance(row.get("update"), int) else None
 
 
 def _located(row: Row) -> Row:
