@@ -42,7 +42,7 @@ from tramontane.models.loading import load_model, load_tokenizer
 from tramontane.models.packing import pack
 from tramontane.trainer.collate import collate, padding_fraction
 from tramontane.trainer.logprobs import token_logprobs
-from tramontane.trainer.precision import to_bfloat16
+from tramontane.trainer.replicas import to_bfloat16
 from tramontane.types import Request, SamplingParams
 
 PAPER = 0.19

@@ -308,13 +308,13 @@ class SimulatedTrainer:
     def close(self) -> None: ...
 
     def _step(self, batch: Any) -> tuple[float, dict[str, Any]]:
-        from tramontane.types import Learned
+        from tramontane.types import TrainedFigures
 
         self._busy += self._seconds
         self._version += 1
         tokens = Clock.leave_out(lambda: sum(len(s.token_ids) for s in batch.sequences))
         zeros = array("d", bytes(8 * len(batch.sequences))), array("f", bytes(4 * tokens))
-        self._figures = Learned(*zeros)
+        self._figures = TrainedFigures(*zeros)
         return self._seconds, {
             "trained_tokens": tokens,
             "computed_tokens": tokens,

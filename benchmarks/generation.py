@@ -92,7 +92,7 @@ class Engine:
         while engine.unfinished:
             live, held = stats.live_slot_steps, stats.slot_steps
             engine.step()
-            if engine.unfinished > engine.in_flight:
+            if engine.unfinished > engine.decoding:
                 self.live += stats.live_slot_steps - live
                 self.held += stats.slot_steps - held
 

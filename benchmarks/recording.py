@@ -85,14 +85,13 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
     from concurrent.futures import Future
 
     from tramontane.config import Config
-    from tramontane.controller.groups import OpenGroup
     from tramontane.controller.ledger import Ledger
     from tramontane.controller.observer import Update
     from tramontane.run.prepare import prepare
     from tramontane.run.recorder import Recorder
     from tramontane.run.screen import QuietScreen
     from tramontane.run.session import Session
-    from tramontane.types import Batch, Request, SamplingParams
+    from tramontane.types import Batch, Group, Request, SamplingParams
     from tramontane.verifier.pool import PoolStats
 
     class Trainer:
@@ -135,8 +134,9 @@ async def measure(completions: int, tokens: int, folder: Path) -> dict[str, floa
                     c.logprobs, c.versions)
             for c in group.completions[half:]
         ]  # fmt: skip
-        ended = {c.index: c for c in group.completions[:half]}
-        ledger.outstanding[group.id] = OpenGroup(group.id, group.problem, 2, pending, ended)
+        ledger.outstanding[group.id] = Group(
+            group.id, group.problem, group.completions[:half], [], deadline=2, requests=pending
+        )
     ledger.trained_version = 1
     settings = batch_settings(tokens, completions)
     batch = Batch(VERSIONS, make_groups(0, count, tokens, vocab), settings)

@@ -51,7 +51,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 def make_run(folder: Path, args: argparse.Namespace) -> None:
     """A run with rollouts only."""
     from tramontane.run.folder import RunFolder
-    from tramontane.types import Completion, Group, Learned, Problem, Verdict
+    from tramontane.types import Completion, Group, Problem, TrainedFigures, Verdict
 
     rng, numbers = random.Random(0), np.random.default_rng(0)
     words = TEXT.split()
@@ -96,7 +96,7 @@ def make_run(folder: Path, args: argparse.Namespace) -> None:
             ]  # fmt: skip
             trained = [p + 0.01 for c in completions for p in c.logprobs]
             advantages = array("d", numbers.normal(size=args.size).tobytes())
-            learned = Learned(advantages, array("f", trained))
+            learned = TrainedFigures(advantages, array("f", trained))
             groups.append((Group(number, problem, completions, verdicts, learned), None))
         run.write_rollouts(update, groups, ["correctness"])
         run.log({"update": update, "wall_seconds": 9.0 * update, "reward": rng.random()})

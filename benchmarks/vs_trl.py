@@ -65,7 +65,7 @@ from tramontane.generator.vllm.environment import CPU_INDEX
 from tramontane.models import loading
 from tramontane.models.fetch import cache_dir, fetch
 from tramontane.placement.place import check as check_placement
-from tramontane.trainer import compiling
+from tramontane.trainer import forwards
 
 HERE = Path(__file__).parent
 # Not inherited by TRL's process, which keeps torch's own settings.
@@ -301,7 +301,7 @@ def missing(sizes: Sequence[str], device: str) -> list[str]:
             check_placement(config)
             loading.check_device(device, "--device")
             if config.trainer.compile:
-                compiling.check(device)
+                forwards.check_compiler(device)
             for reward in config.verifier.reward.custom:
                 importlib.import_module(reward.function.rpartition(".")[0])
         except (InputError, ImportError) as error:

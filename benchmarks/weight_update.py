@@ -179,7 +179,7 @@ def measure(name: str, kind: str, args: argparse.Namespace) -> list[dict[str, An
         wait(decoding)
         for kv_cache, generator in generators.items():
             pauses[kv_cache].append(1e3 * ask(generator, "swap", update))
-    flight = ask(generators["keep"], "stats")["in_flight"]
+    flight = ask(generators["keep"], "stats")["decoding"]
     for worker in [*workers, placement]:
         worker.close()
     parameters = sum(p.numel() for p in make_model(name, torch.float32, "cpu").parameters())

@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their process, however it ends.
+"""Temporary folders and child processes that do not outlive their process, however it ends.
 
 All folders of a process are in one locked folder in the system's temporary folder (`TMPDIR`). The
 system releases the lock when the process ends, so the next process can delete unlocked folders.
@@ -8,9 +8,12 @@ Unlike process ids, locks also work between containers that share the folder.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -21,6 +24,16 @@ PREFIX = f"tramontane-{os.getuid()}-"
 _UNLOCKED = "tramontane-new-"  # so that a folder is not taken for abandoned before it is locked
 _lock = threading.Lock()
 _own: dict[tuple[int, str], Path] = {}  # by process, since forks inherit this, and by TMPDIR
+# Loaded at import, since nothing may be imported between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when its parent ends, for any reason, and even if this
+    process is stopped (Linux only)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def temporary_folder(name: str) -> tempfile.TemporaryDirectory[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -171,6 +171,20 @@ class Request(SampledTokens):
     logprobs: array[float] = field(default_factory=floats)
     versions: array[int] = field(default_factory=ints)
 
+    def copy(self, tokens: int | None = None) -> Request:
+        """A copy that does not grow with the request, with its first `tokens` tokens or all."""
+        return replace(
+            self,
+            token_ids=self.token_ids[:tokens],
+            logprobs=self.logprobs[:tokens],
+            versions=self.versions[:tokens],
+        )
+
+    def completed(self, reason: FinishReason) -> Completion:
+        """The finished request, whose arrays the completion shares."""
+        tokens = self.token_ids, self.logprobs, self.versions
+        return Completion(self.group, self.index, self.prompt_ids, *tokens, finish_reason=reason)
+
 
 @dataclass
 class Completion(SampledTokens):
@@ -181,7 +195,7 @@ class Completion(SampledTokens):
         prompt_ids: the prompt's tokens.
         token_ids: generated tokens; the EOS token is included where it was sampled.
         logprobs: for each token, its log-probability under the distribution it was drawn from
-            (temperature included; top-p and top-k are not renormalised for).
+            (temperature included; top-p and top-k are not renormalized for).
         versions: for each token, the version of the weights that sampled it, or `ELSEWHERE` or
             `INSERTED`.
         finish_reason: `stop` (EOS) or `length` (l_max reached).
@@ -220,7 +234,6 @@ class Growth(SampledTokens):
         self,
         group: int,
         index: int,
-        *,
         token_ids: Sequence[int],
         logprobs: Sequence[float],
         versions: Sequence[int],
@@ -279,7 +292,7 @@ class Verdict:
 
 
 @dataclass
-class Learned:
+class TrainedFigures:
     """The trainer's figures of sequences that it trained on, for the records.
 
     Args:
@@ -292,7 +305,7 @@ class Learned:
     advantages: array[float] = field(default_factory=lambda: array("d"))
     logprobs: array[float] = field(default_factory=floats)
 
-    def extend(self, other: Learned) -> None:
+    def extend(self, other: TrainedFigures) -> None:
         """Append the figures of further sequences."""
         self.advantages.extend(other.advantages)
         self.logprobs.extend(other.logprobs)
@@ -300,17 +313,26 @@ class Learned:
 
 @dataclass
 class Group:
-    """All completions of one problem, with their verdicts; advantages are computed within it.
+    """The completions of one problem, from the moment that it is handed out; advantages are
+    computed within it.
 
-    `learned` has the trainer's figures of its completions, once it has been trained on. A group of
-    trajectories that this run did not sample has a negative id.
+    Args:
+        id: number of the group in the run; negative for trajectories that this run did not sample.
+        problem: the problem that all its completions answer.
+        completions: finished completions, in order of their index.
+        verdicts: one per completion; empty until all are graded.
+        learned: the trainer's figures of the completions, once they have been trained on.
+        deadline: the last version at which it may be trained (see `controller.staleness`).
+        requests: unfinished completions, with their tokens so far.
     """
 
     id: int
     problem: Problem
     completions: list[Completion]
     verdicts: list[Verdict]
-    learned: Learned | None = None
+    learned: TrainedFigures | None = None
+    deadline: int = 0
+    requests: list[Request] = field(default_factory=list)
 
     @property
     def sampled(self) -> bool:
@@ -433,7 +455,7 @@ class Batch:
     version: int
     groups: list[Group]
     settings: BatchSettings
-    learned: Learned | None = None
+    learned: TrainedFigures | None = None
 
     @property
     def completions(self) -> list[Completion]:
@@ -447,7 +469,7 @@ class Batch:
         for group in self.groups:
             sequences = sequence + len(group.completions)
             tokens = token + sum(len(c.token_ids) for c in group.completions)
-            group.learned = Learned(
+            group.learned = TrainedFigures(
                 learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
             )
             sequence, token = sequences, tokens

@@ -6,11 +6,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tramontane.config import Config
-from tramontane.controller.groups import OpenGroup
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.data.curriculum import Curriculum
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
-from tramontane.types import Batch, Completion, Outcome, Verdict
+from tramontane.types import Batch, Completion, Group, Outcome, Verdict
 
 OUTCOMES: tuple[Outcome, Outcome] = ("wrong", "right")
 
@@ -73,7 +72,7 @@ class DrivenLedger:
                 self.handed_out[group.id] = ledger.stages.number, group.requests[0].sampling
         assert self.in_flight <= ledger.sizes.n_async
 
-    def complete(self, group: int, tokens: int = 3) -> OpenGroup:
+    def complete(self, group: int, tokens: int = 3) -> Group:
         """Finish all completions of a group, each of `tokens` tokens."""
         ledger = self.ledger
         versions = [ledger.generator_version] * tokens

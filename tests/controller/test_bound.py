@@ -24,7 +24,7 @@ from tramontane.data.curriculum import Curriculum
 from tramontane.models.weights import LocalWeights, Weights
 from tramontane.placement import TRAINER, WorkerLost
 from tramontane.placement.thread import ThreadHandle
-from tramontane.types import Learned, Problem, TrainBatch, Verdict
+from tramontane.types import Problem, TrainBatch, TrainedFigures, Verdict
 from tramontane.verifier.pool import PoolStats
 
 SECONDS = 0.03  # of a weight update
@@ -58,8 +58,8 @@ class CountingTrainer:
         self.version += 1
         return {}
 
-    def learned(self) -> Learned:
-        return Learned()
+    def learned(self) -> TrainedFigures:
+        return TrainedFigures()
 
     def stats(self) -> dict[str, Any]:
         return {"busy_seconds": 0.0, "version": self.version}

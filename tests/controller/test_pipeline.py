@@ -19,7 +19,7 @@ from tramontane.controller.observer import PipelineState, Update
 from tramontane.controller.staleness import room
 from tramontane.controller.waits import Waits
 from tramontane.models.loading import load_tokenizer
-from tramontane.placement.handle import WorkerStalled
+from tramontane.placement.handle import WaitTimeout
 from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder
 from tramontane.run.recorder import Recorder
@@ -250,7 +250,7 @@ def test_another_seed_gives_another_run(tmp_path: Path) -> None:
 
 def test_a_wait_that_lasts_too_long_ends_the_run_and_is_named(tmp_path: Path) -> None:
     config = small_config(tmp_path / "run", timeouts={"training": 0.001})
-    with pytest.raises(WorkerStalled, match=r"trainer\.step .* \(timeouts\.training\)") as raised:
+    with pytest.raises(WaitTimeout, match=r"trainer\.step .* \(timeouts\.training\)") as raised:
         train(config, QuietScreen())
     if sys.version_info >= (3, 11):
         assert raised.value.__notes__ == ["raised in the task 'train'"]
@@ -291,7 +291,7 @@ def test_a_wait_for_a_batch_that_never_comes_ends_in_an_error_that_names_it(
         },
         timeouts={"batch": 4.0},
     )
-    with pytest.raises(WorkerStalled, match="filtered since update 0 .*no diversity"):
+    with pytest.raises(WaitTimeout, match="filtered since update 0 .*no diversity"):
         train(config, QuietScreen())
 
 

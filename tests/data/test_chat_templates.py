@@ -16,7 +16,7 @@ from tramontane.data.lengths import PromptFilter, PromptLimit
 from tramontane.data.load import load_problems
 from tramontane.data.prompts import SYSTEM_PROMPT, PromptEncoder, find_tags
 from tramontane.errors import InputError
-from tramontane.generator.text import Detokenizer
+from tramontane.generator.endings import Detokenizer
 from tramontane.types import Completion
 from tramontane.verifier.format import check_format
 

@@ -225,7 +225,7 @@ def test_a_long_sequence_does_not_size_the_others():
     assert engine.slots == 16
     engine.submit([Request(i, 0, [5, 9], i, SamplingParams(30)) for i in range(20)])
     engine.step()
-    assert engine.in_flight == 16
+    assert engine.decoding == 16
     assert engine.stats.preemptions == 0
 
 

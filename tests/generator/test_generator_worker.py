@@ -165,7 +165,7 @@ def test_a_generator_is_as_new_after_cancel_all():
     generator.cancel_all()
     assert generator.pending() == []
     assert generator.step() == []
-    assert generator.stats()["in_flight"] == 0
+    assert generator.stats()["decoding"] == 0
     generator.submit(requests)
     again = finish(generator)
     fresh = make_generator()
@@ -258,15 +258,15 @@ def test_stats_add_up():
     requests = make_requests(4, 5, seed=5, tokens=(3, 20))
     generator.submit(requests)
     done = {(c.group, c.index): c for c in generator.step(1)}
-    assert generator.stats()["in_flight"] == 6 - len(done)
+    assert generator.stats()["decoding"] == 6 - len(done)
     done |= finish(generator)
     stats = generator.stats()
     generated = sum(len(c.token_ids) for c in done.values())
     assert stats["generated_tokens"] == stats["live_slot_steps"] == generated
     assert stats["slot_steps"] == 6 * stats["decode_steps"]
-    assert stats["utilisation"] == generated / stats["slot_steps"]
+    assert stats["utilization"] == generated / stats["slot_steps"]
     assert stats["prefill_tokens"] == sum(len(requests[i].prompt_ids) - 1 for i in (0, 5, 10, 15))
-    assert stats["in_flight"] == 0
+    assert stats["decoding"] == 0
     assert stats["busy_seconds"] > 0
     heads, head_dim = 2, 8
     positions = stats["cache_bytes"] / (2 * LAYERS * heads * head_dim * 4)

@@ -245,7 +245,7 @@ def test_growth_is_what_each_sequence_gained_since_its_admission_or_the_last_cal
         for _ in range((1, 5, 3, 9)[calls % 4]):
             engine.version += 1
             done |= {(c.group, c.index): c for c in engine.step()}
-        flights = engine.pending()[: engine.in_flight]
+        flights = engine.pending()[: engine.decoding]
         grown = engine.take_growth()
         assert engine.take_growth() == Growth()
         places = dict(grown.places())
@@ -278,7 +278,7 @@ def test_resize_changes_slots_and_length_of_an_idle_engine():
     assert engine.cache_bytes >= before
     engine.submit([*requests, Request(9, 0, [5] * 20, 0, SamplingParams(100))])
     engine.step()
-    assert engine.in_flight == 5
+    assert engine.decoding == 5
     done = finish(engine)
     assert len(done) == 9
     assert all(done[key].token_ids == c.token_ids for key, c in expected.items())

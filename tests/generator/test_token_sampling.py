@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tramontane.generator.sampling import (
-    SamplingPlan,
+    DrawPlan,
     _draw_truncated,
     invert,
     sample,
@@ -219,7 +219,7 @@ def test_top_p_and_top_k_in_a_large_vocabulary():
     top_p = torch.tensor([0.5, 1.0, 0.9, 1.0]).repeat(100)
     top_k = torch.tensor([0, 7, 30, 0]).repeat(100)
     results = [
-        sample(logits, uniform, torch.ones(400), top_p, top_k, SamplingPlan(static_shapes=static))
+        sample(logits, uniform, torch.ones(400), top_p, top_k, DrawPlan(static_shapes=static))
         for static in (False, True)
     ]
     assert torch.equal(results[0][0], results[1][0])
@@ -290,7 +290,7 @@ def test_a_plan_has_what_some_row_requires(sampling, plan, static_shapes):
     """Scaled, truncated, greedy; a greedy row is not truncated."""
     for others in (0, 1):  # rows that require nothing change nothing
         params = [SamplingParams(9)] * others + [SamplingParams(9, **sampling)]
-        assert SamplingPlan.of(params, static_shapes) == SamplingPlan(*plan, static_shapes)
+        assert DrawPlan.of(params, static_shapes) == DrawPlan(*plan, static_shapes)
 
 
 def last_kept(masses, top_p, top_k=0):

@@ -14,9 +14,9 @@ from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator.endings import Endings
 from tramontane.generator.vllm import environment
-from tramontane.generator.vllm.arguments import engine_args, variables
 from tramontane.generator.vllm.flights import Flights, Gained
-from tramontane.generator.vllm.shared import SharedTensors
+from tramontane.generator.vllm.generator import SharedTensors
+from tramontane.generator.vllm.process import engine_args, variables
 from tramontane.types import Request, ResponseText, SamplingParams
 
 

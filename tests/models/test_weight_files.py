@@ -10,7 +10,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from tramontane.errors import InputError
 from tramontane.models.loading import empty_model, load_model
-from tramontane.models.weight_files import INDEX, SINGLE, Entry, WeightFiles, write_files
+from tramontane.models.weight_files import (
+    INDEX,
+    SINGLE,
+    Entry,
+    WeightFiles,
+    plan_files,
+    write_files,
+)
 
 SIZES = {
     "vocab_size": 31,
@@ -49,7 +56,8 @@ def test_a_small_model_is_one_file_that_safetensors_reads(tmp_path):
 
 def test_large_models_are_split_and_the_index_says_where_each_tensor_is(tmp_path):
     (tmp_path / SINGLE).write_bytes(b"of a smaller model")
-    write_files(tmp_path, ENTRIES, TENSORS.items(), shard_bytes=49)  # `a` has 48
+    plan = plan_files(ENTRIES, shard_bytes=49)  # `a` has 48
+    write_files(tmp_path, ENTRIES, TENSORS.items(), plan)
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     assert {path.name for path in tmp_path.iterdir()} == {*names, INDEX}
     index = json.loads((tmp_path / INDEX).read_text())
@@ -94,7 +102,7 @@ def test_an_empty_model_has_the_architecture_buffers_and_tied_weights(tmp_path, 
             assert torch.equal(files.read(name), tensor)
 
 
-def quantised(folder):
+def quantized(folder):
     save(folder)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8"}
@@ -129,7 +137,7 @@ def converted(folder):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (quantised, "they are quantised"),
+        (quantized, "they are quantized"),
         (in_another_format, "no safetensors files"),
         (without_a_weight, "there is no model.norm.weight"),
         (with_both_tied_weights, "are tied, and both are there"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tramontane.placement import files, transfer
+from tramontane.placement import files
 from tramontane.placement.files import Copies, Folder, folders_in, on_this_machine, written
 from tramontane.temporary import PREFIX
 
@@ -50,8 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    for module in (files, transfer):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)
     return Machine()
 
 
@@ -65,15 +64,15 @@ def test_a_model_is_sent_to_a_machine_once_and_its_path_becomes_text(
     folder = Folder.of(fill(tmp_path / "model"), "model")
     make = partial(load, folder, 7)
     assert folders_in(make) == [folder]
-    assert transfer.send(folder, "node", machine.ask) == sum(map(len, CONTENT.values()))
+    assert files.send(folder, "node", machine.ask) == sum(map(len, CONTENT.values()))
     path, seed = machine.copies.located(partial(load, elsewhere(folder), 7))()
     assert isinstance(path, str)
     assert (content(Path(path)), seed) == (CONTENT, 7)
 
     second = Machine()
-    assert transfer.send(folder, "node", second.ask) == 0
+    assert files.send(folder, "node", second.ask) == 0
     assert second.messages == ["lacks"]
-    transfer.collect(folder, machine.ask)
+    files.collect(folder, machine.ask)
     assert "written" not in machine.messages
 
 
@@ -96,9 +95,9 @@ def test_an_interrupted_transfer_is_not_taken_for_a_copy(tmp_path: Path, machine
         return machine.ask(method, *args)
 
     with pytest.raises(ConnectionError):
-        transfer.send(folder, "node", cut)
+        files.send(folder, "node", cut)
     assert machine.copies.lacks(elsewhere(folder))
-    assert transfer.send(folder, "node", machine.ask)
+    assert files.send(folder, "node", machine.ask)
     assert not machine.copies.lacks(elsewhere(folder))
 
 
@@ -112,7 +111,7 @@ def test_what_a_worker_writes_comes_to_the_controller_and_leaves_nothing_behind(
         # On the controller's disk, it is the folder itself.
         path = machine.copies.located(folder.within("weights"))
         assert path == tmp_path / "checkpoint/weights"
-        transfer.collect(folder, machine.ask)
+        files.collect(folder, machine.ask)
     expected = {
         f"{part}/{name}": c for part in ("weights", "trainer") for name, c in CONTENT.items()
     }
@@ -124,21 +123,21 @@ def test_processes_of_a_machine_share_a_copy_until_it_is_released(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder.of(fill(tmp_path / "state"), "read")
-    transfer.send(folder, "node", machine.ask)
+    files.send(folder, "node", machine.ask)
     with monkeypatch.context() as other_process:
         other_process.setattr("os.getpid", lambda: 1)
         second = Machine()
-        assert transfer.send(folder, "node", second.ask) == 0
+        assert files.send(folder, "node", second.ask) == 0
         assert content(second.copies.located(elsewhere(folder))) == CONTENT
-        transfer.collect(folder, second.ask)
+        files.collect(folder, second.ask)
     assert content(machine.copies.located(elsewhere(folder))) == CONTENT
-    transfer.collect(folder, machine.ask)
+    files.collect(folder, machine.ask)
     assert machine.copies.lacks(elsewhere(folder))
 
 
 def test_copies_of_dead_processes_are_deleted(tmp_path: Path, machine: Machine) -> None:
     folder = Folder.of(fill(tmp_path / "state"), "read")
-    transfer.send(folder, "node", machine.ask)
+    files.send(folder, "node", machine.ask)
     (own,) = (tmp_path / "scratch").iterdir()
     abandoned = own.with_name(f"{PREFIX}killed")
     shutil.copytree(own, abandoned)  # which no process holds

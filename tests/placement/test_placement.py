@@ -18,7 +18,7 @@ from tests.placement.workers import Awaited, Meeting, Worker
 from tests.runs import small_config
 from tramontane.errors import InputError
 from tramontane.models.loading import check_device
-from tramontane.placement import Limit, WorkerDied, WorkerStalled, call, started
+from tramontane.placement import Limit, WaitTimeout, WorkerDied, call, started
 from tramontane.placement.place import check, place
 from tramontane.placement.ranks import ProcessRanks, rank_device
 from tramontane.placement.thread import ThreadHandle
@@ -63,7 +63,7 @@ def test_calls_run_in_order_waits_are_bounded_and_errors_reach_the_caller(kind) 
         futures = [handle.submit("note", n) for n in range(5)]
         assert await asyncio.wrap_future(futures[-1]) == [0, 1, 2, 3, 4]
         short = Limit(0.05, "timeouts.training")
-        with pytest.raises(WorkerStalled, match=r"worker\.slow .* 0\.05 s \(timeouts\.training\)"):
+        with pytest.raises(WaitTimeout, match=r"worker\.slow .* 0\.05 s \(timeouts\.training\)"):
             await call(handle, "slow", 0.5, limit=short)
         with pytest.raises(InputError, match="mend this"):
             await call(handle, "wrong", limit=LIMIT)
@@ -229,7 +229,7 @@ def test_an_actor_that_gives_no_sign_of_life_is_lost_and_killed(ray_cluster, tmp
     slow = handle.submit("slow", 600.0, tmp_path / "begun")
     wait_for((tmp_path / "begun").exists)
     os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(WorkerStalled, match=r"worker gave no sign of life for 2 s .* into slow"):
+    with pytest.raises(WaitTimeout, match=r"worker gave no sign of life for 2 s .* into slow"):
         slow.result(PATIENCE)
     handle.close()
     wait_for(lambda: not os.path.exists(f"/proc/{pid}/exe"))

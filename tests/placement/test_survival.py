@@ -29,7 +29,7 @@ from tests.run.test_resume import wait_for_updates
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.controller.generators import PooledGenerator
-from tramontane.placement import WorkerStalled
+from tramontane.placement import WaitTimeout
 from tramontane.placement.place import place
 from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
@@ -223,7 +223,7 @@ def test_ranks_on_two_nodes_are_numbered_node_by_node(tmp_path: Path, ray_cluste
     stopped = ActorHandle("stopped", {"num_cpus": 5.0}, heartbeat=2.0).start(Worker)
     process = stopped.submit("pid").result(PATIENCE)
     os.kill(process, signal.SIGSTOP)
-    with pytest.raises(WorkerStalled):
+    with pytest.raises(WaitTimeout):
         stopped.submit("note", 1).result(PATIENCE)
     stopped.close()
     wait_for(lambda: not alive(process))

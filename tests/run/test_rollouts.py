@@ -37,8 +37,8 @@ from tramontane.types import (
     Completion,
     FilterReason,
     Group,
-    Learned,
     Problem,
+    TrainedFigures,
     floats,
 )
 from tramontane.workplace import read_log
@@ -128,7 +128,7 @@ def test_a_trained_group_has_the_trainers_advantages_and_log_ratios(tmp_path: Pa
     batch = Batch(0, [group(0, [[(0, 2)], [(0, 3)]]), group(1, [[(0, 1)], []])], SETTINGS)
     sampled = floats([p for c in batch.completions for p in c.logprobs])
     trained = floats([p + 0.25 for p in sampled])
-    batch.learned = Learned(array("d", [1.5, -1.5, 0.5, -0.5]), trained)
+    batch.learned = TrainedFigures(array("d", [1.5, -1.5, 0.5, -0.5]), trained)
     batch.share_learned()
     filtered = (group(2, [[(0, 1)]]), FilterReason("no diversity"))
     file = io.BytesIO()

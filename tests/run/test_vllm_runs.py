@@ -18,7 +18,7 @@ from tests.controller.test_pipeline import (
 )
 from tests.runs import small_config
 from tramontane.generator import VllmGenerator
-from tramontane.generator.vllm.shared import SharedTensors
+from tramontane.generator.vllm.generator import SharedTensors
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.trainer.parity import ParityError

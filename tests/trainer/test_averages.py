@@ -1,6 +1,6 @@
 import torch
 
-from tramontane.trainer.averages import Averages
+from tramontane.trainer.sharding import Averages
 
 
 def pair(value, weight):

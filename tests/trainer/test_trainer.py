@@ -35,7 +35,7 @@ from tests.trainer.rollouts import (
 )
 from tramontane.config import TrainerConfig
 from tramontane.errors import InputError
-from tramontane.trainer import compiling, state
+from tramontane.trainer import forwards, state
 from tramontane.trainer.collate import collate_shared
 from tramontane.trainer.trainer import Trainer
 
@@ -123,7 +123,7 @@ def test_compiled_blocks_compute_the_same():
 def test_compiling_without_a_compiler_is_refused_before_any_work(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(InputError, match="compile is true.*no-such-compiler"):
-        compiling.check("cpu")
+        forwards.check_compiler("cpu")
 
 
 def test_the_same_inputs_give_the_same_bits():

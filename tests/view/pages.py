@@ -16,7 +16,7 @@ import yaml
 
 from tests.run.test_report import metrics
 from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, FilterReason, Group, Learned, Problem, Verdict
+from tramontane.types import Completion, FilterReason, Group, Problem, TrainedFigures, Verdict
 from tramontane.view.app import make_app
 from tramontane.view.runs import load_runs
 
@@ -53,7 +53,7 @@ def group(number: int, update: int, learned: bool) -> Group:
     made = Group(number, problem, completions, verdicts)
     if learned:
         logprobs = [p + 0.1 for c in completions for p in c.logprobs]
-        made.learned = Learned(array("d", [-1.0, 1.0, -1.0, 1.0]), array("f", logprobs))
+        made.learned = TrainedFigures(array("d", [-1.0, 1.0, -1.0, 1.0]), array("f", logprobs))
     return made
 
 

@@ -96,7 +96,7 @@ def fetch(
     say(f"fetching {name} …")
     found = api.fetch(name, out)
     say(
-        f"{found.folder} holds {found.title}, under the licence {found.licence} (LICENSE there)",
+        f"{found.folder} holds {found.title}, under the license {found.license} (LICENSE there)",
     )
 
 

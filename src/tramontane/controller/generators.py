@@ -17,13 +17,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 
 from tramontane.config import Config
-from tramontane.controller.interruption import thought_limit
-from tramontane.controller.loads import Loads
+from tramontane.controller.ledger import thought_limit
 from tramontane.models.weights import Weights
 from tramontane.placement.handle import (
     GeneratorHandle,
@@ -89,7 +89,6 @@ class PooledGenerator:
 
     @property
     def name(self) -> str:
-        """The worker's name, e.g. `generator 0`; a replacement has the same."""
         return self.handle.name
 
     def submit(self, requests: list[Request]) -> None:
@@ -101,11 +100,7 @@ class PooledGenerator:
         self.changed()
 
     async def started(self) -> None:
-        """Wait until the worker can be called.
-
-        Raises:
-            WorkerLost: the worker cannot be started.
-        """
+        """Wait until the worker can be called; raises `WorkerLost` if it cannot be started."""
         handle = await self._worker()
         try:
             await started(handle, Limit.of(self.config.timeouts, "start"))
@@ -117,7 +112,7 @@ class PooledGenerator:
         """True while requests are unfinished, or `poll` has completions to return."""
         return bool(self.requests or self._ended)
 
-    async def work(self) -> None:
+    async def wait_for_work(self) -> None:
         """Wait until it `has_work`."""
         while not self.has_work:
             self._submitted.clear()
@@ -125,8 +120,7 @@ class PooledGenerator:
 
     @property
     def has_evaluation(self) -> bool:
-        """True while requests of an evaluation are unfinished, or `poll_evaluation` has completions
-        to return."""
+        """`has_work`, of evaluations."""
         return bool(self.evaluating or self._evaluated)
 
     async def poll(self) -> list[Completion]:
@@ -160,31 +154,24 @@ class PooledGenerator:
         await self.ask("start", "cancel_all")
 
     async def _next_poll(self) -> None:
-        """Take the answer of the oldest poll.
-
-        `AHEAD` polls are always submitted, so that the worker keeps working while one is read here.
-        """
+        """Take the answer of the oldest of `AHEAD` polls."""
         async with self._polling:
-            await self._read_poll()
-
-    async def _read_poll(self) -> None:
-        handle = await self._worker()
-        while len(self._polls) < AHEAD:
-            # Copies, since the tokens of the controller's requests grow.
-            requests = [_copy(r) for r in self._unsent]
-            seconds = poll_seconds(self.config)
-            self._polls.append((handle.submit("poll", requests, seconds), self._unsent))
-            self._unsent = []
-        limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
-        try:
-            progress = await answer(handle, "poll", future, limit=limit)
-        except WorkerLost as lost:
-            await self._replace(handle, lost)
-            return
-        if handle is not self.handle:  # lost meanwhile, in another call
-            return
-        self._losses = 0
-        self._record(progress)
+            handle = await self._worker()
+            while len(self._polls) < AHEAD:
+                # Copies, since the tokens of the controller's requests grow.
+                requests = [r.copy() for r in self._unsent]
+                seconds = poll_seconds(self.config)
+                self._polls.append((handle.submit("poll", requests, seconds), self._unsent))
+                self._unsent = []
+            limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
+            try:
+                progress = await answer(handle, "poll", future, limit=limit)
+            except WorkerLost as lost:
+                await self._replace(handle, lost)
+                return
+            if handle is self.handle:  # not lost meanwhile, in another call
+                self._losses = 0
+                self._record(progress)
 
     async def ask(self, limit: str, method: str, *args: Any) -> Any:
         """Make any other call; if the worker is lost, repeat the call with the replacement."""
@@ -196,8 +183,7 @@ class PooledGenerator:
                 await self._replace(handle, lost)
 
     async def fetch(self, version: int, weights: Weights) -> None:
-        """Have the worker copy and check new weights while it keeps generating under the old
-        ones."""
+        """Have the worker copy and check new weights while it generates under the old ones."""
         if self.config.replaces_generators:
             self._weights = version, weights
         while self._fetched is None or self._fetched < version:
@@ -310,6 +296,39 @@ class PooledGenerator:
             request.sampling = replace(request.sampling, max_tokens=limit)
 
 
+class Loads:
+    """Unfinished requests of each generator: finds the sums and the least loaded generator without
+    a scan.
+
+    Attributes:
+        total: unfinished requests of all generators.
+        evaluating: how many of these belong to an evaluation.
+    """
+
+    def __init__(self, generators: int) -> None:
+        self.total = self.evaluating = 0
+        self._loads = [(0, 0)] * generators
+        self._heap = [(0, number) for number in range(generators)]  # (requests, generator)
+
+    def note(self, number: int, requests: int, evaluating: int) -> None:
+        """Set the current load of generator `number`."""
+        before = self._loads[number]
+        self.total += requests - before[0]
+        self.evaluating += evaluating - before[1]
+        self._loads[number] = requests, evaluating
+        if len(self._heap) > 4 * len(self._loads):  # outdated entries
+            self._heap = [(load, n) for n, (load, _) in enumerate(self._loads)]
+            heapify(self._heap)
+        else:
+            heappush(self._heap, (requests, number))
+
+    def least(self) -> int:
+        """The generator with the fewest requests; of several, the first."""
+        while self._heap[0][0] != self._loads[self._heap[0][1]][0]:
+            heappop(self._heap)
+        return self._heap[0][1]
+
+
 class GeneratorPool:
     """`config.generator.workers` generators that share `n_async` completions.
 
@@ -381,11 +400,7 @@ class GeneratorPool:
         return sum(m.seconds_without_work for m in self._members) / max(1, len(self._members))
 
     async def started(self) -> None:
-        """Wait until all generators can be called.
-
-        Raises:
-            WorkerLost: a generator cannot be started.
-        """
+        """Wait until all generators can be called; raises `WorkerLost` if one cannot be started."""
         await asyncio.gather(*(m.started() for m in self._members))
 
     def submit(self, requests: list[Request]) -> None:
@@ -455,14 +470,7 @@ def poll_seconds(config: Config) -> float:
 
 
 def _is_evaluation(item: Request | Completion) -> bool:
-    """True for evaluation requests, whose groups have negative numbers."""
     return item.group < 0
-
-
-def _copy(request: Request) -> Request:
-    """A copy that does not grow with the request."""
-    tokens, logprobs, versions = request.token_ids, request.logprobs, request.versions
-    return replace(request, token_ids=tokens[:], logprobs=logprobs[:], versions=versions[:])
 
 
 def begun_first(requests: Iterable[Request]) -> list[Request]:

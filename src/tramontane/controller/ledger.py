@@ -6,18 +6,19 @@ batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` d
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, Protocol
 
-from tramontane.config import Config, PipelineConfig
-from tramontane.controller.groups import FrozenGroup, OpenGroup
-from tramontane.controller.interruption import Interruption
+from tramontane.config import Config, InterruptionConfig, PipelineConfig
 from tramontane.controller.replay import Replay
 from tramontane.controller.stages import Stages
 from tramontane.controller.staleness import can_choose, choose, room
 from tramontane.types import (
+    INSERTED,
     Batch,
     Completion,
     FilterReason,
@@ -26,6 +27,8 @@ from tramontane.types import (
     Request,
     SamplingParams,
     Verdict,
+    floats,
+    ints,
 )
 
 
@@ -56,6 +59,22 @@ class Problems(Protocol):
     def load_state(self, state: dict[str, Any]) -> None: ...
 
 
+class FrozenGroup:
+    """A group as it is now, at no cost: its sequences are copied only by `thaw`, which any thread
+    may call while the group's requests keep growing."""
+
+    def __init__(self, group: Group) -> None:
+        self.id = group.id
+        self._group = replace(group, completions=[*group.completions])
+        # The arrays themselves: a lost worker's requests may restart with new ones.
+        self._known = [(len(r.token_ids), replace(r)) for r in group.requests]
+
+    def thaw(self) -> Group:
+        """The group at the moment of the freeze."""
+        group, requests = self._group, [r.copy(n) for n, r in self._known]
+        return replace(group, requests=requests, completions=[*group.completions])
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that a resumed run needs besides the trainer's state. Taking one is cheap, since
@@ -84,6 +103,57 @@ class Snapshot:
         return [*((group, None) for group in self.groups), *self.filtered]
 
 
+def thought_limit(config: InterruptionConfig, seed: int) -> int:
+    """Number of tokens after which the thoughts of the request with this seed are interrupted."""
+    return Random(seed).randint(*config.after)
+
+
+class Interruption:
+    """Interruption of long thoughts, as ScaleRL does it (arXiv 2510.13786): decides when, and how a
+    completion continues.
+
+    A completion whose thoughts are still open at a random length is stopped. A fixed sentence and
+    the closing thinking tag are appended, and it continues to an answer as an ordinary unfinished
+    request, so generators need no support for it. The appended tokens have the version `INSERTED`
+    and are not learnt from.
+
+    Args:
+        config: lengths in tokens.
+        inserted: tokens of the sentence and the closing thinking tag.
+        closing: the closing thinking tag, which ends the thoughts in a completion's text.
+    """
+
+    def __init__(self, config: InterruptionConfig, inserted: Sequence[int], closing: str) -> None:
+        self._config, self._inserted, self._closing = config, inserted, closing
+
+    def limit(self, seed: int) -> int:
+        """`thought_limit` of the request with this seed."""
+        return thought_limit(self._config, seed)
+
+    def following(self, completion: Completion, request: Request, l_max: int) -> Request | None:
+        """The request that continues a completion stopped at its limit; None for a completion that
+        has ended. Nothing is appended if the thoughts are already closed.
+
+        Args:
+            completion: the request's, with its text.
+            request: as it was handed out; its `max_tokens` is `limit(seed)` before an interruption.
+            l_max: longest completion allowed, in tokens.
+        """
+        limit = self.limit(request.seed)
+        if completion.finish_reason != "length" or request.sampling.max_tokens != limit:
+            return None
+        put = [] if self._closing in completion.text else list(self._inserted)
+        longest = min(l_max, limit + len(put) + self._config.answer_tokens)
+        put = put[: longest - limit - 1]  # at least one token is sampled
+        return replace(
+            request,
+            sampling=replace(request.sampling, max_tokens=longest),
+            token_ids=completion.token_ids + ints(put),
+            logprobs=completion.logprobs + floats([0.0] * len(put)),
+            versions=completion.versions + ints([INSERTED] * len(put)),
+        )
+
+
 class Ledger:
     """The groups of one run, and the versions at which they are generated and trained.
 
@@ -110,12 +180,12 @@ class Ledger:
         self.generator_version = 0  # weights that all generators now sample with
         self.next_version = 0  # the version that the next batch will be trained at
         self.next_group = 0
-        self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
+        self.outstanding: dict[int, Group] = {}  # handed out, neither batched nor filtered
         self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
-        self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
-        self.filtered: list[tuple[OpenGroup, FilterReason]] = []  # since the last update
+        self.batched: dict[int, Group] = {}  # in a batch that is not trained yet
+        self.filtered: list[tuple[Group, FilterReason]] = []  # since the last update
         self._unready: Counter[int] = Counter()  # outstanding and not ready, by deadline
-        self._to_note: list[OpenGroup] = []  # graded, and not yet noted with `problems`
+        self._to_note: list[Group] = []  # graded, and not yet noted with `problems`
         self._no_problem_left = False  # the last answer of `problems`
         self._round_start: Snapshot | None = None  # the state before a synchronous round
 
@@ -189,7 +259,7 @@ class Ledger:
         useful = self.sampled_groups * (self.stages.end - self.next_version)
         return max(0, min(free, allowed, useful - len(self.outstanding)))
 
-    def open(self, groups: int) -> list[OpenGroup]:
+    def open(self, groups: int) -> list[Group]:
         """Hand out the next problems; fewer than `groups` if no more are left."""
         if self.synchronous:
             self._round_start = self._now()
@@ -202,7 +272,7 @@ class Ledger:
             opened.append(self._open(problem))
         return opened
 
-    def _open(self, problem: Problem) -> OpenGroup:
+    def _open(self, problem: Problem) -> Group:
         number, self.next_group = self.next_group, self.next_group + 1
         prompt = self.encode(problem)
         config = self.stages.config
@@ -214,7 +284,9 @@ class Ledger:
             sampling = SamplingParams(longest, config.generator.temperature)
             requests.append(Request(number, index, prompt, seed, sampling))
         deadline = self.generator_version + self.sizes.max_staleness
-        group = self.outstanding[number] = OpenGroup(number, problem, deadline, requests)
+        group = self.outstanding[number] = Group(
+            number, problem, [], [], deadline=deadline, requests=requests
+        )
         self._unready[deadline] += 1
         return group
 
@@ -232,18 +304,18 @@ class Ledger:
             group.requests[place] = following
         return following
 
-    def take(self, completion: Completion) -> OpenGroup | None:
+    def take(self, completion: Completion) -> Group | None:
         """Record a completion; returns its group once the group is complete."""
         group = self.outstanding[completion.group]
-        group.completions[completion.index] = completion
+        insort(group.completions, completion, key=lambda c: c.index)
         group.requests = [r for r in group.requests if r.index != completion.index]
         return None if group.requests else group
 
-    def ungraded(self) -> list[OpenGroup]:
+    def ungraded(self) -> list[Group]:
         """Complete groups without verdicts."""
         return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
 
-    def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> FilterReason | None:
+    def grade(self, group: Group, verdicts: list[Verdict]) -> FilterReason | None:
         """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
         filtered."""
         group.verdicts = verdicts
@@ -304,7 +376,7 @@ class Ledger:
         settings = self.stages.batch_settings
         rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
         replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
-        batch = Batch(self.next_version, [*(g.group() for g in groups), *replayed], settings)
+        batch = Batch(self.next_version, [*groups, *replayed], settings)
         self.next_version += 1
         return batch
 
@@ -313,7 +385,7 @@ class Ledger:
         sampled = [group for group in batch.groups if group.sampled]
         for group in sampled:
             del self.batched[group.id]
-        filtered, self.filtered = [(g.group(), reason) for g, reason in self.filtered], []
+        filtered, self.filtered = self.filtered, []
         graded = [*sampled, *(group for group, _ in filtered)]
         self.stages.trained(graded, self.next_version, len(self.outstanding))
         return filtered

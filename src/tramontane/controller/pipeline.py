@@ -22,14 +22,13 @@ from typing import Any
 
 from tramontane.config import Config, PipelineConfig
 from tramontane.controller.generators import GeneratorPool, PooledGenerator, begun_first
-from tramontane.controller.grading import Grading, Verifiers
-from tramontane.controller.groups import OpenGroup
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.controller.observer import Activity, Observer, Update
+from tramontane.controller.verifiers import Grading, Verifiers
 from tramontane.controller.waits import Waits
 from tramontane.models.weights import Weights
 from tramontane.placement import TRAINER, Handle, Limit, call
-from tramontane.types import Batch, TrainBatch
+from tramontane.types import Batch, Group, TrainBatch
 
 HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
 
@@ -143,7 +142,7 @@ class Pipeline:
         while True:
             if not generator.has_work:
                 with generator.without_work(), self._span(generator.name, "wait for requests"):
-                    await self.waits.end_of(generator.work(), "collect: new requests")
+                    await self.waits.end_of(generator.wait_for_work(), "collect: new requests")
             if not (completions := await generator.poll()):
                 continue  # no other loop waits for these
             for completion in completions:
@@ -298,14 +297,14 @@ class Pipeline:
         yield
         self.observer.spent(worker, activity, began)
 
-    def _start_grading(self, group: OpenGroup) -> None:
+    def _start_grading(self, group: Group) -> None:
         self._start(self._grade(group), f"grade group {group.id}")
 
-    async def _grade(self, group: OpenGroup) -> None:
+    async def _grade(self, group: Group) -> None:
         ledger = self.ledger
         verdicts = await self.grading.verdicts(group, self.sizes, self.version)
         filtered = ledger.grade(group, verdicts)
-        self.observer.graded(group.group(), filtered, len(ledger.ready))
+        self.observer.graded(group, filtered, len(ledger.ready))
         self._notify()
 
     def _notify(self) -> None:

@@ -22,12 +22,12 @@ from tramontane.types import Batch, Completion, Group, TrainSequence
 
 @dataclass(frozen=True)
 class ReplayRules:
-    """Order of trajectories, and treatment of their behaviour log-probs.
+    """Order of trajectories, and treatment of their behavior log-probs.
 
     Args:
         seed: decides the order of each epoch.
         shuffle: False keeps the order of the source.
-        behavior: the objective uses behaviour log-probs; otherwise none are computed.
+        behavior: the objective uses behavior log-probs; otherwise none are computed.
         refresh_all: compute them even for a trajectory with recorded ones.
         refresh_every: updates after which computed log-probs are computed again; None: never.
     """
@@ -79,7 +79,7 @@ class Replay:
         return taken
 
     async def refresh(self, batch: Batch, trainer: Handle, limit: Limit) -> None:
-        """Compute the behaviour log-probs that the batch's trajectories lack, or that are due,
+        """Compute the behavior log-probs that the batch's trajectories lack, or that are due,
         under the trainer's weights."""
         due = [c for g in batch.groups if not g.sampled for c in g.completions]
         due = [c for c in due if self._is_due(c, batch.version)]

@@ -1,4 +1,5 @@
-"""Verifiers as workers of a placement: actors, each with one grading process of its own.
+"""Verdicts on whole groups, from verifiers that may hang; and verifiers as workers of a placement:
+actors, each with one grading process of its own.
 
 The `VerifierPool` inside each actor kills a grading process that is late. An actor that dies or
 hangs is replaced here, and its group goes to the first free actor.
@@ -6,16 +7,17 @@ hangs is replaced here, and its group goes to the first free actor.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
-from tramontane.config import TimeoutsConfig, VerifierConfig
-from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
-from tramontane.types import Problem, Verdict
+from tramontane.config import PipelineConfig, TimeoutsConfig, VerifierConfig
+from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
+from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
 from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
@@ -23,6 +25,56 @@ from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
 
 MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
+
+
+class Verifiers(Protocol):
+    """Grades the completions of one problem; see `VerifierPool`."""
+
+    def score(
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int],
+        progress: Progress,
+    ) -> Future[list[Verdict]]: ...
+
+    def time_limit(self, problem: Problem, completions: int) -> float: ...
+
+    def stats(self) -> PoolStats: ...
+
+
+class Grading:
+    """Sends groups to the verifiers, which grade several at once."""
+
+    def __init__(self, verifiers: Verifiers, timeouts: TimeoutsConfig) -> None:
+        self._verifiers = verifiers
+        self._limit = Limit.of(timeouts, "verification", "start")
+        self._longest = 0.0  # seconds that the verdicts on a group may take
+
+    async def verdicts(self, group: Group, sizes: PipelineConfig, version: int) -> list[Verdict]:
+        """Wait for a group's verdicts for as long as the verifiers return any verdict at all;
+        `version` is the number of updates done.
+
+        The pool detects a hanging verifier `verification` seconds after its verdicts' own limits,
+        and the replacement may take `start` seconds. A verdict is late only after all of this.
+
+        Raises:
+            WaitTimeout: no verdict on any group within that time.
+        """
+        responses = [Response.of(c) for c in group.completions]
+        # A group with more work may be graded first.
+        work = self._verifiers.time_limit(group.problem, len(responses))
+        self._longest = max(self._longest, work)
+        lengths, progress = (sizes.l_max, sizes.l_cache), (version, sizes.updates)
+        score = self._verifiers.score(group.problem, responses, lengths, progress)
+        future = asyncio.wrap_future(score)
+        limit, seen = self._limit.plus(self._longest, "the limits of a group's verdicts"), -1
+        while not future.done():
+            if (graded := self._verifiers.stats().verdicts) == seen:
+                raise WaitTimeout(f"no verdict within {limit.seconds:g} s ({limit.key})")
+            seen = graded
+            await asyncio.wait({future}, timeout=limit.seconds)
+        return future.result()
 
 
 class Grader:
@@ -178,7 +230,7 @@ class VerifierActors:
         try:
             return future.result(limit.seconds)
         except TimeoutError:
-            raise WorkerStalled(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
+            raise WaitTimeout(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
 
     def _fail_waiting(self, error: Exception) -> None:
         """Fail the groups that no actor has begun."""
@@ -192,6 +244,3 @@ class VerifierActors:
         self._stats[number] = PoolStats()
         self._handles[number].close()
         self._handles[number] = self._make(number)
-
-
-Verifiers = VerifierPool | VerifierActors

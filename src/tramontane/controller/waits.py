@@ -9,7 +9,7 @@ from typing import Any
 from tramontane.config import TimeoutsConfig
 from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Ledger
-from tramontane.placement import WorkerStalled
+from tramontane.placement import WaitTimeout
 
 
 class Waits:
@@ -19,7 +19,7 @@ class Waits:
     of an evaluation does not count.
 
     Raises:
-        WorkerStalled: a wait took too long; the message has its name and the run's state.
+        WaitTimeout: a wait took too long; the message has its name and the run's state.
     """
 
     def __init__(self, timeouts: TimeoutsConfig, ledger: Ledger, generators: GeneratorPool) -> None:
@@ -41,7 +41,7 @@ class Waits:
             while not (await asyncio.wait({task}, timeout=self._timeout))[0]:
                 before, seen = seen, self._ledger.trained_version
                 if seen == before and not self._generators.evaluating:
-                    raise self._stalled(name)
+                    raise self._timed_out(name)
             task.result()
         finally:
             task.cancel()
@@ -53,9 +53,9 @@ class Waits:
                 changed.set_result(None)
         self._conditions = [wait for wait in self._conditions if not wait[1].done()]
 
-    def _stalled(self, name: str) -> WorkerStalled:
+    def _timed_out(self, name: str) -> WaitTimeout:
         ledger = self._ledger
-        return WorkerStalled(
+        return WaitTimeout(
             f"waited {self._timeout:g} s (timeouts.batch) for {name}; "
             f"{self._generators.in_flight} completions in flight, {len(ledger.ready)} groups "
             f"graded, {len(ledger.filtered)} filtered since update {ledger.trained_version}"

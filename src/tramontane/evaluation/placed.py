@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
 from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
-from tramontane.placement.handle import Limit, WorkerLost, WorkerStalled
+from tramontane.placement.handle import Limit, WaitTimeout, WorkerLost
 from tramontane.types import Completion, Problem
 from tramontane.workplace import Journal
 
@@ -66,7 +66,7 @@ def evaluate_placed(
     Raises:
         InputError: no cluster at the address, or one that is too small.
         WorkerLost: a worker cannot be replaced.
-        WorkerStalled: a wait exceeded its timeout.
+        WaitTimeout: a wait exceeded its timeout.
     """
     from tramontane.interrupt import Interrupt
     from tramontane.placement.place import place
@@ -143,7 +143,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
     """Wait for the pending verdicts.
 
     Raises:
-        WorkerStalled: the verifiers returned no verdict within their timeout.
+        WaitTimeout: the verifiers returned no verdict within their timeout.
     """
     limit = Limit.of(timeouts, "verification", "start")
     samples, problems = evaluation.plan.samples, evaluation.problems
@@ -154,7 +154,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
         if not await asyncio.to_thread(evaluation.collect):
             # A problem's verdicts arrive together, so a wait may end while others are graded.
             if (graded := verifiers.stats().verdicts) == graded_before:
-                raise WorkerStalled(f"no verdict within {seconds:g} s ({limit.key} + work)")
+                raise WaitTimeout(f"no verdict within {seconds:g} s ({limit.key} + work)")
             graded_before = graded
 
 

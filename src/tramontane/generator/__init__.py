@@ -1,15 +1,12 @@
 """Prompts → completions: a slot engine whose weights can change while sequences are in flight, and
 vLLM behind the same interface."""
 
-from typing import TypeAlias
-
 from tramontane.config import GeneratorConfig
 from tramontane.generator.engine import SlotEngine
 from tramontane.generator.generator import Generator
+from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.vllm import HEARTBEAT, VllmGenerator
 from tramontane.types import ResponseText
-
-AnyGenerator: TypeAlias = "Generator | VllmGenerator"
 
 
 def load_generator(

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
-from transformers.cache_utils import Cache
 
-from tramontane.generator.lanes import CacheSize, Layout, Prefix, capacity_ladder
+from tramontane.generator.lanes import CacheSize, Layout, Prefix, WrittenCache, capacity_ladder
 from tramontane.models.attention import supports_varlen
 
 # Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
@@ -61,7 +59,7 @@ def arena_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
     return CacheSize(slots, limit)
 
 
-class ArenaCache(Cache):
+class ArenaCache(WrittenCache):
     """The cache passed to a model's forward while decoding with fixed shapes.
 
     One tensor [planes, positions, heads, d] for each shape of the layout. A step's rows are the
@@ -76,7 +74,7 @@ class ArenaCache(Cache):
     shares_prefixes = False  # each sequence has a copy of its prefix
 
     def __init__(self, layout: Layout, size: CacheSize, max_len: int) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.layout, self.max_len = layout, max_len
         self.capacities = extent_capacities(max_len)
         self._positions = size.positions - size.slots
@@ -210,18 +208,9 @@ class ArenaCache(Cache):
         self._step = ArenaStep(self, lengths)
         return self._step
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values, [B, kv_heads, 1, d]."""
-        assert self._step is not None, "ArenaCache.update outside a step"
-        self._step.write(layer_idx, key_states, value_states)
-        return key_states, value_states
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        assert self._step is not None, "ArenaCache.write outside a step"
+        self._step.write(layer, key, value)
 
 
 class ArenaStep:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from tramontane.errors import InputError
 from tramontane.generator.arena import ArenaStep
-from tramontane.generator.cache import LaneStep, Part
+from tramontane.generator.cache import LanePart, LaneStep
 from tramontane.generator.lanes import Lane
 from tramontane.models.attention import packed_attention, refuse_unsupported
 
@@ -87,7 +87,7 @@ def slot_attention(
 
 
 def _attend(
-    query: torch.Tensor, step: LaneStep, parts: Sequence[Part], window: int | None
+    query: torch.Tensor, step: LaneStep, parts: Sequence[LanePart], window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Softmax attention to each part's lane separately.
 

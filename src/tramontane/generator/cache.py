@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from transformers.cache_utils import Cache
 
-from tramontane.generator.lanes import CacheSize, Lane, Layout, Prefix, capacity_ladder
+from tramontane.generator.lanes import (
+    CacheSize,
+    Lane,
+    Layout,
+    Prefix,
+    WrittenCache,
+    capacity_ladder,
+)
 
 BLOCK_MEMBERS = 16
 # With few slots, the extra calls cost more than the reads they save: below this number of slots,
@@ -34,7 +40,7 @@ class Block:
     members: list[int]
 
 
-class Part(Protocol):
+class LanePart(Protocol):
     """A lane in a decode step: its entries, and the rows of the batch that read them."""
 
     lane: Lane
@@ -204,7 +210,7 @@ def lane_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
     return CacheSize(slots, max_positions(slots, max_len))
 
 
-class SlotCache(Cache):
+class SlotCache(WrittenCache):
     """The lanes, and the cache passed to a model's forward while decoding.
 
     Args:
@@ -214,7 +220,7 @@ class SlotCache(Cache):
     """
 
     def __init__(self, layout: Layout, slots: int, max_len: int) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.layout = layout
         self.shares_prefixes = slots >= SHARING_SLOTS
         capacities = lane_capacities(slots, max_len)
@@ -345,15 +351,6 @@ class SlotCache(Cache):
             lane, place = places[slot]
             lane.write(place, unshared)
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values, [B, kv_heads, 1, d]; attention reads the lanes."""
-        assert self._step is not None, "SlotCache.update outside a step"
-        self._step.write(layer_idx, key_states, value_states)
-        return key_states, value_states
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        assert self._step is not None, "SlotCache.write outside a step"
+        self._step.write(layer, key, value)

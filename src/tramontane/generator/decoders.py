@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -19,9 +20,64 @@ from tramontane.generator.cache import SlotCache, lane_size
 from tramontane.generator.forward import decode
 from tramontane.generator.graphs import StepRecorder, padded_rows, run_directly
 from tramontane.generator.lanes import CacheSize, Layout
-from tramontane.generator.sampling import SamplingPlan, sample, uniforms
-from tramontane.generator.state import SlotState
-from tramontane.types import SamplingParams
+from tramontane.generator.sampling import DrawPlan, sample, streams, uniforms
+from tramontane.types import Request, SamplingParams
+
+
+class SlotState:
+    """The state of the slots as tensors, which stay on the device while decoding: [slots], or
+    [slots, max_len] for generated tokens. Integers are int64, `top_p`, `temperature` and `logprobs`
+    float32."""
+
+    def __init__(self, slots: int, max_len: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.max_len = max_len
+        self.last = zeros(slots)  # the newest token, not cached yet
+        self.offset = zeros(slots)  # positions cached before the first token was generated
+        self.start = zeros(slots)  # positions cached at admission
+        self.count = zeros(slots)  # tokens generated
+        self.limit = zeros(slots)  # maximum of tokens to generate; 0 for an empty slot
+        self.stream = zeros(slots)  # start of the random stream
+        self.top_k = zeros(slots)
+        self.top_p = zeros(slots, dtype=torch.float32) + 1
+        self.temperature = zeros(slots, dtype=torch.float32) + 1
+        self.tokens = zeros(slots, max_len)
+        self.versions = zeros(slots, max_len)
+        self.logprobs = zeros(slots, max_len, dtype=torch.float32)
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Mark slots [N] int64 as empty for steps of fixed shapes: nothing cached, no token to
+        draw."""
+        for column in (self.limit, self.count, self.offset):
+            column.index_fill_(0, slots, 0)
+
+    def write(self, slots: list[int], requests: list[Request]) -> None:
+        """Write N requests, with the tokens they have so far, into N slots.
+
+        Sets the slots' entries of each [slots] tensor, and the first tokens of their rows in each
+        [slots, max_len] tensor.
+        """
+        index = torch.tensor(slots, device=self.last.device)
+        columns: list[tuple[torch.Tensor, list]] = [
+            (self.last, [(r.token_ids or r.prompt_ids)[-1] for r in requests]),
+            (self.offset, [len(r.prompt_ids) - 1 for r in requests]),
+            (self.start, [len(r.prompt_ids) + len(r.token_ids) - 1 for r in requests]),
+            (self.count, [len(r.token_ids) for r in requests]),
+            (self.limit, [r.sampling.max_tokens for r in requests]),
+            (self.top_k, [r.sampling.top_k for r in requests]),
+            (self.top_p, [r.sampling.top_p for r in requests]),
+            (self.temperature, [r.sampling.temperature for r in requests]),
+        ]
+        for column, values in columns:
+            column[index] = torch.tensor(values, dtype=column.dtype, device=index.device)
+        self.stream[index] = streams([r.seed for r in requests]).to(index.device)
+        for slot, r in zip(slots, requests, strict=True):
+            if n := len(r.token_ids):
+                self.tokens[slot, :n] = torch.from_numpy(np.array(r.token_ids))
+                self.logprobs[slot, :n] = torch.from_numpy(np.array(r.logprobs))
+                self.versions[slot, :n] = torch.from_numpy(np.array(r.versions))
 
 
 class StepFlags(NamedTuple):
@@ -49,7 +105,7 @@ class Decoder(ABC):
     is_recorded = False  # True if steps read the weights at fixed addresses
     cache: SlotCache | ArenaCache
     state: SlotState
-    _plan: SamplingPlan
+    _plan: DrawPlan
     _slots: torch.Tensor  # [B] int64, of the batch's rows
 
     def __init__(
@@ -154,7 +210,7 @@ class LaneDecoder(Decoder):
         device = self.layout.device
         self._slots = torch.tensor(self.cache.slots, dtype=torch.int64, device=device)
         self._capacities = torch.tensor(self.cache.capacities, device=device)
-        self._plan = SamplingPlan.of(live.values(), static_shapes=False)
+        self._plan = DrawPlan.of(live.values(), static_shapes=False)
 
     def step(self) -> StepFlags:
         return self._advance(self._slots, self._capacities)
@@ -173,14 +229,7 @@ class LaneDecoder(Decoder):
 
 class ArenaDecoder(Decoder):
     """Keys and values in an arena; the batch has the live slots and some empty ones, and steps are
-    recorded.
-
-    Args:
-        model: as in `Decoder`.
-        layout: as in `Decoder`.
-        is_eos, may_end: as in `Decoder`.
-        record: records steps for faster repetition.
-    """
+    recorded: `record` makes their repetition faster."""
 
     cache: ArenaCache
 
@@ -204,7 +253,7 @@ class ArenaDecoder(Decoder):
         self.state = SlotState(size.slots, max_len, device)
         # Recorded steps read them at their addresses, so all live as long as the arena.
         self._slots = torch.zeros(size.slots, dtype=torch.int64, device=device)
-        self._recorded: dict[tuple[int, int, SamplingPlan], Callable[[], StepFlags]] = {}
+        self._recorded: dict[tuple[int, int, DrawPlan], Callable[[], StepFlags]] = {}
 
     def free(self) -> None:
         del self._recorded, self.cache, self.state
@@ -216,7 +265,7 @@ class ArenaDecoder(Decoder):
         rows = padded_rows(len(live), len(self._slots))
         self.cache.assign_rows(rows)
         self._slots[:rows] = torch.tensor(self.cache.slots)
-        self._plan = SamplingPlan.of(live.values(), static_shapes=True)
+        self._plan = DrawPlan.of(live.values(), static_shapes=True)
         self._key = rows, self.cache.span, self._plan
 
     def step(self) -> StepFlags:

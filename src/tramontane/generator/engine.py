@@ -21,12 +21,12 @@ from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
 from tramontane.generator.decoders import ArenaDecoder, Decoder, LaneDecoder, StepFlags
+from tramontane.generator.endings import StopTexts
 from tramontane.generator.forward import examine_model, prefill
 from tramontane.generator.graphs import StepRecorder, run_directly
+from tramontane.generator.interface import check_request
 from tramontane.generator.lanes import Prefix
-from tramontane.generator.requests import check_request
-from tramontane.generator.stops import StopTexts
-from tramontane.models.loading import context_length
+from tramontane.models.loading import context_length, vocabulary
 from tramontane.types import Completion, Growth, Request
 
 Key = tuple[int, ...]
@@ -44,7 +44,7 @@ class Stats:
         decode_steps: steps of the whole batch.
         live_slot_steps: slots that held a sequence, summed over the decode steps.
         slot_steps: all slots, summed over the decode steps; live_slot_steps / slot_steps is the
-            utilisation.
+            utilization.
         preemptions: sequences sent back to the queue because memory was short.
     """
 
@@ -68,8 +68,7 @@ class _Flight:
 
     @property
     def context(self) -> list[int]:
-        """Tokens to be cached before the next one can be sampled: all but the last."""
-        return [*self.request.prompt_ids, *self.request.token_ids][:-1]
+        return _context(self.request)
 
     @property
     def context_length(self) -> int:
@@ -79,7 +78,7 @@ class _Flight:
 class SlotEngine:
     """Runs requests in `slots` slots, and refills each slot as soon as it is free.
 
-    With limited memory, as many sequences are in flight as fit. If they outgrow it, the latest
+    With limited memory, as many sequences decode as fit. If they outgrow it, the latest
     return to the queue with their tokens, and are prefilled again once there is room.
 
     Args:
@@ -114,7 +113,7 @@ class SlotEngine:
         self.model = model.eval()
         self.prefill_tokens = prefill_tokens
         self.stats = Stats()
-        vocab = int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+        vocab = vocabulary(model)
         self._is_eos = torch.zeros(vocab, dtype=torch.bool, device=model.device)
         if unknown := [t for t in eos_ids if not 0 <= t < vocab]:
             raise InputError(
@@ -140,7 +139,7 @@ class SlotEngine:
         """Change the number of slots and their length, and free the memory of the old slots.
 
         Raises:
-            RuntimeError: a sequence is in flight or waiting.
+            RuntimeError: a sequence is in flight.
             InputError: a sequence of `max_len` tokens does not fit into `kv_bytes`.
         """
         if self.unfinished:
@@ -192,13 +191,13 @@ class SlotEngine:
     # --- requests
 
     @property
-    def in_flight(self) -> int:
+    def decoding(self) -> int:
         """Number of sequences that hold a slot."""
         return len(self._flights)
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences in flight or waiting for a slot."""
+        """Number of sequences in flight: decoding, or waiting for a slot."""
         return len(self._flights) + len(self._waiting)
 
     @property
@@ -217,10 +216,14 @@ class SlotEngine:
         for request in requests:
             self._check(request)
         for request in requests:
-            key = (request.group, *request.prompt_ids, *request.token_ids)
-            self._waiting.append(_Flight(request, key, self._serial))
-            self._sharers[key] += 1
+            self._waiting.append(self._flight(request, self._serial))
             self._serial += 1
+
+    def _flight(self, request: Request, serial: int) -> _Flight:
+        """A request to be queued, counted among those that share its prefix."""
+        key = (request.group, *request.prompt_ids, *request.token_ids)
+        self._sharers[key] += 1
+        return _Flight(request, key, serial)
 
     def pending(self) -> list[Request]:
         """All unfinished requests, in order of submission, with the tokens generated so far.
@@ -237,13 +240,8 @@ class SlotEngine:
         for flight in self._waiting if self._unreported else ():
             request, n = flight.request, self._unreported.pop(flight.serial, None)
             if n is not None:
-                growth.add(
-                    request.group,
-                    request.index,
-                    token_ids=request.token_ids[n:],
-                    logprobs=request.logprobs[n:],
-                    versions=request.versions[n:],
-                )
+                tokens = request.token_ids[n:], request.logprobs[n:], request.versions[n:]
+                growth.add(request.group, request.index, *tokens)
         if not slots:
             return growth
         s = self._decoder.state
@@ -262,18 +260,11 @@ class SlotEngine:
         for slot, now, before, *gained in rows:
             if now > before:
                 request = self._flights[slot].request
-                token_ids, logprobs, versions = (values[before - now :] for values in gained)
-                growth.add(
-                    request.group,
-                    request.index,
-                    token_ids=token_ids,
-                    logprobs=logprobs,
-                    versions=versions,
-                )
+                growth.add(request.group, request.index, *(new[before - now :] for new in gained))
         return growth
 
     def clear(self) -> None:
-        """Drop all sequences in flight and waiting."""
+        """Drop all sequences in flight."""
         self._decoder.free()
         self._allocate()
 
@@ -330,7 +321,8 @@ class SlotEngine:
         slot_of = self._decoder.cache.slots
         slots = [slot_of[row] for row in rows]
         completions = [
-            self._complete(slot, stopped[row]) for slot, row in zip(slots, rows, strict=True)
+            self._snapshot(slot).completed("stop" if stopped[row] else "length")
+            for slot, row in zip(slots, rows, strict=True)
         ]
         growing = self._decoder.release(rows, flags.full.nonzero()[:, 0].tolist())
         for slot in slots:
@@ -358,9 +350,7 @@ class SlotEngine:
         self._decoder.evict(slot)
         flight = self._free(slot)
         self._unreported[flight.serial] = self._reported[slot]
-        key = (request.group, *request.prompt_ids, *request.token_ids)
-        self._waiting.appendleft(_Flight(request, key, flight.serial))
-        self._sharers[key] += 1
+        self._waiting.appendleft(self._flight(request, flight.serial))
         self.stats.preemptions += 1
 
     def _find_stop_texts(self, flags: StepFlags) -> torch.Tensor:
@@ -380,18 +370,6 @@ class SlotEngine:
         for row, tail, count in zip(rows, tails, counts.tolist(), strict=True):
             found[row] = self._stop_texts.found(tail[max(0, length - count) :])
         return found
-
-    def _complete(self, slot: int, stopped: bool) -> Completion:
-        r = self._snapshot(slot)
-        return Completion(
-            r.group,
-            r.index,
-            r.prompt_ids,
-            r.token_ids,
-            r.logprobs,
-            r.versions,
-            "stop" if stopped else "length",
-        )
 
     def _snapshot(self, slot: int) -> Request:
         """The request in a slot, with the tokens generated so far."""
@@ -456,14 +434,18 @@ class SlotEngine:
     def recompute(self) -> None:
         """Rebuild all cached keys and values, of live slots and of kept prefixes, under the current
         weights."""
-        requests = {slot: self._snapshot(slot) for slot in self._flights}
-        contexts = {s: [*r.prompt_ids, *r.token_ids][:-1] for s, r in requests.items()}
+        contexts = {slot: _context(self._snapshot(slot)) for slot in self._flights}
         prefilled = self._prefill(list(contexts.values()))
         self._decoder.cache.rewrite(zip(contexts, prefilled, strict=True))
         kept = {f.key: f.context for f in self._waiting if f.key in self._prefixes}
         self._prefixes |= zip(kept, self._prefill(list(kept.values())), strict=True)
         recomputed = [*contexts.values(), *kept.values()]
         self.stats.recomputed_tokens += sum(map(len, recomputed))
+
+
+def _context(request: Request) -> list[int]:
+    """Tokens to be cached before the next one can be sampled: all but the last."""
+    return [*request.prompt_ids, *request.token_ids][:-1]
 
 
 def _array(code: str, values: torch.Tensor) -> array[Any]:

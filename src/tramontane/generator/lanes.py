@@ -52,12 +52,15 @@ class Prefix:
         return Prefix(length, first), Prefix(self.length - length, rest)
 
 
-class PackedCache(Cache):
-    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
+class WrittenCache(Cache):
+    """A cache for transformers, which gives it each layer's new keys and values and reads none."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Take a layer's new keys and values, [B, kv_heads, N, d] each."""
+        raise NotImplementedError
 
     def update(
         self,
@@ -67,8 +70,19 @@ class PackedCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.recorded[layer_idx, 0], self.recorded[layer_idx, 1] = key_states, value_states
+        self.write(layer_idx, key_states, value_states)
         return key_states, value_states
+
+
+class PackedCache(WrittenCache):
+    """Records the keys and values of one packed forward, [1, kv_heads, N, head_dim] per layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: dict[tuple[int, int], torch.Tensor] = {}
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        self.recorded[layer, 0], self.recorded[layer, 1] = key, value
 
 
 class Layout:
@@ -130,7 +144,7 @@ class Lane(Generic[Owner]):
         self.stacks: list[torch.Tensor] = []
         self._layout, self._most = layout, most
         self._room = 0  # entries with reserved memory
-        self._initialised = 0  # number of initialised entries, from the first
+        self._initialized = 0  # number of initialized entries, from the first
         self._positions = torch.empty(0)
 
     def append(self, owners: Sequence[Owner], planes: Sequence[torch.Tensor] = ()) -> None:
@@ -192,12 +206,12 @@ class Lane(Generic[Owner]):
                 for planes, heads, d in layout.shapes
             ]
             for new, stack in zip(self.stacks, old, strict=False):
-                new[:, : self._initialised] = stack[:, : self._initialised]
-        if n > self._initialised:
+                new[:, : self._initialized] = stack[:, : self._initialized]
+        if n > self._initialized:
             # Hidden positions are multiplied by an attention weight of 0: they must not be NaN.
             for stack in self.stacks:
-                stack[:, self._initialised : n] = 0
-            self._initialised = n
+                stack[:, self._initialized : n] = 0
+            self._initialized = n
 
 
 def _flat(stack: torch.Tensor) -> torch.Tensor:

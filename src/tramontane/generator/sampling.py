@@ -61,7 +61,7 @@ def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class SamplingPlan:
+class DrawPlan:
     """Operations that some row of a batch requires. Others are skipped without reading the rows'
     parameters, since on a GPU, reading a value waits for everything launched before.
 
@@ -79,7 +79,7 @@ class SamplingPlan:
     static_shapes: bool = False
 
     @classmethod
-    def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> SamplingPlan:
+    def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> DrawPlan:
         """The plan for a batch of these sampling parameters."""
         return cls(
             scaled=any(p.temperature != 1 for p in params),
@@ -95,7 +95,7 @@ def sample(
     temperature: torch.Tensor,
     top_p: torch.Tensor,
     top_k: torch.Tensor,
-    plan: SamplingPlan = SamplingPlan(),
+    plan: DrawPlan = DrawPlan(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row.
 

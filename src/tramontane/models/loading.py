@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -28,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 from tramontane.errors import InputError
 from tramontane.models.attention import PACKED
 from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
-from tramontane.models.weight_files import INDEX, WeightFiles
+from tramontane.models.weight_files import INDEX, WeightFiles, listed_files
 
 logger = logging.getLogger("tramontane")
 
@@ -62,7 +61,7 @@ def local_folder(model: str) -> Path | None:
         return None
     files = {"model.safetensors"}
     if (index := snapshot / "model.safetensors.index.json").is_file():
-        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        files = {*listed_files(index)}
     return snapshot if all((snapshot / name).is_file() for name in files) else None
 
 
@@ -160,7 +159,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
     Returns:
         The model, and the files to read its weights from. None, with a warning in the log, for a
         checkpoint whose weights must be loaded as a whole: they are not in safetensors files, are
-        quantised, or are converted by transformers while loading.
+        quantized, or are converted by transformers while loading.
 
     Raises:
         InputError: no checkpoint there, or an incomplete one.
@@ -172,7 +171,7 @@ def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
         )
     folder = folder_of(model, ["model*.safetensors", INDEX, "generation_config.json"])
     if getattr(config, "quantization_config", None) is not None:
-        obstacle: str | None = "they are quantised"
+        obstacle: str | None = "they are quantized"
     elif not WeightFiles.present(folder):
         obstacle = f"{folder} has no safetensors files"
     elif converts_weights(built):
@@ -222,6 +221,11 @@ def _parameters_on_meta() -> Iterator[None]:
 def load_config(model: str) -> Any:
     """The architecture of a checkpoint, without its weights."""
     return _from_pretrained(AutoConfig, model)
+
+
+def vocabulary(model: PreTrainedModel) -> int:
+    """Number of tokens that the model has an embedding for."""
+    return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
 
 
 def check_device(device: str, key: str = "device") -> None:

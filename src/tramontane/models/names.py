@@ -1,4 +1,5 @@
-"""Resolves names of models, alike for every command. torch is not imported here.
+"""Resolves names of models, alike for every command; the user's cache folder, and checksums of
+files. torch is not imported here.
 
 A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
 Hugging Face name.
@@ -7,10 +8,12 @@ Hugging Face name.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import socket
 import tempfile
+import zlib
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatch
@@ -20,9 +23,9 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from tramontane.errors import InputError
-from tramontane.models.cache import cache_dir
 
 HUB_SECONDS = 5.0  # for a first connection to the model hub
+BLOCK = 1 << 22  # bytes of a file read at once
 TOKENIZER_FILES = (
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
     *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
@@ -166,3 +169,26 @@ def numbered(folder: Path) -> list[Path]:
 
 def _is_tokenizer(file: Path) -> bool:
     return file.is_file() and any(fnmatch(file.name, pattern) for pattern in TOKENIZER_FILES)
+
+
+def crc32(path: Path) -> int:
+    """CRC-32 of a file's bytes."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def cache_dir() -> Path:
+    """The user's folder for downloads: `$XDG_CACHE_HOME/tramontane`, by default in `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tramontane"

@@ -100,64 +100,30 @@ class ModelShape:
         return self.outside < 2 * self.head
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of a token's keys and values over all layers; as `models.kv_memory` computes."""
+        """Bytes of a token's keys and values over all layers; as `models.memory` computes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 
 # Models with known sizes, whose files are not needed. Mistral Small 3.1 is the base of Magistral
 # Small; Mistral publishes no sizes of Medium 3, so Mistral Large 2 stands for it. LlamaRL (arXiv
 # 2505.24034) trained Llama 3.1, whose architecture is the same.
+_COMMON = {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072}
 KNOWN_SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    },
-    "llama-3.1-70b": {
-        "num_hidden_layers": 80,
-        "hidden_size": 8192,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 28672,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    },
-    "llama-3.1-405b": {
-        "num_hidden_layers": 126,
-        "hidden_size": 16384,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 53248,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-    },
-    "mistral-small-24b": {
-        "num_hidden_layers": 40,
-        "hidden_size": 5120,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 32768,
-        "vocab_size": 131072,
-        "max_position_embeddings": 131072,
-    },
-    "mistral-large-123b": {
-        "num_hidden_layers": 88,
-        "hidden_size": 12288,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 28672,
-        "vocab_size": 32768,
-        "max_position_embeddings": 131072,
-    },
+    name: {
+        **_COMMON,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+    }
+    for name, layers, hidden, heads, intermediate, vocabulary in (
+        ("llama-3.1-8b", 32, 4096, 32, 14336, 128256),
+        ("llama-3.1-70b", 80, 8192, 64, 28672, 128256),
+        ("llama-3.1-405b", 126, 16384, 128, 53248, 128256),
+        ("mistral-small-24b", 40, 5120, 32, 32768, 131072),
+        ("mistral-large-123b", 88, 12288, 96, 28672, 32768),
+    )
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 
@@ -130,10 +130,11 @@ class StagedWeights:
                 self._spare = {key: self._room_for(t.data) for key, t in self._used.items()}
             targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
         # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
-        with self._on_stream():
+        stream = self._stream
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
             collect(weights, targets)
-        if self._stream is not None:
-            self._stream.synchronize()
+        if stream is not None:
+            stream.synchronize()
         with self._changing:
             self._version = version
 
@@ -168,6 +169,3 @@ class StagedWeights:
             return torch.empty_like(tensor)
         pinned = self._stream is not None
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -7,23 +7,18 @@ parent's shards; all other weights are copied unchanged.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from tramontane.errors import InputError
 from tramontane.models.loading import load_config
 from tramontane.models.names import folder_of
-from tramontane.models.weight_files import DTYPES, INDEX, SINGLE
+from tramontane.models.weight_files import Entry, WeightFiles, write_files
 from tramontane.workplace import whole_folder
 
-CHUNK = 16 << 20  # bytes copied at once
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
 # Settings, besides weight shapes, that affect what a model computes.
 _COMPUTING = (
     "hidden_act", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -52,16 +47,6 @@ class Transplant(NamedTuple):
     prefix: str
 
 
-class Stored(NamedTuple):
-    """A tensor in a safetensors file: its type and shape, and the offsets of its bytes."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
 def transplant(
     language_model: str, parent: str, out: str | Path, maps: Mapping[str, str] | None = None
 ) -> Transplant:
@@ -86,19 +71,19 @@ def transplant(
     out = Path(out)
     with whole_folder(out, "written") as unfinished:
         sources = {"language model": folder_of(language_model), "parent": folder_of(parent)}
-        language, multimodal = (stored_tensors(folder) for folder in sources.values())
+        language, multimodal = (WeightFiles(folder) for folder in sources.values())
         _check_settings(language_model, parent)
-        mapping, prefix = text_names(language, multimodal, maps)
-        _check_shapes(language, multimodal, mapping)
-        for file in sorted({stored.file for stored in multimodal.values()}):
-            names = {name: stored for name, stored in multimodal.items() if stored.file == file}
-            replaced = {n: language[mapping[n]] for n in names if n in mapping}
-            _write_shard(unfinished / file.name, names, replaced)
+        mapping, prefix = text_names(language.names, multimodal.names, maps)
+        old, new = multimodal.entries(), language.entries()
+        _check_shapes(new, old, mapping)
+        tensors = (
+            (name, language.read(mapping[name]) if name in mapping else multimodal.read(name))
+            for name in old
+        )
+        write_files(unfinished, old, tensors, multimodal.by_file())
         _copy_others(sources["parent"], unfinished)
-    rounded = sum(
-        multimodal[name].dtype != language[source].dtype for name, source in mapping.items()
-    )
-    return Transplant(out, len(mapping), len(multimodal) - len(mapping), rounded, prefix)
+    rounded = sum(old[name].dtype != new[source].dtype for name, source in mapping.items())
+    return Transplant(out, len(mapping), len(old) - len(mapping), rounded, prefix)
 
 
 def text_names(
@@ -183,96 +168,8 @@ def _is_head(name: str, prefix: str) -> bool:
     return name.endswith(HEAD) and prefix.startswith(before)
 
 
-def stored_tensors(folder: Path) -> dict[str, Stored]:
-    """All tensors of a checkpoint's safetensors files by name.
-
-    Raises:
-        InputError: no such files, or a damaged one.
-    """
-    paths = [folder / SINGLE]
-    if (index := folder / INDEX).is_file():
-        paths = [folder / name for name in _shards(index)]
-    found: dict[str, Stored] = {}
-    for path in paths:
-        if not path.is_file():
-            raise InputError(f"model {folder}: it has no file {path.name}; save it as safetensors")
-        found.update(_header(path)[0])
-    return found
-
-
-def _shards(index: Path) -> list[str]:
-    """The names of the files that an index lists."""
-    try:
-        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{index}: damaged, no index of safetensors files ({error!r})") from None
-
-
-def _header(path: Path) -> tuple[dict[str, Stored], int]:
-    """The tensors of a safetensors file by name, and their start offset."""
-    with path.open("rb") as file:
-        try:
-            length = int.from_bytes(file.read(8), "little")
-            begin = 8 + length
-            tensors = {
-                name: _stored(path, entry, begin)
-                for name, entry in json.loads(file.read(length)).items()
-                if name != "__metadata__"
-            }
-        except (
-            ValueError, LookupError, TypeError, AttributeError, MemoryError, OverflowError,
-            RecursionError,
-        ) as error:  # fmt: skip
-            raise InputError(f"{path}: damaged, no safetensors header ({error!r})") from None
-    if path.stat().st_size != max((stored.end for stored in tensors.values()), default=begin):
-        raise InputError(f"{path}: damaged, it does not have the size that its header names")
-    return tensors, begin
-
-
-def _stored(path: Path, entry: Mapping[str, Any], begin: int) -> Stored:
-    start, end = entry["data_offsets"]
-    shape = tuple(int(size) for size in entry["shape"])
-    return Stored(path, str(entry["dtype"]), shape, begin + int(start), begin + int(end))
-
-
-def _write_shard(path: Path, names: Mapping[str, Stored], replaced: Mapping[str, Stored]) -> None:
-    """Write one of the parent's files: its header unchanged, then each tensor's bytes."""
-    source = next(iter(names.values())).file
-    _, begin = _header(source)
-    with path.open("wb") as target, source.open("rb") as file:
-        _copy(file, target, 0, begin)
-        for name, stored in sorted(names.items(), key=lambda pair: pair[1].start):
-            new = replaced.get(name)
-            if new is None:
-                _copy(file, target, stored.start, stored.end)
-            elif new.dtype == stored.dtype:
-                with new.file.open("rb") as other:
-                    _copy(other, target, new.start, new.end)
-            else:
-                target.write(_converted(new, stored.dtype))
-
-
-def _copy(source: IO[bytes], target: IO[bytes], start: int, end: int) -> None:
-    source.seek(start)
-    while start < end:
-        part = source.read(min(CHUNK, end - start))
-        if not part:
-            raise InputError(f"{source.name}: cut short")
-        target.write(part)
-        start += len(part)
-
-
-def _converted(stored: Stored, dtype: str) -> bytes:
-    """The bytes of a tensor in another number type."""
-    with stored.file.open("rb") as file:
-        file.seek(stored.start)
-        content = bytearray(file.read(stored.end - stored.start))
-    tensor = torch.frombuffer(content, dtype=_TORCH[stored.dtype]).to(_TORCH[dtype])
-    return tensor.view(torch.uint8).numpy().tobytes()
-
-
 def _check_shapes(
-    language: Mapping[str, Stored], multimodal: Mapping[str, Stored], mapping: Mapping[str, str]
+    language: Mapping[str, Entry], multimodal: Mapping[str, Entry], mapping: Mapping[str, str]
 ) -> None:
     for name, source in mapping.items():
         old, new = multimodal[name], language[source]
@@ -281,10 +178,10 @@ def _check_shapes(
                 f"{source} has the shape {list(new.shape)}, and the parent's {name} "
                 f"{list(old.shape)}: they are not of the same architecture and vocabulary"
             )
-        if old.dtype != new.dtype and not {old.dtype, new.dtype} <= _TORCH.keys():
+        if old.dtype != new.dtype and 1 in (old.dtype.itemsize, new.dtype.itemsize):
             raise InputError(
                 f"{name}: {new.dtype} cannot be converted to the parent's {old.dtype}; take a "
-                f"parent that is not quantised"
+                f"parent that is not quantized"
             )
 
 

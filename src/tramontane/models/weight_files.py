@@ -1,5 +1,6 @@
 """Weights in safetensors files, in the Hugging Face layout: read slice by slice, written tensor by
-tensor. A whole model is never in memory.
+tensor. A whole model is never in memory: safetensors' own writer takes all tensors of a file at
+once.
 
 A file is the header's length (8 bytes, little-endian), the header (JSON: type, shape and place of
 each tensor) and the tensors' bytes.
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
+from tramontane.models.weights import tied_names
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -32,7 +34,13 @@ DTYPES = {
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
 }
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -44,20 +52,27 @@ class WeightFiles:
         folder: the checkpoint.
 
     Raises:
-        InputError: an index that names a missing file.
+        InputError: a file is damaged or missing.
     """
 
     def __init__(self, folder: Path) -> None:
         paths = [folder / SINGLE]
         if (index := folder / INDEX).is_file():
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            paths = [folder / name for name in sorted(set(weight_map.values()))]
+            paths = [folder / name for name in listed_files(index)]
         self._files: dict[str, Any] = {}
+        self._names: dict[str, list[str]] = {}  # by file
         for path in paths:
             if not path.is_file():
-                raise InputError(f"model {folder}: incomplete, it has no file {path.name}")
-            file = safe_open(path, framework="pt")
-            self._files |= dict.fromkeys(file.keys(), file)
+                raise InputError(
+                    f"model {folder}: incomplete, it has no file {path.name}; save it as "
+                    f"safetensors"
+                )
+            try:
+                file = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise InputError(f"{path}: damaged, no safetensors file ({error})") from None
+            self._names[path.name] = list(file.keys())
+            self._files |= dict.fromkeys(self._names[path.name], file)
 
     @staticmethod
     def present(folder: Path) -> bool:
@@ -71,6 +86,14 @@ class WeightFiles:
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the files."""
         return list(self._files)
+
+    def by_file(self) -> dict[str, list[str]]:
+        """Names of each file's tensors."""
+        return self._names
+
+    def entries(self) -> dict[str, Entry]:
+        """Shape and type of each tensor; none is read."""
+        return {name: self.entry(name) for name in self.names}
 
     def entry(self, name: str) -> Entry:
         """Shape and type of a tensor, without reading it."""
@@ -87,24 +110,21 @@ class WeightFiles:
     def misfit(self, model: PreTrainedModel) -> str | None:
         """Describe the first weight of the model that the files lack or hold in a different form;
         None if the files fit. Tied weights must be in the files once."""
-        names: dict[int, list[str]] = {}
         tensors = model.state_dict(keep_vars=True)
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
-        for tied in names.values():
+        for tied in tied_names(tensors):
             found = [name for name in tied if name in self]
             if not found:
                 return f"there is no {tied[0]}"
             if len(found) > 1:
                 return f"{found[0]} and {found[1]} are tied, and both are there"
-            shape = list(self._files[found[0]].get_slice(found[0]).get_shape())
+            shape = list(self.entry(found[0]).shape)
             if shape != list(tensors[tied[0]].shape):
                 return f"{found[0]} has shape {shape}"
         return None
 
 
 class Entry(NamedTuple):
-    """A tensor to write."""
+    """Shape and type of a tensor in a file."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -114,7 +134,9 @@ class Entry(NamedTuple):
         return self.shape.numel() * self.dtype.itemsize
 
 
-def plan_files(entries: Mapping[str, Entry], shard_bytes: int) -> dict[str, list[str]]:
+def plan_files(
+    entries: Mapping[str, Entry], shard_bytes: int = SHARD_BYTES
+) -> dict[str, list[str]]:
     """Distribute tensors, in order, over files of at most `shard_bytes`; a larger tensor gets its
     own file. Returns the names of each file's tensors."""
     groups: list[list[str]] = [[]]
@@ -138,11 +160,18 @@ def write_files(
     folder: Path,
     entries: Mapping[str, Entry],
     tensors: Iterable[tuple[str, torch.Tensor]],
-    shard_bytes: int = SHARD_BYTES,
+    files: Mapping[str, list[str]] | None = None,
 ) -> None:
-    """Write tensors as they arrive, in the order of `entries`; only one is held at a time."""
+    """Write tensors as they arrive; only one is held at a time.
+
+    Args:
+        folder: created if missing.
+        entries: shape and type of each tensor in the files.
+        tensors: in the order of `files`, in any type.
+        files: names of each file's tensors; None: by `plan_files`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    files = plan_files(entries, shard_bytes)
+    files = plan_files(entries) if files is None else files
     for old in [*folder.glob("model-*-of-*.safetensors"), folder / SINGLE, folder / INDEX]:
         old.unlink(missing_ok=True)
     stream = iter(tensors)
@@ -160,6 +189,14 @@ def write_files(
             "weight_map": {name: file for file, names in files.items() for name in names},
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def listed_files(index: Path) -> list[str]:
+    """The names of the files that an index lists."""
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{index}: damaged, no index of safetensors files ({error!r})") from None
 
 
 def _write_header(file: IO[bytes], entries: Mapping[str, Entry]) -> None:

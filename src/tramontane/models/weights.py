@@ -34,6 +34,14 @@ class Part(NamedTuple):
 Bucket = list[Part]
 
 
+def tied_names(tensors: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    """The names of each tensor: several if it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), []).append(name)
+    return list(names.values())
+
+
 class Weights(ABC):
     """One version of a whole model: every trainer rank adds the rows that it holds, every generator
     iterates over all of them. The placement decides how a bucket travels.

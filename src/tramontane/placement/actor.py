@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from tramontane.placement.files import Copies
-from tramontane.placement.orphans import die_with_parent
+from tramontane.temporary import die_with_parent
 
 if TYPE_CHECKING:
     from tramontane.placement.ranks import Membership

@@ -31,15 +31,15 @@ from tramontane.config import Config, Resources
 from tramontane.errors import InputError
 from tramontane.models.weights import Bucket, Part, Weights
 from tramontane.placement.actor import Actor
-from tramontane.placement.files import Folder, folders_in
+from tramontane.placement.files import Folder, collect, folders_in, send
 from tramontane.placement.handle import (
     TRAINER,
     GeneratorHandle,
     Handle,
+    WaitTimeout,
     WeightsLost,
     WorkerDied,
     WorkerLost,
-    WorkerStalled,
 )
 from tramontane.placement.ranks import (
     COLLECTIVE_SECONDS,
@@ -47,7 +47,6 @@ from tramontane.placement.ranks import (
     collective_backend,
     joint_result,
 )
-from tramontane.placement.transfer import collect, send
 
 CONNECT_SECONDS = 10.0
 EXIT_SECONDS = 2.0  # time for a process to exit after Ray asked it to
@@ -255,9 +254,9 @@ class ActorHandle:
         except RayActorError as error:
             raise self._died(what, began, error) from None
 
-    def _stalled(self, what: str, began: float) -> WorkerStalled:
+    def _stalled(self, what: str, began: float) -> WaitTimeout:
         self._silent = True
-        return WorkerStalled(
+        return WaitTimeout(
             f"{self.name} gave no sign of life for {self._heartbeat:g} s (timeouts.heartbeat), "
             f"{time.monotonic() - began:.0f} s into {what}",
             self.name,

@@ -2,8 +2,10 @@
 
 A worker gets a path on its own machine. On a machine that sees the controller's folder (the same
 machine, or a shared file system) this is the folder itself. On any other machine it is a copy: a
-folder to read is sent there before the call, and a folder to write is collected afterwards
-(`placement.transfer`). Neither torch nor Ray is imported here.
+folder to read is sent there before the call (`send`), and a folder to write is collected afterwards
+(`collect`). Neither torch nor Ray is imported here: the caller gives the functions with which one
+machine asks the other. A message holds at most `CHUNK_BYTES`, and one is in transfer at a time, so
+neither side holds more.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,13 +24,16 @@ from uuid import uuid4
 
 import numpy as np
 
-from tramontane.models.cache import cache_dir
+from tramontane.models.names import cache_dir
 from tramontane.temporary import PREFIX, process_folder
 
 CHUNK_BYTES = 32 << 20  # of a file, in one message
 COPIES = "copies"
 MARK = ".controller-"  # begins the name of a file in a folder that is being written
 
+Ask = Callable[..., Any]  # calls a method of the actor's `Copies`, and waits for its result
+
+_locks: dict[tuple[str, str], threading.Lock] = {}  # one per machine and folder
 
 Kind = Literal["model", "read", "written"]
 
@@ -184,3 +190,40 @@ class Copies:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
+
+
+def send(folder: Folder, node: str, ask: Ask) -> int:
+    """Send a folder to a machine unless it has it; returns the number of bytes sent.
+
+    Actors on one machine share a copy: while it is sent to one of them, the others wait here.
+    """
+    with _locks.setdefault((node, folder.key), threading.Lock()):
+        if not ask("lacks", folder):
+            return 0
+        ask("begin", folder)
+        for name, _ in folder.files:
+            with (folder.path / name).open("rb") as file:
+                while True:
+                    data = np.fromfile(file, dtype=np.uint8, count=CHUNK_BYTES)
+                    ask("receive", folder, name, data)
+                    if len(data) < CHUNK_BYTES:
+                        break
+        ask("commit", folder)
+    return sum(size for _, size in folder.files)
+
+
+def collect(folder: Folder, ask: Ask) -> None:
+    """Write the files that an actor wrote for a folder into the folder, and delete its copy.
+
+    Raises:
+        OSError: the controller's disk is full, or a file changed meanwhile.
+    """
+    for name, size in ask("written", folder) if folder.kind == "written" else ():
+        path = folder.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            for offset in range(0, size, CHUNK_BYTES):
+                file.write(ask("read", folder, name, offset).data)
+        if path.stat().st_size != size:
+            raise OSError(f"{path}: {path.stat().st_size:,} of {size:,} bytes arrived")
+    ask("drop", folder)

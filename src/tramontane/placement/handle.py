@@ -27,7 +27,7 @@ class WorkerDied(WorkerLost):
     """The worker's process ended."""
 
 
-class WorkerStalled(WorkerLost):
+class WaitTimeout(WorkerLost):
     """A wait lasted longer than its timeout; the message names both."""
 
 
@@ -64,7 +64,7 @@ class Handle(Protocol):
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call of the worker's `method`, and return at once. Not to be used after `close`.
 
-        The future holds the result, or the call's own error, or `WorkerDied` or `WorkerStalled` if
+        The future holds the result, or the call's own error, or `WorkerDied` or `WaitTimeout` if
         the worker is lost meanwhile. It is cancelled if `close` comes before the call has begun.
         """
 
@@ -88,7 +88,7 @@ async def call(handle: Handle, method: str, *args: Any, limit: Limit) -> Any:
     """Submit one call and await its result.
 
     Raises:
-        WorkerStalled: the call took longer than `limit`.
+        WaitTimeout: the call took longer than `limit`.
     """
     return await answer(handle, method, handle.submit(method, *args), limit=limit)
 
@@ -97,7 +97,7 @@ async def release(handle: Handle, folder: Folder, limit: Limit) -> None:
     """Await `handle.release`.
 
     Raises:
-        WorkerStalled: it took longer than `limit`.
+        WaitTimeout: it took longer than `limit`.
     """
     await answer(handle, "release", handle.release(folder), limit=limit)
 
@@ -106,13 +106,13 @@ async def answer(handle: Handle, method: str, future: Future[Any], *, limit: Lim
     """Await a call that is already submitted.
 
     Raises:
-        WorkerStalled: the call takes longer than `limit` from now.
+        WaitTimeout: the call takes longer than `limit` from now.
         WorkerLost: the handle was closed before the call began.
     """
     waiting = asyncio.wrap_future(future)
     try:
         if not (await asyncio.wait({waiting}, timeout=limit.seconds))[0]:
-            raise WorkerStalled(
+            raise WaitTimeout(
                 f"{handle.name}.{method} did not return within {limit.seconds:g} s ({limit.key})",
                 handle.name,
             )
@@ -127,11 +127,11 @@ async def started(handle: Handle, limit: Limit) -> None:
     """Wait until a worker can be called.
 
     Raises:
-        WorkerStalled: the start took longer than `limit`.
+        WaitTimeout: the start took longer than `limit`.
     """
     try:
         await asyncio.wait_for(asyncio.wrap_future(handle.started), limit.seconds)
     except asyncio.TimeoutError:
-        raise WorkerStalled(
+        raise WaitTimeout(
             f"{handle.name} did not start within {limit.seconds:g} s ({limit.key})", handle.name
         ) from None

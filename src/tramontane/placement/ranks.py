@@ -25,7 +25,7 @@ from tramontane.errors import InputError
 from tramontane.models.weights import Weights
 from tramontane.placement.files import Folder, on_this_machine
 from tramontane.placement.handle import WorkerDied
-from tramontane.placement.orphans import die_with_parent
+from tramontane.temporary import die_with_parent
 
 COLLECTIVE_SECONDS = 3600.0  # timeouts.training by default
 END_SECONDS = 10.0  # time for a process to end after it was killed or closed its pipe

@@ -22,7 +22,7 @@ from tramontane.generator.cache import (
     lane_size,
 )
 from tramontane.generator.lanes import CacheSize
-from tramontane.models.kv_memory import kv_budget
+from tramontane.models.memory import kv_budget
 from tramontane.models.packing import SHORT
 from tramontane.models.shape import DTYPE_BYTES, ModelShape
 

@@ -20,12 +20,10 @@ from typing import Any
 import numpy as np
 
 from tramontane.config import Config
-from tramontane.controller.generators import AHEAD, slots
-from tramontane.controller.groups import OpenGroup
+from tramontane.controller.generators import AHEAD, Loads, slots
 from tramontane.controller.ledger import Ledger
-from tramontane.controller.loads import Loads
 from tramontane.planning.costs import Costs, Lengths
-from tramontane.types import Batch, Completion, Problem, Request, Verdict, floats, ints
+from tramontane.types import Batch, Completion, Group, Problem, Request, Verdict, floats, ints
 
 
 @dataclass(frozen=True)
@@ -127,12 +125,12 @@ class Simulation:
             known = self.verifiers[first] - self.now + self.costs.latency
             self.after(known, lambda: self._grade(group))
 
-    def _grade(self, group: OpenGroup) -> None:
+    def _grade(self, group: Group) -> None:
         alike = random.Random(group.id).random() < self.filtered
-        rewards = [float(index > 0 and not alike) for index in group.completions]
+        rewards = [float(c.index > 0 and not alike) for c in group.completions]
         self.ledger.grade(group, [Verdict(reward, {}, "right") for reward in rewards])
         if alike:
-            self.dropped_tokens += sum(sum(self._runs(c)) for c in group.completions.values())
+            self.dropped_tokens += sum(sum(self._runs(c)) for c in group.completions)
 
     def _runs(self, completion: Completion) -> list[int]:
         return [n for _, n in self.versions.pop((completion.group, completion.index))]

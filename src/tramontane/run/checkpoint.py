@@ -22,11 +22,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from tramontane.controller.groups import FrozenGroup, OpenGroup
-from tramontane.controller.ledger import Snapshot
-from tramontane.models.checksum import crc32
+from tramontane.controller.ledger import FrozenGroup, Snapshot
+from tramontane.models.names import crc32
 from tramontane.run.columns import TOKEN_FIELDS, Row, read_rows, sampled_of, token_columns, writer
-from tramontane.types import Completion, FilterReason, Problem, Request, SamplingParams, Verdict
+from tramontane.types import (
+    Completion,
+    FilterReason,
+    Group,
+    Problem,
+    Request,
+    SamplingParams,
+    Verdict,
+)
 
 PIECE = 1000  # items of a dictionary or list encoded at once
 SCHEMA = pa.schema(
@@ -54,12 +61,12 @@ def write_pipeline(folder: Path, checkpoint: PipelineCheckpoint) -> None:
     problems: dict[int, int] = {}  # place of each problem object in `statements`
     statements: list[Problem] = []
 
-    def pack(group: OpenGroup) -> Row:
+    def pack(group: Group) -> Row:
         if id(group.problem) not in problems:
             problems[id(group.problem)] = len(statements)
             statements.append(group.problem)
         sequences: list[Request | Completion]
-        sequences = [*group.requests, *group.completions.values()]
+        sequences = [*group.requests, *group.completions]
         return {
             "id": group.id,
             "problem": problems[id(group.problem)],
@@ -121,8 +128,8 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
             )
             for r in row["requests"]
         ]
-        completions = {
-            index: Completion(
+        completions = [
+            Completion(
                 number,
                 index,
                 prompt,
@@ -130,11 +137,18 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
                 finish_reason=sequence["finish_reason"],
                 text=sequence["text"],
             )
-            for index, sequence in rows.items()
-        }
+            for index, sequence in sorted(rows.items())
+        ]
         verdicts = [Verdict(**v) for v in row["verdicts"]]
         return FrozenGroup(
-            OpenGroup(number, problem, row["deadline"], requests, completions, verdicts)
+            Group(
+                number,
+                problem,
+                completions,
+                verdicts,
+                deadline=row["deadline"],
+                requests=requests,
+            )
         )
 
     snapshot = Snapshot(
@@ -149,9 +163,9 @@ def read_pipeline(folder: Path) -> PipelineCheckpoint:
     return PipelineCheckpoint(snapshot, state["seconds"])
 
 
-def _table(group: OpenGroup) -> pa.Table:
+def _table(group: Group) -> pa.Table:
     """The rows of one group: the finished completions, then the unfinished."""
-    finished = list(group.completions.values())
+    finished = group.completions
     sequences: list[Completion | Request] = [*finished, *group.requests]
     unfinished = [None] * len(group.requests)
     columns = [

@@ -19,7 +19,7 @@ from tramontane.run.folder import RunFolder
 from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
-from tramontane.trainer import compiling, lora
+from tramontane.trainer import forwards, lora
 from tramontane.workplace import commit
 
 
@@ -32,7 +32,7 @@ def check(config: Config, encoder: PromptEncoder) -> None:
     settings = supervised_config(config, Path("sft"))
     loading.check_device(settings.device, "cold_start.device")
     if settings.compile:
-        compiling.check(settings.device)
+        forwards.check_compiler(settings.device)
     if settings.lora:
         lora.check(settings.lora, load_shape(config.model).linear_layers)
     context = loading.context_length(loading.load_config(config.model))

@@ -42,7 +42,7 @@ async def measure(
 
     Raises:
         WorkerLost: a generator cannot be replaced.
-        WorkerStalled: the verifiers returned no verdict within their timeout.
+        WaitTimeout: the verifiers returned no verdict within their timeout.
     """
     found = {}
     for name in sets_of(session, when):

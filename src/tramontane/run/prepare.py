@@ -22,7 +22,7 @@ from tramontane.errors import InputError
 from tramontane.generator.lanes import CacheSize
 from tramontane.generator.vllm import environment
 from tramontane.models import loading
-from tramontane.models.kv_memory import kv_bytes_per_token
+from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.placement.ranks import rank_device
@@ -31,7 +31,7 @@ from tramontane.planning.memory import Lengths, cache_size
 from tramontane.run import cold_start
 from tramontane.run.input import EvaluationSet, RunInput, read_input
 from tramontane.run.trajectories import Trajectories, load_trajectories
-from tramontane.trainer import compiling, lora
+from tramontane.trainer import forwards, lora
 from tramontane.trainer.objectives import load_objective
 from tramontane.trainer.optimizer import chosen_rate
 from tramontane.types import Problem
@@ -200,7 +200,7 @@ def _check_machine(config: Config) -> None:
             loading.check_device(last, "trainer.ranks")
     load_objective(config.trainer.objective)
     if config.trainer.compile:
-        compiling.check(config.trainer.device)
+        forwards.check_compiler(config.trainer.device)
     if config.trainer.lora:
         lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
 

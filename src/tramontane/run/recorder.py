@@ -18,7 +18,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.observer import Activity, PipelineState, Update
 from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation.thinking import ThinkingCounter
-from tramontane.placement import Handle, Limit, WorkerStalled, call, release, written
+from tramontane.placement import Handle, Limit, WaitTimeout, call, release, written
 from tramontane.placement.files import Folder
 from tramontane.run.checkpoint import PipelineCheckpoint, write_pipeline
 from tramontane.run.checks import SignalMonitor, check_parity
@@ -228,7 +228,7 @@ class Recorder:
             with writing:
                 while not await call(self.trainer, "state_saved", limit=limit):
                     if time.monotonic() > deadline:
-                        raise WorkerStalled(
+                        raise WaitTimeout(
                             f"{self.trainer.name} did not write its state within "
                             f"{limit.seconds:g} s ({limit.key})",
                             self.trainer.name,

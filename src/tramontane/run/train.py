@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
 from tramontane.controller.generators import GeneratorPool
-from tramontane.controller.interruption import Interruption
-from tramontane.controller.ledger import Ledger
+from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
 from tramontane.controller.verifiers import Grader, VerifierActors, Verifiers
@@ -83,7 +82,7 @@ def train(
         ParityError: trainer and generator disagree on log-probs.
         WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
             restarted; or a generator or verifier cannot be replaced.
-        WorkerStalled: a wait exceeded its timeout.
+        WaitTimeout: a wait exceeded its timeout.
         KeyboardInterrupt: Ctrl-C before the first batch or during an evaluation, or a second
             Ctrl-C.
         SystemExit: after SIGTERM; see `checkpoint.grace`.
@@ -333,7 +332,7 @@ def _generators(session: Session, placement: Placement, model: str, stage: Confi
     )
 
 
-def _verifiers(session: Session, placement: Placement) -> Verifiers:
+def _verifiers(session: Session, placement: Placement) -> VerifierPool | VerifierActors:
     """The verifiers, with the last stage's sizes, for evaluations; training passes its stage's
     sizes with every group."""
     config, sizes = session.config, session.prepared.stages[-1].pipeline

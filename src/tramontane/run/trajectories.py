@@ -30,7 +30,7 @@ from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.thinking import TagFinder
-from tramontane.generator.text import Detokenizer
+from tramontane.generator.endings import Detokenizer
 from tramontane.models import loading
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
@@ -47,7 +47,7 @@ from tramontane.types import (
     floats,
     ints,
 )
-from tramontane.verifier.custom import Response
+from tramontane.verifier.custom import NO_PROGRESS, Response
 
 ALIASES = {
     "response": ("response", "completion"),
@@ -120,6 +120,7 @@ class Trajectories:
                 self.items[group[0]].problem,
                 [Response.of(self.items[place].completion) for place in group],
                 lengths,
+                NO_PROGRESS,
             )
             for group in siblings.values()
         ]

@@ -230,11 +230,11 @@ def _prepare(config: SFTConfig) -> tuple[PreTrainedConfig, PreTrainedTokenizerBa
     from tramontane.data.tokenizer import train_tokenizer
     from tramontane.models.loading import check_device, load_config, load_tokenizer
     from tramontane.models.shape import load_shape
-    from tramontane.trainer import compiling, lora
+    from tramontane.trainer import forwards, lora
 
     check_device(config.device)
     if config.compile:
-        compiling.check(config.device)
+        forwards.check_compiler(config.device)
     if config.model is not None:
         if config.lora:
             lora.check(config.lora, load_shape(config.model).linear_layers)

@@ -16,9 +16,9 @@ import yaml
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import command_of
-from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import Plan
+from tramontane.temporary import die_with_parent
 from tramontane.workplace import write_whole
 
 LOG_LINES = 12  # shown of a run that failed

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tramontane.imports import command_of
-from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.page import write_page
 from tramontane.studies.plan import Plan
 from tramontane.studies.runner import finished, write_settings
 from tramontane.studies.study import load_study, names
+from tramontane.temporary import die_with_parent
 from tramontane.workplace import owned_folder
 
 SHARE = 0.05  # of the default budget, for arms that are not training runs

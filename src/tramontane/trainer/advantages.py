@@ -1,7 +1,7 @@
 """Advantages and loss weights of completions (Magistral, arXiv 2506.10910, section 2.1).
 
 All values are per sequence, over a whole minibatch. Every rank computes the same numbers, so no
-normaliser depends on how work is distributed.
+normalizer depends on how work is distributed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tramontane.trainer.objectives import Sequences
 SAME = 1e-8
 
 
-def normalised(sequences: Sequences, options: AdvantageOptions) -> torch.Tensor:
-    """Ã = r − group mean, normalised by `options.advantage_normalization`: [S]."""
+def normalized(sequences: Sequences, options: AdvantageOptions) -> torch.Tensor:
+    """Ã = r − group mean, normalized by `options.advantage_normalization`: [S]."""
     return group_advantages(
         sequences.rewards, sequences.groups, sequences.scored, options.advantage_normalization
     )
@@ -34,7 +34,7 @@ def group_advantages(
     scored: torch.Tensor,
     normalization: AdvantageNormalization,
 ) -> torch.Tensor:
-    """Ã = r − mean of its group, then normalised to mean 0 and standard deviation 1.
+    """Ã = r − mean of its group, then normalized to mean 0 and standard deviation 1.
 
     `minibatch` takes the mean and standard deviation of Ã over the minibatch, `group` over each
     group. The standard deviation is the population's (ddof 0); where it is zero, so are the
@@ -44,22 +44,22 @@ def group_advantages(
         rewards: [S] float64.
         groups: [S] int64, the group of each sequence, from 0.
         scored: [S] bool; unscored sequences get 0 and enter no mean.
-        normalization: the sequences over which Ã is normalised.
+        normalization: the sequences over which Ã is normalized.
 
     Returns:
         [S] float64.
     """
     pools = groups if normalization == "group" else torch.zeros_like(groups)
-    centred = torch.where(scored, rewards - _mean(rewards, groups, scored), 0.0)
+    centered = torch.where(scored, rewards - _mean(rewards, groups, scored), 0.0)
     if normalization == "none":
-        return centred
-    centred = torch.where(scored, centred - _mean(centred, pools, scored), 0.0)
-    std = _mean(centred.square(), pools, scored).sqrt()
-    return torch.where(std > SAME, centred / std.clamp(min=SAME), 0.0)
+        return centered
+    centered = torch.where(scored, centered - _mean(centered, pools, scored), 0.0)
+    std = _mean(centered.square(), pools, scored).sqrt()
+    return torch.where(std > SAME, centered / std.clamp(min=SAME), 0.0)
 
 
 def leave_one_out(
-    sequences: Sequences, k: int, value: Callable[[list[int]], float], centred: bool
+    sequences: Sequences, k: int, value: Callable[[list[int]], float], centered: bool
 ) -> torch.Tensor:
     """A_i = f(y) − f(y without i) among k completions of a group (arXiv 2503.19595).
 
@@ -70,7 +70,7 @@ def leave_one_out(
         sequences: those of the minibatch.
         k: completions judged together, at least 2.
         value: f, a function of completions' indices.
-        centred: subtract the mean of the k advantages.
+        centered: subtract the mean of the k advantages.
 
     Returns:
         [S] float64.
@@ -85,7 +85,7 @@ def leave_one_out(
             chosen = indices[start : start + k]
             together = value(chosen)
             found = [together - value([j for j in chosen if j != i]) for i in chosen]
-            mean = sum(found) / k if centred else 0.0
+            mean = sum(found) / k if centered else 0.0
             result[chosen] = torch.tensor(found, dtype=torch.float64) - mean
     return result
 
@@ -109,7 +109,7 @@ def loss_weights(
     Args:
         lengths: [S] int64, generated tokens of each sequence.
         groups: [S] int64, the group of each sequence, from 0.
-        scored: [S] bool; unscored sequences weigh 0 and count in no normaliser.
+        scored: [S] bool; unscored sequences weigh 0 and count in no normalizer.
         normalization: as above.
         l_max: the longest completion allowed, in tokens.
 

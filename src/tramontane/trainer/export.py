@@ -11,13 +11,14 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.models.loading import converts_weights
-from tramontane.models.weight_files import SHARD_BYTES, Entry, write_files
+from tramontane.models.weight_files import SHARD_BYTES, Entry, plan_files, write_files
+from tramontane.models.weights import tied_names
 from tramontane.trainer.sharding import rank
 
 logger = logging.getLogger("tramontane")
 
 
-class Layout:
+class CheckpointWriter:
     """Names, shapes and types of a model's weights in checkpoint files.
 
     Args:
@@ -31,13 +32,11 @@ class Layout:
         self._architecture = type(model).__name__
         self._converted = converts_weights(model)
         tensors = model.state_dict(keep_vars=True)
-        names: dict[int, list[str]] = {}
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
         copies = set(getattr(model, "all_tied_weights_keys", None) or ())
         # A tied weight is written once, under the name that transformers ties the others to.
         self._names = [
-            next((name for name in tied if name not in copies), tied[0]) for tied in names.values()
+            next((name for name in tied if name not in copies), tied[0])
+            for tied in tied_names(tensors)
         ]
         self._entries = {name: (tensors[name].shape, tensors[name].dtype) for name in self._names}
 
@@ -69,11 +68,7 @@ class Layout:
                 folder,
                 self._architecture,
             )
-            weights: dict[str, torch.Tensor] = {}
-            for bucket in buckets:
-                copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
-                weights |= {name: copies[id(t)] for name, t in bucket.items()}
-            model.save_pretrained(folder, state_dict=weights)
+            model.save_pretrained(folder, state_dict=copied(buckets, dtype))
             config.save_pretrained(folder)
             return
         config.save_pretrained(folder)
@@ -83,7 +78,7 @@ class Layout:
             name: Entry(shape, dtype if kind.is_floating_point else kind)
             for name, (shape, kind) in self._entries.items()
         }
-        write_files(folder, entries, self._tensors(buckets), shard_bytes)
+        write_files(folder, entries, self._tensors(buckets), plan_files(entries, shard_bytes))
 
     def _tensors(
         self, buckets: Iterable[dict[str, torch.Tensor]]
@@ -94,3 +89,14 @@ class Layout:
             for name, tensor in bucket.items():
                 if name in names:
                     yield name, tensor
+
+
+def copied(
+    buckets: Iterable[dict[str, torch.Tensor]], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Copies of all weights on the CPU; tied weights are one tensor under several names."""
+    weights: dict[str, torch.Tensor] = {}
+    for bucket in buckets:
+        copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
+        weights |= {name: copies[id(t)] for name, t in bucket.items()}
+    return weights

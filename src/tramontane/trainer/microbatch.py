@@ -17,11 +17,11 @@ from tramontane.config import TrainerConfig
 from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
 from tramontane.models.packing import Packed, pack, recurring
-from tramontane.trainer import kl, sharding
+from tramontane.trainer import ratios, sharding
 from tramontane.trainer.advantages import loss_weights
 from tramontane.trainer.collate import balance, collate_shared, padding_fraction
 from tramontane.trainer.objectives import Objective, Sequences, Tokens
-from tramontane.types import INSERTED, BatchSettings, Learned, TrainBatch, TrainSequence
+from tramontane.types import INSERTED, BatchSettings, TrainBatch, TrainedFigures, TrainSequence
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Minibatch:
             lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
             answers=torch.tensor([s.answer for s in self.completions]),
         )
-        # Inserted tokens count in no normaliser.
+        # Inserted tokens count in no normalizer.
         learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
         self.weights = loss_weights(
             torch.tensor(learnt),
@@ -233,7 +233,7 @@ class Minibatch:
                 sums[micro.indices] = torch.stack(parts)
         return sharding.total(sums).cpu()
 
-    def learned(self) -> Learned:
+    def learned(self) -> TrainedFigures:
         """The figures of all completions, in order, from all ranks. Collective: every rank must
         call it."""
         lengths = self.sequences.lengths.tolist()
@@ -254,13 +254,15 @@ class Minibatch:
             ]
             logprobs = torch.cat(sampled)
         advantages = self.advantages if self.advantages.dim() == 1 else self.advantages[:, 0]
-        return Learned(array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes()))
+        return TrainedFigures(
+            array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes())
+        )
 
     def set_kl_baseline(self) -> None:
         """Compute the baseline of the KL divergence as a reward: for each token, the mean at the
         same position over the other completions of its group that are long enough. It does not
         depend on the completion itself, so the gradient stays unbiased (arXiv 2506.09477). The
-        others' ratios are those of the behaviour policy. Collective.
+        others' ratios are those of the behavior policy. Collective.
         """
         assert isinstance(self.options, KLOptions)  # no other options request it
         lengths = self.sequences.lengths
@@ -273,7 +275,7 @@ class Minibatch:
             # The policy did not choose inserted tokens.
             log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
             sequence = torch.arange(len(spread)).repeat_interleave(spread)
-            values = kl.returns(log_ratio, sequence, self.options)
+            values = ratios.returns(log_ratio, sequence, self.options)
             places = (
                 self.sequences.groups[micro.indices].repeat_interleave(spread),
                 torch.cat([torch.arange(n) for n in spread.tolist()]),

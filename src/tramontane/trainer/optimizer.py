@@ -39,14 +39,14 @@ def build_optimizer(
     return optimizer
 
 
-def lr_at(step: int, total: int, warmup: int, schedule: Schedule, peak: float) -> float:
-    """The learning rate of step `step` (from 0) of `total`: linear warm-up, then the schedule.
+def lr_at(update: int, total: int, warmup: int, schedule: Schedule, peak: float) -> float:
+    """The learning rate of update `update` (from 0) of `total`: linear warm-up, then the schedule.
 
     `linear` and `cosine` fall to 0 at `total`.
     """
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    done = (step - warmup) / max(1, total - warmup)
+    if update < warmup:
+        return peak * (update + 1) / warmup
+    done = (update - warmup) / max(1, total - warmup)
     if schedule == "linear":
         return peak * (1 - done)
     if schedule == "cosine":

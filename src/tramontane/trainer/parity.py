@@ -122,7 +122,14 @@ def fingerprint(weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
     A relative change ε of the weights, in any direction, changes the number by about ε.
     """
-    return {name: _fingerprint(tensor) for name, tensor in weights.items()}
+    found = {}
+    for name, tensor in weights.items():
+        flat = tensor.detach().flatten().double().cpu()
+        norm = flat.norm()
+        # Signs without a pattern (multiplicative hashing), the same on every machine.
+        signs = 1 - 2 * ((torch.arange(len(flat)) * 2654435761 >> 15) & 1)
+        found[name] = float(norm.log() + flat @ signs.double() / norm) if norm else 0.0
+    return found
 
 
 def differing_parameters(
@@ -150,16 +157,6 @@ def first_deviating_layer(
         if not (theirs - ours).norm() <= limit * ours.norm():
             return layer
     return None
-
-
-def _fingerprint(tensor: torch.Tensor) -> float:
-    flat = tensor.detach().flatten().double().cpu()
-    norm = flat.norm()
-    if norm == 0:
-        return 0.0
-    # Signs without a pattern (multiplicative hashing), the same on every machine.
-    signs = 1 - 2 * ((torch.arange(len(flat)) * 2654435761 >> 15) & 1)
-    return float(norm.log() + flat @ signs.double() / norm)
 
 
 def _about_weights(

@@ -1,9 +1,12 @@
-"""Microbatches computed side by side on a CPU, a thread each.
+"""The models that compute for the float32 weights: a bfloat16 copy, and replicas for threads.
 
-Each thread has a *replica*: a model that shares the weights and has gradients of its own. So no
-thread waits for another before the end of a minibatch, unlike threads inside a matrix product. All
-threads but the first run at the lowest priority, so they use cores only while generators leave them
-idle.
+In bfloat16 the whole forward runs in bfloat16, as in the generator, without autocast's casts at
+every matrix product. Gradients of microbatches are summed in float32.
+
+On a CPU, microbatches may be computed side by side, a thread each. Each thread has a *replica*: a
+model that shares the weights and has gradients of its own. So no thread waits for another before
+the end of a minibatch, unlike threads inside a matrix product. All threads but the first run at the
+lowest priority, so they use cores only while generators leave them idle.
 """
 
 from __future__ import annotations
@@ -14,17 +17,64 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from tramontane.trainer import precision
+from tramontane.trainer import sharding
 
 LOWEST_PRIORITY = 19  # a nice value: 1.5 % of a core that another thread wants
 
 T = TypeVar("T")
+
+
+def to_bfloat16(model: PreTrainedModel) -> None:
+    """Cast the weights in place; buffers (rotary frequencies) stay float32."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+
+
+def working_model(master: PreTrainedModel, dtype: str) -> PreTrainedModel:
+    """Return the model that computes for `master`.
+
+    In float32, and under FSDP (which casts itself), it is `master`. Otherwise it is a bfloat16
+    copy, whose gradients are added to the master's and which `refresh` updates. Frozen parameters
+    are those of `master`, not copies.
+    """
+    if dtype == "float32" or sharding.ranks() > 1:
+        return master
+    working = copy.deepcopy(master, {id(p): p for p in master.parameters() if not p.requires_grad})
+    to_bfloat16(working)
+    collect_gradients(master, working)
+    return working
+
+
+def collect_gradients(master: PreTrainedModel, working: PreTrainedModel) -> None:
+    """Add each gradient of the bfloat16 copy to the master's in float32, once it is computed."""
+    for exact, rough in zip(trained(master), trained(working), strict=True):
+        rough.register_post_accumulate_grad_hook(partial(_move_gradient, exact))
+
+
+def _move_gradient(exact: torch.nn.Parameter, rough: torch.Tensor) -> None:
+    assert rough.grad is not None
+    gradient = rough.grad.float()
+    exact.grad = gradient if exact.grad is None else exact.grad.add_(gradient)
+    rough.grad = None
+
+
+@torch.no_grad()
+def refresh(working: PreTrainedModel, master: PreTrainedModel) -> None:
+    """Copy the master's weights after an update."""
+    if working is not master:
+        torch._foreach_copy_([*trained(working)], [*trained(master)])
+
+
+def trained(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    """The parameters that are trained."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class Replicas:
@@ -46,7 +96,7 @@ class Replicas:
                 self.models.append(sharing)
             else:
                 self.models.append(_sharing_copy(working))
-                precision.collect_gradients(sharing, self.models[-1])
+                collect_gradients(sharing, self.models[-1])
         self._threads: ThreadPoolExecutor | None = None
         if count > 1:
             self._threads = ThreadPoolExecutor(count - 1, "replica", initializer=_start_thread)

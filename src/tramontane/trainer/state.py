@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from transformers import PreTrainedModel
 
 from tramontane.errors import InputError
-from tramontane.models.checksum import crc32
 from tramontane.models.memory import release_free_memory
+from tramontane.models.names import crc32
 from tramontane.trainer.sharding import rank, ranks
 
 # Names in the `.metadata` of a state of tensors, other than dtypes.

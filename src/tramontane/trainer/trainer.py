@@ -25,19 +25,18 @@ from tramontane.models import memory
 from tramontane.models.loading import empty_model, load_model
 from tramontane.models.packing import pack
 from tramontane.models.weight_files import WeightFiles
-from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights
-from tramontane.trainer import activations, export, lora, precision, sharding
-from tramontane.trainer.averages import Averages
-from tramontane.trainer.compiling import compile_blocks
+from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights, tied_names
+from tramontane.trainer import export, forwards, lora, sharding
 from tramontane.trainer.head import fused_predictions, head_scale
 from tramontane.trainer.logprobs import token_logprobs
 from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
 from tramontane.trainer.objectives import Tokens, load_objective
 from tramontane.trainer.optimizer import build_optimizer, lr_at
-from tramontane.trainer.replicas import Replicas
+from tramontane.trainer.replicas import Replicas, refresh, trained, working_model
+from tramontane.trainer.sharding import Averages
 from tramontane.trainer.state import StateFiles
 from tramontane.trainer.value import ValueNetwork
-from tramontane.types import BatchSettings, Learned, TrainBatch, TrainSequence
+from tramontane.types import BatchSettings, TrainBatch, TrainedFigures, TrainSequence
 
 
 class Trainer:
@@ -77,8 +76,8 @@ class Trainer:
         self.updates = updates
         self.device = sharding.device_of_rank(config.device)
         self.version = 0
-        self._layout = export.Layout(model)
-        activations.disable_dropout(model)
+        self._writer = export.CheckpointWriter(model)
+        forwards.disable_dropout(model)
         dtype = getattr(torch, config.dtype)
         self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
         self._reference = model
@@ -101,24 +100,24 @@ class Trainer:
             self._values.initialize(model)
         self._head_scale = head_scale(model)
         if config.gradient_checkpointing:
-            activations.checkpoint_blocks(model, config.activation_offload)
+            forwards.checkpoint_blocks(model, config.activation_offload)
         # For gradient checkpointing, which needs training mode; dropout is off.
         model.train()
-        self._working = precision.working_model(model, config.dtype)
-        activations.check_repeatable(self._working, self.device)
+        self._working = working_model(model, config.dtype)
+        forwards.check_repeatable(self._working, self.device)
         sharding.free_gathered(self._working)
         if config.lora:
             self._reference = self._working  # without its adapters
         self._replicas = Replicas(model, self._working, config.threads)
         if config.compile:
             for replica in self._replicas.models:
-                compile_blocks(replica)
+                forwards.compile_blocks(replica)
         self.optimizer = build_optimizer(
-            precision.trained(model), self._peak_rate, config.betas, config.weight_decay
+            trained(model), self._peak_rate, config.betas, config.weight_decay
         )
         self._state_files = StateFiles()
         self._busy, self._computed = 0.0, 0
-        self._learned = Learned()
+        self._learned = TrainedFigures()
         self._skipped_in_a_row = 0  # optimizer steps, up to now
 
     @classmethod
@@ -178,7 +177,7 @@ class Trainer:
                 averages.merge(found)
                 norms.append(norm)
         self.version += 1
-        self._learned = Learned()
+        self._learned = TrainedFigures()
         for minibatch in minibatches:
             self._learned.extend(minibatch.learned())
         versions = joined([s.versions for s in batch.sequences])
@@ -201,7 +200,7 @@ class Trainer:
         self._busy += time.perf_counter() - began
         return metrics
 
-    def learned(self) -> Learned:
+    def learned(self) -> TrainedFigures:
         """The last update's advantages and log-probs, in batch order. Collective."""
         return self._learned
 
@@ -211,11 +210,7 @@ class Trainer:
         Collective: every rank must call it, and each gets all weights. Tied weights are one tensor
         under two names.
         """
-        weights: dict[str, torch.Tensor] = {}
-        for bucket in self.buckets(BUCKET_BYTES):
-            copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
-            weights |= {name: copies[id(t)] for name, t in bucket.items()}
-        return weights
+        return export.copied(self.buckets(BUCKET_BYTES), dtype)
 
     def publish(self, weights: Weights) -> Weights:
         """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
@@ -269,10 +264,7 @@ class Trainer:
         several if it is tied. Adapters are merged into the weights of their layers."""
         tensors = lora.base_tensors(self.model)
         adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(self.model).items()}
-        names: dict[int, list[str]] = {}
-        for name, tensor in tensors.items():
-            names.setdefault(id(tensor), []).append(name)
-        for first, *others in names.values():
+        for first, *others in tied_names(tensors):
             layer = adapted.get(first)
             tensor = lora.merged(layer) if layer else tensors[first].detach()
             yield (first, *others), tensor
@@ -348,7 +340,7 @@ class Trainer:
         self.version = self._state_files.load(folder, self.model, self.optimizer)
         if self._values:
             self._values.load(folder)
-        precision.refresh(self._working, self.model)
+        refresh(self._working, self.model)
 
     def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
@@ -357,7 +349,7 @@ class Trainer:
         Raises:
             OSError: a file cannot be written.
         """
-        self._layout.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
+        self._writer.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
 
     def save_adapters(self, folder: Path) -> None:
         """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call
@@ -443,7 +435,12 @@ class Trainer:
         return averages
 
     def _add_mismatch(
-        self, minibatch: Minibatch, index: int, tokens: Tokens, version: int, averages: Averages
+        self,
+        minibatch: Minibatch,
+        index: int,
+        tokens: Tokens,
+        version: int,
+        averages: Averages,
     ) -> None:
         """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
         live = minibatch.microbatches[index].live
@@ -463,7 +460,7 @@ class Trainer:
             self._skipped_in_a_row = 0
             self._state_files.release_tensors()
             self.optimizer.step()
-            precision.refresh(self._working, self.model)
+            refresh(self._working, self.model)
         else:
             self._skipped_in_a_row += 1
         self.optimizer.zero_grad()

@@ -13,9 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from tramontane.config import TrainerConfig
-from tramontane.trainer import activations, precision, sharding
+from tramontane.trainer import forwards, sharding
 from tramontane.trainer.microbatch import PackedRow
 from tramontane.trainer.optimizer import build_optimizer
+from tramontane.trainer.replicas import refresh, working_model
 from tramontane.trainer.state import StateFiles
 
 FOLDER = "value"  # inside the folder of the trainer's state
@@ -39,7 +40,7 @@ class ValueNetwork:
         self.model.config.tie_word_embeddings = False
 
     def initialize(self, policy: PreTrainedModel) -> None:
-        """Copy the policy's weights, once they are initialised. Every rank must call it."""
+        """Copy the policy's weights, once they are initialized. Every rank must call it."""
         config = self._config
         sharding.shard(self.model, self._device, config.dtype)
         sharding.materialize(self.model, self._device)
@@ -53,9 +54,9 @@ class ValueNetwork:
                     sharding.local(parameter).copy_(sharding.local(weights[name]))
         self.model.requires_grad_(True)
         if config.gradient_checkpointing:
-            activations.checkpoint_blocks(self.model, config.activation_offload)
+            forwards.checkpoint_blocks(self.model, config.activation_offload)
         self.model.train()  # for gradient checkpointing; dropout is off
-        self._working = precision.working_model(self.model, config.dtype)
+        self._working = working_model(self.model, config.dtype)
         self._optimizer = build_optimizer(
             self.model.parameters(), self._peak_rate, config.betas, config.weight_decay
         )
@@ -86,7 +87,7 @@ class ValueNetwork:
                 group["lr"] = rate
             self._state_files.release_tensors()
             self._optimizer.step()
-            precision.refresh(self._working, self.model)
+            refresh(self._working, self.model)
         self._optimizer.zero_grad()
 
     def begin_saving(self, folder: Path, version: int) -> None:
@@ -94,26 +95,14 @@ class ValueNetwork:
         self._state_files.begin(folder / FOLDER, self.model, self._optimizer, version)
 
     def finish_saving(self) -> None:
-        """Wait until every rank has written its part.
-
-        Raises:
-            OSError: a file cannot be written, on whichever rank.
-        """
+        """See `StateFiles.finish`."""
         self._state_files.finish()
 
     def saved(self) -> bool:
-        """True if every rank has written its part.
-
-        Raises:
-            OSError: a file could not be written, on whichever rank.
-        """
+        """See `StateFiles.finished`."""
         return self._state_files.finished()
 
     def load(self, folder: Path) -> None:
-        """Continue from the folder of a trainer's state.
-
-        Raises:
-            InputError: no state of a value network there, or damaged.
-        """
+        """Continue from the folder of a trainer's state; see `StateFiles.load`."""
         self._state_files.load(folder / FOLDER, self.model, self._optimizer)
-        precision.refresh(self._working, self.model)
+        refresh(self._working, self.model)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tramontane.config import VerifierConfig
 from tramontane.errors import InputError
-from tramontane.placement.orphans import die_with_parent
+from tramontane.temporary import die_with_parent
 from tramontane.verifier import code, correctness, functions, language, math
 from tramontane.verifier.custom import GroupCall
 from tramontane.verifier.reward import grade_apart, run_group_call

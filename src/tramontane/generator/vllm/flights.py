@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tramontane.generator.endings import Endings
-from tramontane.generator.requests import check_request
-from tramontane.types import (
-    Completion,
-    FinishReason,
-    Growth,
-    Request,
-    floats,
-    ints,
-)
+from tramontane.generator.interface import check_request
+from tramontane.types import Completion, FinishReason, Growth, Request, ints
 
 _SEEDS = 2**63
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that its multiples differ modulo _SEEDS
@@ -75,7 +68,7 @@ class Flights:
             check_request(request, self._vocab, limit, "the generator's length")
         for request in requests:
             count = len(request.token_ids)
-            self._flights[str(self._serial)] = _Flight(_copy(request), count, version, probe=probe)
+            self._flights[str(self._serial)] = _Flight(request.copy(), count, version, probe=probe)
             self._serial += 1
 
     def take_unsent(self) -> list[dict[str, Any]]:
@@ -107,7 +100,7 @@ class Flights:
                 reason = "stop"
             if reason is not None:
                 del self._flights[name]
-                completions.append(_completion(request, reason))
+                completions.append(request.completed(reason))
         return completions, stopped
 
     def take_growth(self) -> Growth:
@@ -117,18 +110,13 @@ class Flights:
             r, before = flight.request, flight.reported
             if len(r.token_ids) > before:
                 flight.reported = len(r.token_ids)
-                growth.add(
-                    r.group,
-                    r.index,
-                    token_ids=r.token_ids[before:],
-                    logprobs=r.logprobs[before:],
-                    versions=r.versions[before:],
-                )
+                tokens = r.token_ids[before:], r.logprobs[before:], r.versions[before:]
+                growth.add(r.group, r.index, *tokens)
         return growth
 
     def pending(self) -> list[Request]:
         """All unfinished requests, with their tokens so far, in order of submission."""
-        return [_copy(flight.request) for flight in self._flights.values()]
+        return [flight.request.copy() for flight in self._flights.values()]
 
     def clear(self) -> list[str]:
         """Drop all requests; returns the names of those that vLLM has."""
@@ -167,15 +155,3 @@ class Flights:
             ):
                 return end
         return None
-
-
-def _completion(r: Request, reason: FinishReason) -> Completion:
-    return Completion(r.group, r.index, r.prompt_ids, r.token_ids, r.logprobs, r.versions, reason)
-
-
-def _copy(request: Request) -> Request:
-    """A copy whose tokens grow separately."""
-    tokens, logprobs, versions = request.token_ids, request.logprobs, request.versions
-    return replace(
-        request, token_ids=ints(tokens[:]), logprobs=floats(logprobs[:]), versions=ints(versions[:])
-    )

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from tramontane.config import GeneratorConfig
+from tramontane.errors import InputError
 from tramontane.generator.endings import Endings
+from tramontane.generator.interface import AnyGenerator
 from tramontane.generator.vllm import environment
-from tramontane.generator.vllm.arguments import engine_args, variables
 from tramontane.generator.vllm.flights import Flights, Gained
-from tramontane.generator.vllm.process import VllmProcess
-from tramontane.generator.vllm.shared import SharedTensors
-from tramontane.models.kv_memory import kv_bytes_per_token
-from tramontane.models.loading import context_length, load_model, load_tokenizer
+from tramontane.generator.vllm.process import VllmProcess, engine_args, variables
+from tramontane.models.loading import context_length, load_model, load_tokenizer, vocabulary
+from tramontane.models.memory import kv_bytes_per_token
 from tramontane.models.names import resolve
 from tramontane.models.staging import collect, from_state
 from tramontane.models.weights import Weights
 from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
 
 HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
+ALIGNMENT = 64  # bytes; alignment of each shared tensor's start
+
+Row = tuple[str, str, tuple[int, ...], int]  # name, dtype, shape, offset in bytes
 
 
-class VllmGenerator:
-    """Samples completions with vLLM; has the methods of `Generator`.
+class VllmGenerator(AnyGenerator):
+    """A generator whose engine is vLLM.
 
     vLLM's process gets tokens, and returns tokens, their log-probs, and the version of the weights
     of the step that sampled each. It starts with random weights: the checkpoint's weights arrive
@@ -66,8 +74,7 @@ class VllmGenerator:
         loaded = load_model(model, getattr(torch, config.dtype))
         self.tokenizer = load_tokenizer(model)
         self._endings = Endings(loaded, self.tokenizer, config.stop, response)
-        vocab = int(loaded.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
-        self._flights = Flights(self._endings, vocab)
+        self._flights = Flights(self._endings, vocabulary(loaded))
         self._model_config = loaded.config
         self._shared = SharedTensors(loaded)
         del loaded
@@ -80,7 +87,6 @@ class VllmGenerator:
 
     @property
     def version(self) -> int:
-        """Version of the weights that will sample the next token."""
         return self._version
 
     @property
@@ -89,12 +95,8 @@ class VllmGenerator:
         return self._process.pid
 
     def resize(self, slots: int, max_len: int) -> None:
-        """Change the number of slots and their length. vLLM restarts if either is larger than at
-        its start; fewer slots change nothing.
-
-        Raises:
-            RuntimeError: a request is unfinished.
-        """
+        """See `AnyGenerator`; vLLM restarts if either is larger than at its start, and fewer slots
+        change nothing."""
         if self._flights:
             raise RuntimeError(f"resize with {len(self._flights)} sequences unfinished")
         most, longest = self._capacity
@@ -104,29 +106,18 @@ class VllmGenerator:
         self._max_len = max_len
 
     def submit(self, requests: list[Request]) -> None:
-        """Queue requests; vLLM starts them in this order.
-
-        Raises:
-            InputError: a request that can never run, e.g. prompt and `max_tokens` beyond `max_len`
-                or the model's context. No request of the call is queued then.
-        """
         context = context_length(self._model_config) or self._max_len
         self._flights.add(requests, min(context, self._max_len), self._version)
 
     def step(self, n: int | None = None) -> list[Completion]:
-        """Run up to `n` steps of vLLM (default `config.steps_per_call`), and return the completions
-        that finished. A step samples a token for each sequence whose prompt has been read."""
+        """See `AnyGenerator`; a step samples a token for each sequence whose prompt has been
+        read."""
         self._advance(self.config.steps_per_call if n is None else n, ahead=False)
         return self._take_ended()
 
     def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
-        """Take new requests; return the finished completions and the new tokens of unfinished ones,
-        once `seconds` have passed and vLLM has done `steps_per_call` steps since the last report.
-        vLLM keeps running meanwhile.
-
-        Raises:
-            InputError: see `submit`.
-        """
+        """See `AnyGenerator`; vLLM does at least `steps_per_call` steps between two reports, and
+        keeps running meanwhile."""
         end = time.monotonic() + seconds
         self.submit(requests)
         self._advance(self.config.steps_per_call, ahead=True)
@@ -136,38 +127,12 @@ class VllmGenerator:
         return Progress(self._take_ended(), growth, self._counts["busy_seconds"])
 
     def fetch(self, version: int, weights: Weights) -> None:
-        """Copy new weights to shared memory and check them; `swap` puts them into use.
-
-        May run in another thread, concurrently with any other method. Only the newest fetched
-        version can be swapped in.
-
-        Args:
-            version: number of the weights.
-            weights: every tensor of the model's state dict by name, on any device, in any dtype;
-                tied weights once or twice.
-
-        Raises:
-            InputError: names or shapes that are not the model's, or weights that are incomplete or
-                not finite; the error names the weight. The weights in use are not affected.
-        """
         with self._memory:
             self._fetched = None
             collect(weights, self._shared.tensors)
             self._fetched = version
 
     def swap(self, version: int) -> float:
-        """Use fetched weights from the next step on; everything in flight stays in flight.
-
-        Cached keys and values stay as they are (`kv_cache: keep`, arXiv 2506.10910, section 3) or
-        are computed again under the new weights (`recompute`). Does nothing if the version is not
-        available, because it is already in use or a newer one was fetched.
-
-        Args:
-            version: recorded with every token sampled from now on.
-
-        Returns:
-            Seconds for which generation paused.
-        """
         if not self._memory.acquire(blocking=False):  # a newer version is being fetched
             return 0.0
         try:
@@ -178,25 +143,20 @@ class VllmGenerator:
             self._memory.release()
 
     def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
-        """See `Generator.update_weights`."""
         self.fetch(version, from_state(state, self._shared.tensors))
         return self.swap(version)
 
     def pending(self) -> list[Request]:
-        """All unfinished requests, with their tokens, log-probs and versions so far."""
         self._advance(0, ahead=False)
         return self._flights.pending()
 
     def cancel_all(self) -> None:
-        """Drop all unfinished requests."""
         self._process.call("abort", self._flights.clear())
         self._ended.clear()
 
     def probe(
         self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
     ) -> list[Completion]:
-        """Complete `prompts` by exactly `tokens` tokens each, ignoring EOS. The log-probs are
-        compared with the trainer's. Requests in flight continue meanwhile."""
         sampling = SamplingParams(tokens, temperature)
         requests = [Request(i, -1, p, seed + i, sampling) for i, p in enumerate(prompts)]
         self._flights.add(requests, self._capacity[1], self._version, probe=True)
@@ -210,8 +170,7 @@ class VllmGenerator:
         return sorted(found, key=lambda c: c.group)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights that vLLM computes with, by name, as far as they can be determined, for the
-        diagnosis of a parity mismatch. Empty for a model that is split over devices."""
+        """See `AnyGenerator`; empty for a model that is split over devices."""
         if self.config.vllm.tensor_parallel > 1:
             return {}
         found: Mapping[str, tuple[tuple[int, ...], bytes]]
@@ -229,19 +188,16 @@ class VllmGenerator:
         return []
 
     def stats(self) -> dict[str, Any]:
-        """Counts and seconds since the start of vLLM's process.
-
-        Returns:
-            The keys of `Generator.stats`; `cache_bytes` is the memory that vLLM has reserved.
-        """
+        """See `AnyGenerator`; since the start of vLLM's process, whose reserved memory is
+        `cache_bytes`."""
         self._advance(0, ahead=False)
         slots, steps = self._capacity[0], int(self._counts["decode_steps"])
         generated = self._counts["generated_tokens"]
         return self._counts | {
             "live_slot_steps": generated,
             "slot_steps": slots * steps,
-            "utilisation": generated / max(1, slots * steps),
-            "in_flight": min(slots, len(self._flights)),
+            "utilization": generated / max(1, slots * steps),
+            "decoding": min(slots, len(self._flights)),
             "cache_bytes": self._cached_tokens * self._bytes_per_token,
         }
 
@@ -286,3 +242,58 @@ class VllmGenerator:
     def _take_ended(self) -> list[Completion]:
         ended, self._ended = self._ended, []
         return ended
+
+
+class SharedTensors:
+    """A copy of a model's weights in shared memory (a memory file of Linux).
+
+    Attributes:
+        tensors: by name in the model's state dict; tied weights are one tensor.
+        path: the memory as a file, for processes on this machine while this object exists.
+        table: the same memory as the tensors of a Hugging Face checkpoint.
+
+    Raises:
+        InputError: a model whose parameters are not laid out like the tensors of its checkpoints.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        state = model.state_dict(keep_vars=True)
+        places: dict[int, tuple[int, torch.Tensor]] = {}  # by the identity of each tensor
+        size = 0
+        for tensor in state.values():
+            if id(tensor) not in places:
+                places[id(tensor)] = size, tensor
+                size += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        file = os.memfd_create("tramontane weights")
+        weakref.finalize(self, os.close, file)
+        os.posix_fallocate(file, 0, size)  # a full machine refuses here, not amid a copy
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self._memory = mmap.mmap(file, size)
+        mapped = {
+            key: _tensor(self._memory, offset, tensor) for key, (offset, tensor) in places.items()
+        }
+        for key, (_, tensor) in places.items():
+            mapped[key].copy_(tensor.data)
+        self.tensors = {name: mapped[id(tensor)] for name, tensor in state.items()}
+        self.table = self._layout(model)
+
+    def _layout(self, model: PreTrainedModel) -> list[Row]:
+        """The table of the tensors under a checkpoint's names: newer models in transformers fuse
+        some, e.g. those of experts."""
+        start = min(tensor.data_ptr() for tensor in self.tensors.values())
+        rows: list[Row] = []
+        for name, tensor in revert_weight_conversion(model, dict(self.tensors)).items():
+            offset = tensor.data_ptr() - start
+            if not 0 <= offset < len(self._memory) or not tensor.is_contiguous():
+                raise InputError(
+                    f"generator.kind vllm: {model.config.model_type} models cannot be sent to "
+                    f"vLLM, since {name} of a checkpoint is not part of a parameter; take slots"
+                )
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            rows.append((name, dtype, tuple(tensor.shape), offset))
+        return rows
+
+
+def _tensor(memory: Any, offset: int, like: torch.Tensor) -> torch.Tensor:
+    flat = torch.frombuffer(memory, dtype=like.dtype, count=like.numel(), offset=offset)
+    return flat.view(like.shape)

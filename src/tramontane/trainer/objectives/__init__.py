@@ -6,15 +6,16 @@ it needs. `docs/objectives.md` shows how to write one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
 
 from tramontane.config import BUILT_IN_OBJECTIVES, ObjectiveConfig
+from tramontane.config.objectives import KLOptions
 from tramontane.errors import InputError
 from tramontane.imports import import_module
-from tramontane.trainer.kl import WithKL
+from tramontane.trainer.ratios import differentiable, estimate, ratio, returns
 
 # Inputs that an objective may request beyond log-probs, advantages and weights.
 PROVIDED = frozenset(
@@ -82,7 +83,7 @@ class Tokens:
         entropy: [N] entropy of each token's distribution, with gradient if requested.
         proximal: [N] log π_old, if requested.
         reference: [N] log π_ref, if requested.
-        kl_baseline: [N] baseline of the KL divergence as a reward, if requested; see `trainer.kl`.
+        kl_baseline: [N] baseline of the KL divergence as a reward, if requested; see `WithKL`.
         top1: [N] 1 for a token that is the most likely one of its distribution, else 0; if
             requested.
         values: [N] a value network's prediction from the prefix before each token, with gradient,
@@ -104,7 +105,7 @@ class Tokens:
     values: torch.Tensor | None = None
     target: torch.Tensor | None = None
 
-    def learnt(self) -> Tokens:
+    def masked(self) -> Tokens:
         """The tokens trained on: those of weight above 0.
 
         A ratio of an excluded token may overflow, and 0 · inf would be NaN in loss and gradient.
@@ -138,6 +139,31 @@ class Objective(Protocol):
         """
 
 
+class WithKL:
+    """A policy gradient plus β · KL(π_θ ‖ π_ref)."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+
+    def advantages(self, sequences: Sequences, options: KLOptions) -> torch.Tensor:
+        return self._objective.advantages(sequences, options)
+
+    def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
+        """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
+        tokens = tokens.masked()
+        assert tokens.reference is not None  # requested by the options' `needs`
+        log_ratio = tokens.logprobs - tokens.reference
+        if tokens.kl_baseline is not None:
+            penalty = returns(log_ratio.detach(), tokens.sequence, options) - tokens.kl_baseline
+            tokens = replace(tokens, advantages=tokens.advantages - options.kl_coef * penalty)
+        loss, metrics = self._objective.loss(tokens, options)
+        if options.kl_as != "reward":
+            penalty = differentiable(log_ratio, tokens.sequence, options)
+            loss = loss + options.kl_coef * (tokens.weights * penalty).sum()
+        count = torch.tensor(float(len(log_ratio)), device=log_ratio.device)
+        return loss, metrics | {"kl_reference": (estimate(log_ratio.detach(), "k3").sum(), count)}
+
+
 def load_objective(config: ObjectiveConfig) -> Objective:
     """Import the objective `config.name`: a file of this folder, or any module by its path.
 
@@ -153,3 +179,30 @@ def load_objective(config: ObjectiveConfig) -> Objective:
         )
     objective = cast(Objective, module)
     return WithKL(objective) if getattr(config.options, "kl_coef", 0.0) else objective
+
+
+def truncated_gradient(tokens: Tokens, cap: float) -> tuple[torch.Tensor, Metrics]:
+    """−Σ w · sg(min(π_θ/μ, cap)) · A · log π_θ (a scalar), and metrics; `cap` is the largest
+    weight."""
+    tokens = tokens.masked()
+    rho = ratio(tokens.logprobs.detach() - tokens.behavior)
+    weights = tokens.weights * rho.clamp(max=cap)
+    metrics = ratio_metrics(tokens, {"ratio_capped": rho > cap})
+    return -(weights * tokens.advantages * tokens.logprobs).sum(), metrics
+
+
+@torch.no_grad()
+def ratio_metrics(tokens: Tokens, more: dict[str, torch.Tensor]) -> Metrics:
+    """Means over sampled tokens of π_θ/μ, the entropy, KL(μ ‖ π_θ) by its k3 estimate, and `more`;
+    the tokens of a given answer were not sampled."""
+    log_ratio = tokens.logprobs - tokens.behavior
+    sampled = torch.ones_like(log_ratio) if tokens.target is None else ~tokens.target
+    values = {
+        "ratio": ratio(log_ratio),
+        "entropy": tokens.entropy,
+        "kl_behavior": estimate(-log_ratio, "k3"),
+    }
+    count = sampled.float().sum()
+    return {
+        name: ((value.float() * sampled).sum(), count) for name, value in (values | more).items()
+    }

@@ -8,7 +8,7 @@ used. With n samples of a prompt:
     off-policy:  ∇ = −(β/(n − 1)) Σ_i (R_i − R̄) ∇ log π_θ(y_i)
     on-policy:   ∇ = −(1/(n − 1)) Σ_i (R_i − R̄) min(π_θ/μ, ρ) ∇ log π_θ(y_i)
 
-The first uses no importance ratio. The second is the regularised policy gradient.
+The first uses no importance ratio. The second is the regularized policy gradient.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ import torch
 
 from tramontane.config.objectives import AGROOptions
 from tramontane.trainer.advantages import group_advantages
-from tramontane.trainer.importance import ratio_metrics, truncated_gradient
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
+from tramontane.trainer.objectives import (
+    Metrics,
+    Sequences,
+    Tokens,
+    ratio_metrics,
+    truncated_gradient,
+)
 
 
 def advantages(sequences: Sequences, options: AGROOptions) -> torch.Tensor:
@@ -26,17 +31,17 @@ def advantages(sequences: Sequences, options: AGROOptions) -> torch.Tensor:
     assert sequences.policy is not None  # requested by the options' `needs`
     assert sequences.reference is not None
     groups, scored = sequences.groups, sequences.scored
-    regularised = sequences.rewards - options.beta * (sequences.policy - sequences.reference)
-    centred = group_advantages(regularised, groups, scored, "none")
+    regularized = sequences.rewards - options.beta * (sequences.policy - sequences.reference)
+    centered = group_advantages(regularized, groups, scored, "none")
     n = torch.bincount(groups[scored], minlength=int(groups.max()) + 1)[groups]
     scale = options.beta if options.form == "off_policy" else 1.0
-    return scale * centred * n / (n - 1).clamp(min=1)
+    return scale * centered * n / (n - 1).clamp(min=1)
 
 
 def loss(tokens: Tokens, options: AGROOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w A log π_θ, on-policy with the weight sg(min(π_θ/μ, ρ))."""
     if options.form == "on_policy":
         return truncated_gradient(tokens, options.rho)
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
     return loss, ratio_metrics(tokens, {})

@@ -11,17 +11,16 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import AIPOOptions
-from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import ratio_metrics, truncated_gradient
-from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.advantages import normalized
+from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics, truncated_gradient
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: AIPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; the uncorrected loss has a weight of 1."""
     if not options.correction:
-        tokens = tokens.learnt()
+        tokens = tokens.masked()
         loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
         return loss, ratio_metrics(tokens, {})
     return truncated_gradient(tokens, options.rho)

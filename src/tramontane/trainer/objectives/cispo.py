@@ -2,7 +2,7 @@
 
     J = E[ (1/Σ|o_i|) Σ_i Σ_t sg(min(ρ_it, ε_max)) Â_i log π_θ(o_it) ],   ρ = π_θ/μ
 
-No token's gradient is clipped away, and there is no lower bound. Â is normalised over the minibatch
+No token's gradient is clipped away, and there is no lower bound. Â is normalized over the minibatch
 and the loss divided by the tokens of the group, as ScaleRL does.
 """
 
@@ -11,11 +11,10 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import CISPOOptions
-from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import truncated_gradient
-from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.advantages import normalized
+from tramontane.trainer.objectives import Metrics, Tokens, truncated_gradient
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: CISPOOptions) -> tuple[torch.Tensor, Metrics]:

@@ -1,4 +1,4 @@
-"""DRO, direct reward optimisation (arXiv 2405.19107), for single trajectories.
+"""DRO, direct reward optimization (arXiv 2405.19107), for single trajectories.
 
     min ½ E_{x,y~μ}[(r − V(x) − τ ℓ)²],   ℓ = log π_θ(y)/π_ref(y)
 
@@ -17,7 +17,7 @@ import torch
 
 from tramontane.config.objectives import DROOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.segments import first_tokens, sums_to_end, totals
+from tramontane.trainer.ratios import first_tokens, sums_to_end, totals
 
 
 def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:
@@ -28,14 +28,14 @@ def advantages(sequences: Sequences, options: DROOptions) -> torch.Tensor:
     assert sequences.policy is not None  # requested by the options' `needs`
     assert sequences.reference is not None
     scored = sequences.scored
-    regularised = sequences.rewards - options.tau * (sequences.policy - sequences.reference)
-    return torch.where(scored, regularised - regularised[scored].mean(), 0.0)
+    regularized = sequences.rewards - options.tau * (sequences.policy - sequences.reference)
+    return torch.where(scored, regularized - regularized[scored].mean(), 0.0)
 
 
 def loss(tokens: Tokens, options: DROOptions) -> tuple[torch.Tensor, Metrics]:
     """DRO-P: −Σ w A log π_θ. DRO-V: ½ Σ w δ²/τ with δ = r − V − τ ℓ as a function of the policy,
     plus ½ Σ w δ² as a function of V."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     assert tokens.reference is not None
     log_ratio = tokens.logprobs - tokens.reference
     if options.form == "policy":

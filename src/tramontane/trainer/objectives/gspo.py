@@ -12,18 +12,16 @@ from __future__ import annotations
 import torch
 
 from tramontane.config.objectives import GSPOOptions
-from tramontane.trainer.advantages import normalised
-from tramontane.trainer.importance import ratio_metrics
-from tramontane.trainer.kl import ratio
-from tramontane.trainer.objectives import Metrics, Tokens
-from tramontane.trainer.segments import totals
+from tramontane.trainer.advantages import normalized
+from tramontane.trainer.objectives import Metrics, Tokens, ratio_metrics
+from tramontane.trainer.ratios import ratio, totals
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: GSPOOptions) -> tuple[torch.Tensor, Metrics]:
     """−Σ w min(s Â, clip(s, 1 − ε_low, 1 + ε_high) Â), s = sg(s_i) π_θ/sg(π_θ)."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     current = tokens.logprobs.detach()
     sequence_ratio = ratio(_mean(current - tokens.behavior, tokens.sequence))
     s = sequence_ratio * (tokens.logprobs - current).exp()

@@ -1,7 +1,7 @@
 """Magistral's objective (arXiv 2506.10910, section 2.1), with the paper's ablations as options.
 
-GRPO's clipped surrogate without KL penalty, normalised by the tokens of the group, with
-advantages normalised in the minibatch and a wider upper clip bound.
+GRPO's clipped surrogate without KL penalty, normalized by the tokens of the group, with
+advantages normalized in the minibatch and a wider upper clip bound.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import torch
 
 from tramontane.config.objectives import MagistralOptions
-from tramontane.trainer.advantages import normalised
-from tramontane.trainer.kl import estimate, ratio
+from tramontane.trainer.advantages import normalized
 from tramontane.trainer.objectives import Metrics, Tokens
+from tramontane.trainer.ratios import estimate, ratio
 
-advantages = normalised
+advantages = normalized
 
 
 def loss(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor, Metrics]:
@@ -25,7 +25,7 @@ def loss(tokens: Tokens, options: MagistralOptions) -> tuple[torch.Tensor, Metri
     trainer's policy at the start of the update and c = min(π_old / μ, cap), for `clipped` also
     ≥ 1/cap. `entropy_coef` subtracts the entropy.
     """
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     old, correction = _old_policy(tokens, options)
     rho = ratio(tokens.logprobs - old)
     clipped = rho.clamp(1 - options.eps_low, 1 + options.eps_high)

@@ -12,8 +12,7 @@ import torch
 
 from tramontane.config.objectives import PassAtKOptions
 from tramontane.trainer.advantages import leave_one_out
-from tramontane.trainer.importance import truncated_gradient
-from tramontane.trainer.objectives import Metrics, Sequences, Tokens
+from tramontane.trainer.objectives import Metrics, Sequences, Tokens, truncated_gradient
 
 
 def advantages(sequences: Sequences, options: PassAtKOptions) -> torch.Tensor:

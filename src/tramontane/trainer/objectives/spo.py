@@ -19,7 +19,7 @@ import torch
 
 from tramontane.config.objectives import SPOOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens
-from tramontane.trainer.segments import first_tokens, sums_from_start, totals
+from tramontane.trainer.ratios import first_tokens, sums_from_start, totals
 
 # Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure is
 # infinite. And the smallest reward whose logarithm is taken. Both are ours.
@@ -45,7 +45,7 @@ def advantages(sequences: Sequences, options: SPOOptions) -> torch.Tensor:
 
 def loss(tokens: Tokens, options: SPOOptions) -> tuple[torch.Tensor, Metrics]:
     """The loss of Q_T of each completion."""
-    tokens = tokens.learnt()
+    tokens = tokens.masked()
     start = first_tokens(tokens.sequence)
     q_final = prefix_values(tokens, options)[_last_tokens(tokens.sequence)]
     rewards, weights = tokens.rewards[start], tokens.weights[start]

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tramontane.placement.orphans import die_with_parent
+from tramontane.temporary import die_with_parent
 from tramontane.verifier.code.inside import files, lockdown
 from tramontane.verifier.code.sandbox import bubblewrap, landlock, namespaces
 from tramontane.verifier.code.sandbox.job import (

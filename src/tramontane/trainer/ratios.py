@@ -1,49 +1,19 @@
-"""The KL divergence from a reference policy, as a reward or as a loss (arXiv 2506.09477).
+"""Ratios of two policies: bounded, as estimates of the KL divergence (arXiv 2506.09477), and summed
+over the tokens of each sequence.
 
 ℓ = log π_θ/π_ref. The gradient of KL(π_θ ‖ π_ref) is E[ℓ s], s = ∇ log π_θ, and over the tokens of
 a sequence E[Σ_t s_t Σ_{u≥t} ℓ_u]. `docs/kl.md` has the gradient of each estimator in each place.
+
+`sequence` numbers the tokens' sequences from 0, in ascending order: [N] int64.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import torch
 
 from tramontane.config.objectives import KLOptions
-from tramontane.trainer.segments import sums_to_end, totals
-
-if TYPE_CHECKING:  # objectives imports this module
-    from tramontane.trainer.objectives import Metrics, Objective, Sequences, Tokens
-
 
 MOST = 20.0  # |log-ratio|, beyond which a ratio no longer grows
-
-
-class WithKL:
-    """A policy gradient plus β · KL(π_θ ‖ π_ref)."""
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-
-    def advantages(self, sequences: Sequences, options: KLOptions) -> torch.Tensor:
-        return self._objective.advantages(sequences, options)
-
-    def loss(self, tokens: Tokens, options: KLOptions) -> tuple[torch.Tensor, Metrics]:
-        """The objective's loss with advantages A − β (k − baseline), or plus β Σ w k, or both."""
-        tokens = tokens.learnt()
-        assert tokens.reference is not None  # requested by the options' `needs`
-        log_ratio = tokens.logprobs - tokens.reference
-        if tokens.kl_baseline is not None:
-            penalty = returns(log_ratio.detach(), tokens.sequence, options) - tokens.kl_baseline
-            tokens = replace(tokens, advantages=tokens.advantages - options.kl_coef * penalty)
-        loss, metrics = self._objective.loss(tokens, options)
-        if options.kl_as != "reward":
-            penalty = differentiable(log_ratio, tokens.sequence, options)
-            loss = loss + options.kl_coef * (tokens.weights * penalty).sum()
-        count = torch.tensor(float(len(log_ratio)), device=log_ratio.device)
-        return loss, metrics | {"kl_reference": (estimate(log_ratio.detach(), "k3").sum(), count)}
 
 
 def ratio(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -96,3 +66,35 @@ def differentiable(
     lengths = totals(torch.ones_like(log_ratio), sequence)
     estimates = estimate(totals(log_ratio, sequence), options.kl_estimator)
     return (estimates / lengths.clamp(min=1))[sequence]
+
+
+def totals(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """Sum of each sequence's values, [S]; 0 for a sequence without tokens."""
+    count = int(sequence.max()) + 1 if len(sequence) else 0
+    return values.new_zeros(count).index_add(0, sequence, values)
+
+
+def sums_to_end(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """Sum of each value and those after it in its sequence: [N], in the values' number type."""
+    # From the sums to the end of the row, subtract those of later sequences. This is a difference
+    # of large numbers, hence float64.
+    exact = values.double()
+    sums = totals(exact, sequence)
+    return (_to_end(exact) - (_to_end(sums) - sums)[sequence]).to(values.dtype)
+
+
+def sums_from_start(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """Sum of each value and those before it in its sequence: [N]."""
+    return totals(values, sequence)[sequence] - sums_to_end(values, sequence) + values
+
+
+def first_tokens(sequence: torch.Tensor) -> torch.Tensor:
+    """Index of the first token of each sequence that has tokens, in ascending order."""
+    starts = torch.ones_like(sequence, dtype=torch.bool)
+    starts[1:] = sequence[1:] != sequence[:-1]
+    return starts.nonzero()[:, 0]
+
+
+def _to_end(values: torch.Tensor) -> torch.Tensor:
+    """Sum of each value and all after it."""
+    return values.flip(0).cumsum(0).flip(0)

@@ -6,7 +6,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.trainer.rollouts import batch, equal, model, trainer
 from tramontane.config import TrainerConfig
-from tramontane.trainer.activations import checkpoint_blocks
+from tramontane.trainer.forwards import checkpoint_blocks
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
 WIDTH = 32

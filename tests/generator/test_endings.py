@@ -13,9 +13,8 @@ from tests.generator.slot_models import finish, make_requests
 from tramontane.config import GeneratorConfig
 from tramontane.errors import InputError
 from tramontane.generator import Generator
+from tramontane.generator.endings import Detokenizer, StopTexts
 from tramontane.generator.engine import SlotEngine
-from tramontane.generator.stops import StopTexts
-from tramontane.generator.text import Detokenizer
 from tramontane.types import ResponseText
 
 STOPS = ("\n\nT", "é!", "ab")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.paths import ROOT
 from tests.trainer.tabular import bandit, completion, descent, every_group, logits, trainer
 from tramontane.config.objectives import AIPOOptions
-from tramontane.trainer.kl import estimate, returns
-from tramontane.trainer.segments import sums_to_end
+from tramontane.trainer.ratios import estimate, returns, sums_to_end
 from tramontane.types import INSERTED
 
 DOCS = ROOT / "docs" / "kl.md"

@@ -1,17 +1,21 @@
-"""Training-mode forwards: without dropout, and with activation checkpointing, which keeps only each
-block's input, optionally in host memory."""
+"""Training-mode forwards: without dropout; with activation checkpointing, which keeps only each
+block's input, optionally in host memory; and compiled, which fuses the operations between matrix
+products: norms, rotary embeddings, activations."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.graph import save_on_cpu
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from tramontane.errors import InputError
+from tramontane.models.attention import PACKED, packed_attention
 from tramontane.models.packing import pack
 
 SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
@@ -76,3 +80,30 @@ def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *input
     pinned = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     with save_on_cpu(pin_memory=pinned):
         return checkpoint(block, *inputs)
+
+
+def check_compiler(device: str) -> None:
+    """Check that a C++ compiler is installed, if compiling needs one.
+
+    Raises:
+        InputError: a CPU without a C++ compiler.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if torch.device(device).type == "cpu" and shutil.which(compiler) is None:
+        raise InputError(
+            f"compile is true, but there is no C++ compiler ({compiler!r}, as CXX says or "
+            f"by default): install g++, or set it to false"
+        )
+
+
+def compile_blocks(model: PreTrainedModel) -> None:
+    """Compile each block when it first runs, for rows of any length.
+
+    Attention is not compiled: its block shapes differ from row to row, and each shape would need a
+    graph of its own.
+    """
+    AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
+    blocks = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            module.compile(dynamic=True)
