@@ -13,9 +13,8 @@ from typing import Any
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
 from tramontane.errors import reading
-from tramontane.models.loading import local_folder
 from tramontane.models.names import with_tokenizer
-from tramontane.placement import Folder, WorkerLost
+from tramontane.placement import WorkerLost
 from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline
 from tramontane.run.columns import warm_up
 from tramontane.run.folder import (
@@ -192,16 +191,6 @@ class Session:
     def model(self) -> str:
         """Checkpoint that reinforcement learning starts from."""
         return str(self.folder.sft) if self.config.cold_start else self.base
-
-    def model_for_workers(self, model: str) -> str | Folder:
-        """A model as an argument for workers, whose machines may lack its files.
-
-        A name that is not in this machine's cache remains a name, to be downloaded by each machine.
-        """
-        if self.config.placement.kind == "thread":
-            return model
-        folder = local_folder(model)
-        return model if folder is None else Folder.of(folder, "model")
 
     @property
     def seconds(self) -> float:

@@ -17,15 +17,14 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
-from tramontane.controller.verifiers import Grader, VerifierActors, Verifiers
+from tramontane.controller.verifiers import Verifiers, start_verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
-from tramontane.generator import load_generator
+from tramontane.evaluation.placed import generator_maker, model_for_workers
 from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
     Folder,
-    GeneratorHandle,
     Limit,
     WeightsLost,
     WorkerLost,
@@ -49,7 +48,6 @@ from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
 from tramontane.run.trajectories import train_batches
 from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
-from tramontane.verifier import VerifierPool
 
 Results = dict[str, EvaluationResult]  # by name of the set
 
@@ -145,7 +143,8 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
 def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
     """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
-    with _verifiers(session, placement) as verifiers:
+    last = session.prepared.stages[-1]
+    with start_verifiers(last, placement, session.replaced) as verifiers:
         measured = _start_cold(session, placement, verifiers, interrupt)
         done = interrupt.run(_run(session, placement, verifiers, interrupt))
     if done.finished and not done.updates:
@@ -228,7 +227,7 @@ async def _run(
             ledger.restore(restored.pipeline.snapshot)
     generators = _generators(session, placement, session.model, ledger.stages.config)
     updates = config.pipeline.updates
-    model: Any = session.model_for_workers(session.model)
+    model: Any = model_for_workers(config, session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
     trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
@@ -311,17 +310,9 @@ async def _measure_end(
 
 def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
     """Generators of the model, with the stage's sizes."""
-    config = session.config
-    portable: Any = session.model_for_workers(model)
-
-    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
-        # Loads the base model, never a checkpoint, which may be deleted by the time of a
-        # replacement; the pool sends the newest weights.
-        response = session.prepared.encoder.response
-        beat = config.timeouts.heartbeat
-        load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
-        return placement.generator(number, load)
-
+    # Of the base model, never a checkpoint, which may be deleted by the time of a replacement; the
+    # pool sends the newest weights.
+    make = generator_maker(session.config, model, session.prepared.encoder, placement)
     return GeneratorPool(
         make,
         stage,
@@ -329,22 +320,6 @@ def _generators(session: Session, placement: Placement, model: str, stage: Confi
         session.folder.log_worker,
         session.prepared.max_prompt,
         session.prepared.evaluated_l_max,
-    )
-
-
-def _verifiers(session: Session, placement: Placement) -> VerifierPool | VerifierActors:
-    """The verifiers, with the last stage's sizes, for evaluations; training passes its stage's
-    sizes with every group."""
-    config, sizes = session.config, session.prepared.stages[-1].pipeline
-    if not config.placement.replaces_workers:  # the pool itself replaces its processes
-        return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
-    make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
-    return VerifierActors(
-        lambda number: placement.verifier(number, make),
-        config.verifier.workers,
-        config.timeouts,
-        config.verifier,
-        session.replaced,
     )
 
 
