@@ -44,8 +44,8 @@ import tramontane
 from tramontane.config import Config, load_config
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
-from tramontane.evaluation.metrics import student_quantile
 from tramontane.run.folder import RunFolder
+from tramontane.statistics import student_quantile
 
 HERE = Path(__file__).parent
 QUICKSTART = HERE.parent / "configs/quickstart.yaml"

@@ -30,7 +30,7 @@ context.set_forkserver_preload(
         "pytest",
         "tests.curation.killing",
         "tramontane.cli",
-        "tramontane.curation.backend.endpoint",
+        "tramontane.asking.endpoint",
         "tramontane.run.train",
         "tramontane.sft.sft",
     ]

@@ -18,7 +18,9 @@ from tests import forked
 from tramontane import workplace
 from tramontane.errors import InputError
 from tramontane.workplace import (
+    Journal,
     Owner,
+    check_same,
     commit,
     disk_faults,
     owned_file,
@@ -466,3 +468,52 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_damaged_line_is_named_and_may_be_removed(tmp_path: Path) -> None:
+    """Also where the length of the valid part is known from before the removal."""
+    file = tmp_path / "j.jsonl"
+    with Journal(file) as journal:
+        end = journal.add([1], [2], [3])
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + b"[2\n" + lines[2])
+    with Journal(file, end - 1) as journal, pytest.raises(InputError, match=r"j\.jsonl:2: damaged"):
+        list(journal)
+    file.write_bytes(lines[0] + lines[2])
+    with Journal(file, end) as journal:
+        assert list(journal) == [[1], [3]]
+        journal.add([4])
+        assert list(journal) == [[1], [3], [4]]
+
+
+def test_an_incomplete_last_line_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    file.write_bytes(b'[1]\n["cut')
+    with Journal(file) as journal:
+        journal.add([2])
+        assert list(journal) == [[1], [2]]
+
+
+def test_items_are_continued_with_the_same_settings_only(tmp_path: Path) -> None:
+    items, record = tmp_path / "items.jsonl", tmp_path / "items.json"
+    now = {"sizes": {"small": {"n": 1}, "large": {"n": 2}}, "seed": 0}
+
+    def refusal(**made_with: object) -> str:
+        with pytest.raises(InputError, match="; remove them") as refused:
+            check_same(items, record, now | made_with, "remove them", levels=2)
+        return str(refused.value)
+
+    check_same(items, record, now, "remove them")  # nothing is there
+    items.write_text("1\n")
+    assert "items.jsonl: there is no items.json that says" in refusal()
+    record.write_text(json.dumps(now | {"result": 1}))
+    check_same(items, record, now, "remove them")
+    sizes = {"small": {"n": 3}, "large": {"n": 2}, "huge": {"n": 3}}
+    changed = "items.jsonl was made with different sizes.small, sizes.huge, seed; "
+    assert changed in refusal(sizes=sizes, seed=1)
+    for other in ('{"', "[]", '{"seed": 0}'):
+        record.write_text(other)
+        assert "items.json: not the record of items.jsonl, or damaged" in refusal()
+    items.write_text("")
+    record.write_text(json.dumps(now | {"seed": 1}))
+    check_same(items, record, now, "remove them")  # nothing was made yet

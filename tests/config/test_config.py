@@ -3,6 +3,7 @@ import re
 import pytest
 
 from tramontane.config import Config, check_complete, load_config, load_section, parse, sealed
+from tramontane.config.section import _warn_renamed
 from tramontane.config.sft import SFTConfig
 from tramontane.errors import InputError
 
@@ -275,3 +276,24 @@ def test_a_supervised_config_is_parsed_with_the_same_errors(load):
         load("output: x\nthreads: 2\nranks: 2", cls=SFTConfig)
     with pytest.raises(InputError, match=r"activation_offload .* gradient_checkpointing to true"):
         load("output: x\nactivation_offload: true", cls=SFTConfig)
+
+
+def test_a_key_is_read_under_its_old_name(tmp_path, caplog):
+    _warn_renamed.cache_clear()
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {warmup_steps: 3}")
+    assert load_config(file).trainer.warmup_updates == 3
+    assert "key warmup_steps is now called warmup_updates" in caplog.text
+    with pytest.raises(InputError, match=r"trainer\.warmup_steps: the old name of warmup_updates"):
+        load_config(file, ["trainer.warmup_updates=1"])
+    file.write_text(sealed(Config()).partition("\n")[2].replace("warmup_updates", "warmup_steps"))
+    check_complete(Config, file)
+
+
+def test_a_removed_key_may_have_its_default_and_no_other_value(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("trainer: {objective: {spo: {q_max: -0.01, r_min: 1.0e-3}}}")
+    assert load_config(file) == Config()
+    message = r"trainer\.objective\.spo\.q_max: removed: the bound is SUCCESS_MAX in trainer/obj"
+    with pytest.raises(InputError, match=message):
+        load_config(file, ["trainer.objective.spo.q_max=-0.1"])

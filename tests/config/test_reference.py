@@ -1,9 +1,13 @@
 """The configuration reference: every key is described, in the terminal and in the docs."""
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
 import pytest
+from markdown.extensions.toc import slugify
+from mkdocs.config import load_config as load_mkdocs
+from mkdocs.structure.files import Files
 from pydantic import Field
 from typer.testing import CliRunner
 
@@ -141,13 +145,17 @@ def test_config_without_a_section_lists_sections_and_top_level_keys() -> None:
     assert "tramontane config data" in result.stdout
 
 
-def test_the_page_in_docs_is_what_the_command_prints() -> None:
-    """If this fails: tramontane config --markdown > docs/configuration.md"""
-    result = CliRunner().invoke(app, ["config", "--markdown"])
-    page = (ROOT / "docs/configuration.md").read_text()
-    assert page == result.stdout
+def test_the_site_gets_a_page_whose_links_lead_somewhere() -> None:
+    config = load_mkdocs(str(ROOT / "mkdocs.yml"))
+    files = config.plugins.run_event("files", Files([]), config=config)
+    page = files.get_file_from_path("configuration.md").content_string
+    assert page == CliRunner().invoke(app, ["config", "--markdown"]).stdout
     assert max(map(len, page.splitlines())) <= 100
-    for line in page.splitlines():
-        if "](" in line and ".md)" in line:
-            target = line.split("](")[1].split(")")[0]
-            assert target.startswith("#") or (ROOT / "docs" / target).is_file(), target
+    headings = re.findall(r"^#+ (.+)$", page, re.M)
+    anchors = {slugify(heading, "-") for heading in headings}
+    assert len(headings) == len(anchors) > 50
+    links = re.findall(r"\]\(([^)]+)\)", page)
+    assert "#tramontane-harvest" in links
+    for link in links:
+        found = link[1:] in anchors if link[0] == "#" else (ROOT / "docs" / link).is_file()
+        assert found, link

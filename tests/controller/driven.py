@@ -8,7 +8,7 @@ from typing import Any
 from tramontane.config import Config
 from tramontane.controller.ledger import Ledger, Snapshot
 from tramontane.data.curriculum import Curriculum
-from tramontane.run.pending import PipelineCheckpoint, read_pipeline, write_pipeline
+from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline, write_pipeline
 from tramontane.types import Batch, Completion, Group, Outcome, Verdict
 
 OUTCOMES: tuple[Outcome, Outcome] = ("wrong", "right")

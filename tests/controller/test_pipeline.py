@@ -20,8 +20,8 @@ from tramontane.controller.staleness import room
 from tramontane.controller.waits import Waits
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.handle import WaitTimeout
+from tramontane.run.checkpoint import read_pipeline
 from tramontane.run.folder import RunFolder
-from tramontane.run.pending import read_pipeline
 from tramontane.run.recorder import Recorder
 from tramontane.run.rollouts import read_run
 from tramontane.run.screen import QuietScreen

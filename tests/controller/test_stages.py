@@ -252,7 +252,7 @@ def test_a_stage_without_problems_ends_and_its_groups_are_left_over(forty: Path)
         ([{"name": "a", "until": {"updates": 1}}, {"name": "a"}], r"stages\.0\.name: two"),
         (
             [{"name": "a", "until": {"solved": 0.5}}, {"name": "b"}],
-            r"stages\.0\.until: all completions are trajectories .* a number of `updates`",
+            r"stages\.0\.until: all completions are recorded trajectories .* a number of `updates`",
         ),
         ([{"name": "a", "l_maxx": 3}], r"stages\.0\.l_maxx: unknown key; did you mean 'l_max'"),
         ([{"name": "a", "temperature": 0}], r"stages\.0\.temperature: .*greater than 0"),

@@ -16,6 +16,8 @@ from tramontane.config import VerifierConfig
 from tramontane.curation.agreement import (
     decisive,
     fate,
+    most_telling,
+    mutants,
     poll,
     several_outputs,
     steady,
@@ -25,7 +27,6 @@ from tramontane.curation.agreement import (
 from tramontane.curation.config import CodeConfig, CurateConfig
 from tramontane.curation.inputs import mutations
 from tramontane.curation.pipeline import curate
-from tramontane.curation.telling import most_telling, mutants
 from tramontane.data.code import Solution
 from tramontane.types import Problem
 
@@ -391,7 +392,7 @@ def test_a_curation_killed_repeatedly_ends_with_the_same_results(tmp_path):
         inputs=(str(tmp_path / "whole/raw.jsonl"),), out=str(out), stages=("code",),
         code=PATIENT, chunk_rows=3,
     )  # fmt: skip
-    journal = out / "work/1-code/finished.jsonl"
+    journal = out / "work/1-code/asked-000000000-finished.jsonl"
     for finished in (1, 2):
         kill_once_written(start(config), journal, lines=finished)
         assert journal.read_bytes().startswith(done)  # nothing is run twice

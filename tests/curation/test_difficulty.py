@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 
-from tests.curation.server import Server, status
+from tests.asking.server import Server, status
 from tests.paths import ROOT
 from tramontane import InputError
 from tramontane.config import load_section, parse_settings

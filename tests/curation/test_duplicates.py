@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tramontane.curation.config import CurateConfig, DecontaminateConfig, DeduplicateConfig
-from tramontane.curation.contamination import Decontaminate
-from tramontane.curation.duplicates import Deduplicate, labels
+from tramontane.curation.duplicates import Decontaminate, Deduplicate, labels
 from tramontane.curation.rows import Row
 from tramontane.data.similarity import (
     SimilarityIndex,

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from tests.asking.server import Server
 from tests.curation.killing import kill_once_written, start
-from tests.curation.server import Server
 from tests.curation.test_curation import lines, results
 from tests.curation.test_translate import translator
 from tests.forked import end

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.asking.server import DIE, STALL, Server, body, status
 from tests.curation.killing import kill_once_written, start
-from tests.curation.server import DIE, STALL, Server, body, status
 from tests.curation.test_code_stage import DOUBLE, NAMES, doubles, lines, row, write
 from tests.forked import end
 from tramontane import InputError
+from tramontane.asking import Answer
 from tramontane.config import parse_settings
-from tramontane.curation.backend import Answer
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.inputs import PER_ANSWER, questions, read_inputs
 from tramontane.curation.pipeline import curate
@@ -197,7 +197,7 @@ def test_killed_while_asking_and_while_programs_run(tmp_path):
         server.seen.clear()
         out = tmp_path / "killed"
         config = settings(server, source, out, endpoint={"concurrency": 2})
-        for file in ("asked-000000000-answers.jsonl", "finished.jsonl"):
+        for file in ("asked-000000000-answers.jsonl", "asked-000000000-finished.jsonl"):
             kill_once_written(start(config), out / "work/1-code" / file)
         assert end(start(config)) == 0
     for name in NAMES:

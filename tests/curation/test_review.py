@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.curation.server import Server, status
+from tests.asking.server import Server, status
 from tests.curation.test_difficulty import run
 
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.curation.server import Server, status
+from tests.asking.server import Server, status
 from tests.curation.test_difficulty import run
 from tramontane import InputError
+from tramontane.asking import Answer
+from tramontane.asking.config import EndpointModel, ModelConfig
 from tramontane.config import parse_settings
-from tramontane.curation.backend import Answer
-from tramontane.curation.config import CurateConfig, EndpointModel, ModelConfig, TranslateConfig
+from tramontane.curation.config import CurateConfig, TranslateConfig
 from tramontane.curation.translate import Translate, formulas, numbers, read_translation
 from tramontane.types import Problem
 

@@ -38,18 +38,18 @@ def test_a_killed_evaluation_continues_and_another_is_refused(model, tmp_path):
     assert min(graded) > 2  # the first problem was kept
 
     for rows, options, changed in (
-        (ROWS, {"temperature": 0.0}, r"settings \(sampling.temperature\)"),
-        (ROWS, {"overrides": {"data.system_prompt": "Add."}}, r"settings \(data.system_prompt\)"),
+        (ROWS, {"temperature": 0.0}, "settings.sampling.temperature"),
+        (ROWS, {"overrides": {"data.system_prompt": "Add."}}, "settings.data.system_prompt"),
         (ROWS[:2], {}, "problems"),
         ([*ROWS[:2], ROWS[2] | {"answer": "5"}], {}, "problems"),
     ):
-        with pytest.raises(InputError, match=f"eval.json: .* made with other {changed}"):
+        with pytest.raises(InputError, match=f"eval.json: .* made with different {changed}"):
             tramontane.evaluate(model, rows, write_to=file, **OPTIONS | options)
     other = shutil.copytree(model, tmp_path / "other")
     trained = load_model(str(other))
     trained.get_output_embeddings().weight.data[0, 0] += 1
     trained.save_pretrained(other)
-    with pytest.raises(InputError, match="made with other weights"):
+    with pytest.raises(InputError, match="made with different weights"):
         tramontane.evaluate(other, ROWS, write_to=file, **OPTIONS)
     assert file.read_bytes() == whole
 
@@ -67,7 +67,7 @@ def test_other_files_are_not_overwritten(tmp_path):
     with pytest.raises(InputError, match=r"test.jsonl: there is no test.json that says"):
         tramontane.evaluate("tiny", data, write_to=data, **OPTIONS)
     problems = data.rename(tmp_path / "test.json")
-    with pytest.raises(InputError, match=r"test.json: not the record of an evaluation"):
+    with pytest.raises(InputError, match=r"test.json: not the record of test.jsonl"):
         tramontane.evaluate("tiny", problems, write_to=data, **OPTIONS)
     with pytest.raises(InputError, match=r"test.json: completions are JSONL; name a .jsonl file"):
         tramontane.evaluate("tiny", problems, write_to=problems, **OPTIONS)

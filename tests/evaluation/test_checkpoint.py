@@ -9,8 +9,8 @@ import tramontane
 from tramontane.config import Config
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import Sampling, run_of, settings_for
 from tramontane.evaluation.malformed import Malformed
+from tramontane.evaluation.settings import Sampling, run_of, settings_for
 
 TRAINED = {
     "model": "tiny",

@@ -11,9 +11,9 @@ import yaml
 import tramontane
 from tramontane.data.catalog import CATALOG
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import settings_for
 from tramontane.evaluation.comparison import compare as compare_plan
 from tramontane.evaluation.comparison import labels, markdown, suites
+from tramontane.evaluation.settings import settings_for
 from tramontane.evaluation.suites import SUITES, source_of
 from tramontane.models.loading import load_model, load_tokenizer
 
@@ -158,15 +158,15 @@ def test_another_basis_is_refused_before_any_work(tmp_path):
             tramontane.compare(["tiny"], [source], out, **SHORT | changed)
         assert (out / "sums/tiny.jsonl").read_bytes() == before
 
-    refused(r"tiny\.json: .*made with other settings \(sampling\.temperature\)", temperature=0.5)
+    refused(r"tiny\.json: .*made with different settings\.sampling\.temperature", temperature=0.5)
     tramontane.compare(["tiny"], [source], out, **SHORT, slots=1)  # decides the speed alone
     assert (out / "sums/tiny.jsonl").read_bytes() == before
     sums(tmp_path / "sums.jsonl", 1, 3)
-    refused(r"made with other problems; name another place \(--out\), or remove both")
+    refused(r"made with different problems; name another place \(--out\), or remove both")
     sums(tmp_path / "sums.jsonl", 1, 2)
     record = (out / "sums/tiny.json").read_text()
     (out / "sums/tiny.json").write_text(record[:50])
-    refused(r"tiny\.json: not the record of an evaluation, or damaged")
+    refused(r"tiny\.json: not the record of tiny\.jsonl, or damaged")
 
 
 def test_a_bad_source_is_found_before_any_work(tmp_path):

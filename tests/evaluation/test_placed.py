@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import tramontane
-from tramontane.evaluation.checkpoint import settings_for
 from tramontane.evaluation.placed import is_placed
+from tramontane.evaluation.settings import settings_for
 
 OPTIONS = {"problems": 6, "samples": 2, "max_tokens": 64, "slots": 4, "temperature": 0.0}
 

@@ -8,12 +8,12 @@ from huggingface_hub import constants
 
 from tests.runs import begun, small_config
 from tramontane import generate
+from tramontane.asking.config import CheckpointModel
 from tramontane.config import Config, SFTConfig, parse
 from tramontane.config.section import Section
-from tramontane.curation.config import CheckpointModel
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
-from tramontane.evaluation.checkpoint import run_of, settings_for
+from tramontane.evaluation.settings import run_of, settings_for
 from tramontane.models.loading import load_config, load_model, load_tokenizer, local_folder
 from tramontane.models.names import find_weights, folder_of, resolve, with_tokenizer
 from tramontane.models.shape import load_shape

@@ -14,15 +14,15 @@ from tests.run.test_learning_signal import cut_short
 from tests.runs import begun, small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.run.changes import (
+from tramontane.run.checks import NoSignal
+from tramontane.run.folder import (
+    RunFolder,
     begins_again,
     changes_cold_start,
     check_changes,
     open_run,
     record_changes,
 )
-from tramontane.run.folder import RunFolder
-from tramontane.run.learning_signal import NoSignal
 from tramontane.trainer.optimizer import lr_at
 
 SIZES = {"updates": 4, "n_batch": 16, "n_async": 32}

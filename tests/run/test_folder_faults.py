@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,8 @@ from tests.runs import small_config
 from tramontane.audit.audit import audit
 from tramontane.config import Config
 from tramontane.errors import InputError
-from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage, seal
-from tramontane.run.folder import RunFolder
+from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.report import write_report
 from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import QuietScreen
@@ -123,6 +123,47 @@ def test_a_checkpoint_cut_in_half_is_set_aside_for_the_one_before(
     assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: {file} has" in warning
     assert warning in (run.path / "events.log").read_text()
     assert (run.checkpoints / "step_3.damaged").is_dir()
+
+
+@pytest.mark.slow
+def test_a_changed_bit_of_the_state_is_found_as_it_is_loaded(run: RunFolder) -> None:
+    flip(run.checkpoints / "step_3/trainer/__0_0.distcp")
+    folder, config = open_run(run.path)
+    screen = Warned()
+    train(config, screen, folder)
+    check_ledger(run.path, config)
+    assert [m["update"] for m in folder.metrics()] == [1, 2, 3]
+    [warning] = screen.warnings
+    assert f"damaged checkpoint, set aside: {run.checkpoints / 'step_3'}: " in warning
+    assert "__0_0.distcp: the trainer state is damaged" in warning
+    assert (run.checkpoints / "step_3.damaged").is_dir()
+
+
+@pytest.mark.slow
+def test_if_no_state_can_be_loaded_nothing_is_trained_anew(run: RunFolder) -> None:
+    for number in (1, 2):
+        shutil.rmtree(run.checkpoints / f"step_{number}")
+    flip(run.checkpoints / "step_3/trainer/__0_0.distcp")
+    folder, config = open_run(run.path)
+    before = folder.metrics()
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"no checkpoint is whole: step_3; they are kept"):
+            train(config, QuietScreen(), folder)
+    assert folder.metrics() == before
+
+
+@pytest.mark.slow
+def test_a_resume_reads_the_trainers_state_once(run: RunFolder) -> None:
+    opened: Counter[str] = Counter()
+
+    def count(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and str(args[0]).endswith(".distcp"):
+            opened[str(args[0])] += 1
+
+    sys.addaudithook(count)  # which cannot be removed
+    folder, config = open_run(run.path)
+    assert train(config, QuietScreen(), folder).finished
+    assert opened == {str(run.checkpoints / "step_3/trainer/__0_0.distcp"): 1}
 
 
 def test_if_no_checkpoint_is_whole_the_error_names_each(run: RunFolder) -> None:

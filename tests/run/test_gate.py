@@ -16,7 +16,7 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.generator import Generator
 from tramontane.models.loading import load_tokenizer
 from tramontane.placement.thread import ThreadHandle
-from tramontane.run.gate import check_long_parity, check_parity
+from tramontane.run.checks import check_long_parity, check_parity
 from tramontane.run.prepare import PROBE_TOKENS, prepare
 from tramontane.trainer import Trainer
 from tramontane.trainer.parity import ParityError

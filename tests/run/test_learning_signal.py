@@ -11,7 +11,7 @@ import pytest
 from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.evaluation.malformed import REMEDIES
-from tramontane.run.learning_signal import (
+from tramontane.run.checks import (
     ADVICE,
     NoSignal,
     SignalMonitor,
@@ -88,7 +88,7 @@ def test_a_share_of_kept_groups_below_the_bound_is_warned_of_once_per_fall() -> 
         return len(warnings)
 
     assert [window(kept) for kept in (4, 3, 1, 2, 4, 8, 3)] == [0, 1, 1, 1, 1, 1, 2]
-    assert warnings[0].startswith("only 3 of the last 8 groups can be learnt from (38%")
+    assert warnings[0].startswith("only 3 of the last 8 groups can be learned from (38%")
     assert "32   100%  malformed: no </think>" in warnings[0]
 
 
@@ -184,7 +184,7 @@ def test_a_model_that_never_writes_the_format_ends_its_run_with_a_diagnosis(tmp_
     with pytest.raises(NoSignal) as error:
         train(config, screen)
     message = str(error.value)
-    assert "none of the first 6 groups can be learnt from" in message
+    assert "none of the first 6 groups can be learned from" in message
     assert re.search(r"4\d +100%  malformed: no </think>, cut off at l_max", message)
     assert "most completions are cut off" in message and "raise pipeline.l_max" in message
     assert f"tramontane train --resume {tmp_path / 'run'} key=value" in message

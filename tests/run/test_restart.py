@@ -16,8 +16,8 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.placement import WorkerDied
 from tramontane.run import trackers
-from tramontane.run.changes import open_run
 from tramontane.run.checkpoint import damage
+from tramontane.run.folder import open_run
 from tramontane.run.report import write_report
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train

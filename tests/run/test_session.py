@@ -22,10 +22,9 @@ from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
 from tramontane.models.loading import load_model
 from tramontane.placement.handle import WorkerDied
-from tramontane.run.display import LiveDisplay
 from tramontane.run.folder import RunFolder
 from tramontane.run.prepare import prepare
-from tramontane.run.screen import QuietScreen
+from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.session import Session
 from tramontane.run.train import train
 from tramontane.workplace import read_log

@@ -16,8 +16,7 @@ from tests.forked import Command
 from tests.run.test_resume import wait_for_updates, wait_until
 from tests.runs import SMALL, small_config
 from tramontane.config import Config
-from tramontane.run.changes import open_run
-from tramontane.run.folder import RunFolder
+from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.temporary import PREFIX, process_folder

@@ -17,10 +17,9 @@ from tests.runs import small_config
 from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run import trackers
-from tramontane.run.changes import open_run
-from tramontane.run.folder import RunFolder
+from tramontane.run.folder import RunFolder, open_run
 from tramontane.run.screen import QuietScreen
-from tramontane.run.trackers import MODULES, Trackers, evaluation_values, update_values
+from tramontane.run.trackers import TRACKERS, Trackers, evaluation_values, update_values
 from tramontane.run.train import train
 from tramontane.workplace import read_log
 
@@ -165,28 +164,30 @@ def tracked(folder: Path, name: str) -> Config:
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_tracker_has_every_update_once_over_a_resume(tmp_path: Path, name: str) -> None:
-    pytest.importorskip(MODULES[name], reason="a tracker is not installed: pip install")
+    pytest.importorskip(name, reason="a tracker is not installed: pip install")
     folder = tmp_path / "run"
     folder.mkdir()
     config = tracked(folder, name)
-    first = Trackers(folder, config)
+    said: list[str] = []
+    first = Trackers(folder, config, said.append)
     first.log_evaluation(at(0, 0.1, "before"))
     first.log_evaluation(at(0, 0.2, "before", "gsm8k"))
     for update in (1, 2, 3):
         first.log_update({**LINE, "update": update, "loss": float(update)})
     first.log_evaluation(FIGURES)
-    assert first.close(finished=False) == []
+    first.close(finished=False)
     # The checkpoint was that of update 2, so update 3 is done again.
-    second = Trackers(folder, config, version=2, reached=3)
+    second = Trackers(folder, config, said.append, version=2, reached=3)
     for update in (3, 4):
         second.log_update({**LINE, "update": update, "loss": 10.0 * update})
         if update == 3:
             second.log_evaluation(at(3, 0.9, "update_3"))
-    assert second.close(finished=False) == []
+    second.close(finished=False)
     # It was stopped before the evaluation at its end, which is all that is left.
-    third = Trackers(folder, config, version=4, reached=4)
+    third = Trackers(folder, config, said.append, version=4, reached=4)
     third.log_evaluation(at(4, 0.6, "after"))
-    assert third.close(finished=True) == []
+    third.close(finished=True)
+    assert said == []
     found = READERS[name](folder)
     again = 30.0 if name == "tensorboard" else 3.0  # the others cannot replace a value
     assert found["train/loss"] == {1: 1.0, 2: 2.0, 3: again, 4: 40.0}
@@ -274,18 +275,20 @@ def test_one_that_cannot_start_again_is_left_out_and_the_others_continue(
     monkeypatch.setitem(trackers.TRACKERS, "mlflow", Kept)
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Failing)
     config = small_config(tmp_path, trackers=["wandb", "mlflow"])
-    Trackers(tmp_path, config).close(finished=False)
+    said: list[str] = []
+    Trackers(tmp_path, config, said.append).close(finished=False)
 
     def refuse(*_: Any) -> Any:
         raise ConnectionError("no route to host")
 
     monkeypatch.setitem(trackers.TRACKERS, "wandb", refuse)
-    again = Trackers(tmp_path, config, version=4, reached=4)
-    [said] = again.failures()
-    assert said.startswith("tracker wandb could not be started, and gets nothing more")
-    assert said.endswith("no route to host")
+    again = Trackers(tmp_path, config, said.append, version=4, reached=4)
+    [failure] = said
+    assert failure.startswith("tracker wandb could not be started, and gets nothing more")
+    assert failure.endswith("no route to host")
     again.log_update({**LINE, "update": 5})
-    assert again.close(finished=True) == []
+    again.close(finished=True)
+    assert said == [failure]
     assert Kept.steps == [5]
     assert json.loads((tmp_path / "trackers.json").read_text())["wandb"] == "x"
 
@@ -360,15 +363,13 @@ trackers.START_SECONDS = trackers.CALL_SECONDS = trackers.END_SECONDS = 0.5
 config = Config(model="tiny", trackers=["wandb", "trackio"])
 Path("run").mkdir()
 try:
-    tracked = trackers.Trackers(Path("run"), config)
+    tracked = trackers.Trackers(Path("run"), config, lambda text: print(text + "\\n", end=""))
 except InputError as error:
     sys.exit(f"refused: {error}")
 for update in (1, 2):
-    for failure in tracked.log_update({"update": update, "loss": 1.0}):
-        print(failure + "\\n", end="")
+    tracked.log_update({"update": update, "loss": 1.0})
     time.sleep(0.6)
-for failure in tracked.close(finished=True):
-    print(failure)
+tracked.close(finished=True)
 print("the end")
 """
 
@@ -421,4 +422,4 @@ def test_one_name_needs_no_list(tmp_path: Path) -> None:
 
 def test_every_extra_of_a_tracker_is_declared() -> None:
     text = Path("pyproject.toml").read_text()
-    assert all(f"\n{name} = [" in text for name in MODULES)
+    assert all(f"\n{name} = [" in text for name in TRACKERS)

@@ -73,5 +73,5 @@ def test_a_run_has_a_landscape_and_a_stopped_one_continues(tmp_path):
     assert "| 0 |" in page and "landscape.svg" in page
     assert (run / "landscape/landscape.svg").stat().st_size > 1000
     assert not (run / "landscape/point").exists()
-    with pytest.raises(InputError, match="evaluated with different settings"):
+    with pytest.raises(InputError, match="points.jsonl was made with different"):
         study_landscape(run, grid=Grid(4), sampling=sampling)

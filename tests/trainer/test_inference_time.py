@@ -29,7 +29,7 @@ def gradient(name, counts, rewards, k, **options):
 @pytest.mark.parametrize(("centred", "expected"), [(False, 0.125), (True, 0.1875)])
 def test_pass_at_4_of_a_coin(centred, expected):
     """p = ½: k p (1 − p)^k, and centred (k − 1) p (1 − p)^(k−1)."""
-    got = gradient("pass_at_k", [1, 1], [1.0, 0.0], 4, centred=centred)
+    got = gradient("pass_at_k", [1, 1], [1.0, 0.0], 4, centered=centred)
     assert got.tolist() == pytest.approx([expected, -expected])
 
 
@@ -37,7 +37,7 @@ def test_pass_at_4_of_a_coin(centred, expected):
 def test_pass_at_k_of_other_probabilities(centred):
     p, k = 0.25, 3
     expected = (k - 1) * p * (1 - p) ** (k - 1) if centred else k * p * (1 - p) ** k
-    got = gradient("pass_at_k", [1, 3], [1.0, 0.0], k, centred=centred)
+    got = gradient("pass_at_k", [1, 3], [1.0, 0.0], k, centered=centred)
     assert got.tolist() == pytest.approx([expected, -expected])
 
 
@@ -92,7 +92,7 @@ def test_only_the_best_of_k_counts_by_its_lead(rewards):
     second, first = sorted(rewards)[-2:]
     assert sorted(got) == [0, 0, 0, first - second]
     assert got[rewards.index(first)] == first - second
-    centred = pass_at_k.advantages(sequences(rewards, [0] * 4), PassAtKOptions(k=4, centred=True))
+    centred = pass_at_k.advantages(sequences(rewards, [0] * 4), PassAtKOptions(k=4, centered=True))
     assert centred.sum().item() == pytest.approx(0)
 
 
@@ -117,7 +117,7 @@ def test_a_completion_without_an_answer_does_not_vote():
     # Without its only answer a vote is worth 0.
     alone = sequences([0.75, 0.5], [0, 0], [0, -1])
     assert majority.advantages(alone, MajorityOptions(k=2)).tolist() == [0.75, 0]
-    assert majority.advantages(alone, MajorityOptions(k=2, centred=True)).tolist() == [
+    assert majority.advantages(alone, MajorityOptions(k=2, centered=True)).tolist() == [
         0.375,
         -0.375,
     ]

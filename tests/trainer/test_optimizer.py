@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.paths import ROOT
-from tramontane.config import ObjectiveConfig, TrainerConfig, load_config
-from tramontane.config.lora import LoraConfig
+from tramontane.config import LoraConfig, ObjectiveConfig, TrainerConfig, load_config
 from tramontane.config.trainer import usual_rate
 from tramontane.trainer.optimizer import build_optimizer, chosen_rate, lr_at
 

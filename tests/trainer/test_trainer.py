@@ -178,7 +178,7 @@ def test_minibatches_take_whole_groups_in_order():
 
 
 def test_metrics_say_what_was_trained_on():
-    t = trainer(updates=10, warmup_steps=4)
+    t = trainer(updates=10, warmup_updates=4)
     b = with_own_logprobs(t, batch(version=3))
     versions = iter([3, 2, 1, 0] * 4)
     for s in b.sequences:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from tramontane.config import Config
     from tramontane.evaluation import EvaluationResult
-    from tramontane.evaluation.checkpoint import SamplingOptions
     from tramontane.evaluation.comparison import Comparison, Progress
+    from tramontane.evaluation.settings import SamplingOptions
     from tramontane.run.task import Rows, Settings
     from tramontane.types import Prompt
 
@@ -43,13 +43,14 @@ def evaluate(
             settings, problems and weights is continued.
         on_progress: called with (completions graded, completions in all).
         sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
-            `seed`, `device`, `dtype`; see `evaluation.checkpoint.Sampling`.
+            `seed`, `device`, `dtype`; see `evaluation.settings.Sampling`.
 
     Raises:
         InputError: no such model or data, a prompt that does not fit, an invalid setting, or a file
             with completions of another evaluation.
     """
-    from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, settings_for
+    from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint
+    from tramontane.evaluation.settings import settings_for
     from tramontane.run.task import override_texts, rows_of
 
     texts = override_texts(overrides)
@@ -93,7 +94,7 @@ def compare(
             folder with completions for different settings, problems or weights.
     """
     from tramontane.evaluation import comparison
-    from tramontane.evaluation.checkpoint import settings_for
+    from tramontane.evaluation.settings import settings_for
     from tramontane.run.task import override_texts
 
     texts = override_texts(overrides)
@@ -134,7 +135,8 @@ def generate(
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
-    from tramontane.evaluation.checkpoint import sample_checkpoint, settings_for
+    from tramontane.evaluation.checkpoint import sample_checkpoint
+    from tramontane.evaluation.settings import settings_for
     from tramontane.run.task import override_texts
 
     settings = settings_for(model, None, config, override_texts(overrides), sampling)

@@ -81,7 +81,7 @@ def train(
 
         RunFolder(resume).check_begun()
         with RunFolder.owned(resume):
-            from tramontane.run.changes import open_run
+            from tramontane.run.folder import open_run
             from tramontane.run.task import override_texts
 
             folder, settings = open_run(resume, override_texts(overrides))
@@ -102,9 +102,8 @@ def _train(
     report: bool = True,
     on_update: OnUpdate | None = None,
 ) -> TrainResult:
-    from tramontane.run.display import LiveDisplay
     from tramontane.run.input import read_input
-    from tramontane.run.screen import QuietScreen
+    from tramontane.run.screen import LiveDisplay, QuietScreen
 
     given = read_input(settings)
     from tramontane.run.train import train as run
@@ -146,7 +145,7 @@ def dry_run(
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides)
     if resume is not None:
-        from tramontane.run.changes import open_run
+        from tramontane.run.folder import open_run
 
         _, settings = open_run(resume, override_texts(overrides))
     else:
@@ -196,7 +195,7 @@ def sft(
     """
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
-    from tramontane.run.interrupt import Interrupt
+    from tramontane.interrupt import Interrupt
     from tramontane.sft.sft import sft as run
 
     if not isinstance(config, SFTConfig):

@@ -63,7 +63,7 @@ def recipe(
     from tramontane.config import load_section, nearest
     from tramontane.recipes.recipe import KINDS, run
     from tramontane.recipes.steps import Stopped
-    from tramontane.run.display import LiveDisplay
+    from tramontane.run.screen import LiveDisplay
 
     if name not in KINDS:
         hint = nearest(name, KINDS)

@@ -226,7 +226,7 @@ def _generator_keys(device: str | None, dtype: str | None, stop: list[str] | Non
 
 def _print_origin(model: str, config: Path | None) -> None:
     """Print the run whose config was used, unless it was given explicitly."""
-    from tramontane.evaluation.checkpoint import run_of
+    from tramontane.evaluation.settings import run_of
 
     if config is None and (run := run_of(model)):
         say(f"prompts and grading: {run / 'config.yaml'}")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import tramontane
 from tramontane.errors import InputError
-from tramontane.run.interrupt import EXIT_SECONDS, leave_within, terminate
+from tramontane.interrupt import EXIT_SECONDS, leave_within, terminate
 
 if TYPE_CHECKING:
     from rich.progress import Progress

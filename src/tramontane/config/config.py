@@ -1,4 +1,5 @@
-"""The configuration of a training run: its sections, and the checks between them."""
+"""The configuration of a training run: its sections, the smallest of them here, and the checks
+between them."""
 
 from __future__ import annotations
 
@@ -8,22 +9,94 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from tramontane.config.checkpoint import CheckpointConfig
 from tramontane.config.data import DataConfig
 from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
 from tramontane.config.generator import GPU_MEMORY_SHARE, GeneratorConfig
 from tramontane.config.pipeline import PipelineConfig, nearest_multiple
-from tramontane.config.placement import PlacementConfig
 from tramontane.config.resume import Fixed, MayChange
 from tramontane.config.section import Section, key_error, load_section
 from tramontane.config.sft import SupervisedConfig
 from tramontane.config.stages import StageConfig
-from tramontane.config.timeouts import TimeoutsConfig
 from tramontane.config.trainer import TrainerConfig
 from tramontane.config.verifier import VerifierConfig
 
 TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
+
+class CheckpointConfig(Section):
+    """Checkpoints to resume a run from. One is always written at the end of the run."""
+
+    every: int = Field(20, ge=1)
+    """Updates between two checkpoints."""
+    weights_dtype: Literal["float32", "bfloat16"] | None = None
+    """Number type of the saved weights. Resuming does not depend on it, since the trainer's state
+    is always float32. null: the generator's, so that the saved model is the one that was
+    sampled."""
+    grace: float = Field(30.0, gt=0)
+    """Seconds from SIGTERM to SIGKILL; the default is that of Slurm and Kubernetes. On SIGTERM a
+    run finishes the current update and takes a checkpoint, if both fit into 0.8 of this time."""
+    keep: int = Field(2, ge=1)
+    """Number of checkpoints to keep; older ones are deleted."""
+
+
+class Resources(Section):
+    """Resources that one worker reserves in a Ray cluster."""
+
+    cpus: int = Field(1, ge=1)
+    """Number of CPUs, and of the worker's torch threads."""
+    gpus: float | None = Field(None, ge=0)
+    """Number of GPUs; may be a fraction. null: 1 if the worker's device is cuda, else 0."""
+
+
+class PlacementConfig(Section):
+    """Where workers run, and how weights travel between them; see docs/placement.md."""
+
+    kind: Literal["thread", "ray"] = "thread"
+    """`thread`: workers are threads of the controller's process; `ray`: workers are Ray actors."""
+    address: str | None = Field(None, pattern=r"^(auto|[^:/]+:\d+)$")
+    """Ray cluster to join: HOST:PORT, or auto for the one that Ray finds. null: start a cluster for
+    the run."""
+    weights: Literal["store", "nixl"] = "store"
+    """Transport of weights between actors: Ray's object `store`, or `nixl`, from GPU to GPU."""
+    lost_sequences: Literal["continue", "restart"] = "continue"
+    """What to do with sequences in flight in a generator that died: `continue` from the tokens
+    known to the controller, or `restart` from the prompt."""
+    generator: Resources = Field(default_factory=Resources)
+    """Resources of each generator."""
+    verifier: Resources = Field(default_factory=Resources)
+    """Resources of each verifier."""
+    trainer: Resources = Field(default_factory=Resources)
+    """Resources of each rank of the trainer."""
+
+    @property
+    def replaces_workers(self) -> bool:
+        """True if workers can die independently of the controller, and are replaced."""
+        return self.kind == "ray"
+
+
+class TimeoutsConfig(Section):
+    """Time limits of the controller's waits. A wait that exceeds its limit ends the run with an
+    error that names the limit, or replaces the worker where workers are replaceable."""
+
+    generation: float = Field(600.0, gt=0)
+    """Limit of one poll of a generator (`generator.steps_per_call` decode steps), in seconds."""
+    verification: float = Field(600.0, gt=0)
+    """Limit of the wait for the next verdict, in seconds."""
+    training: float = Field(3600.0, gt=0)
+    """Limit of one update of the trainer, and of saving its state, in seconds."""
+    weight_update: float = Field(600.0, gt=0)
+    """Limit of publishing new weights, of fetching them in a generator, and of swapping them in, in
+    seconds."""
+    batch: float = Field(7200.0, gt=0)
+    """Limit of the wait for a full batch, or for room in a queue, in seconds."""
+    start: float = Field(600.0, gt=0)
+    """Limit of starting a worker, and of every call between sampling and training: the parity
+    check, resizing a generator's cache, cancelling its requests, restoring the trainer's state, in
+    seconds."""
+    heartbeat: float = Field(30.0, gt=0)
+    """Longest silence of a Ray worker's or vLLM's process before the worker counts as hung, in
+    seconds."""
 
 
 class Config(Section):
@@ -32,7 +105,7 @@ class Config(Section):
     name: Annotated[str, Fixed("the run has its folder already")] = "run"
     """Name of the run; its folder is `runs/NAME`."""
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0
-    """Seed of initialisation, data order and sampling."""
+    """Seed of initialization, data order and sampling."""
     model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
     """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
     newest weights) or one of its checkpoints, or a Hugging Face name."""
@@ -126,7 +199,7 @@ class Config(Section):
         if minibatch % group_size:
             raise key_error(
                 f"group_size {group_size} does not divide n_minibatch {minibatch}: a group's "
-                f"tokens are normalised together, so it cannot be split over optimizer steps; "
+                f"tokens are normalized together, so it cannot be split over optimizer steps; "
                 f"try n_minibatch {nearest_multiple(minibatch, group_size)}, or leave it out",
                 "pipeline.n_minibatch",
                 "pipeline.group_size",
@@ -262,7 +335,7 @@ class Config(Section):
                 raise stage.located(error, path) from None
             if stage.until and stage.until.updates is None and not at.sampled_groups:
                 raise key_error(
-                    "all completions are trajectories from elsewhere (data.trajectories.share), so "
+                    "all completions are recorded trajectories (data.trajectories.share), so "
                     "that it would never be reached; end the stage after a number of `updates`",
                     f"{path}.until",
                     "data.trajectories.share",

@@ -1,14 +1,13 @@
-"""`data`: problem sources, and which of their problems are used."""
+"""`data`: problem sources, which of their problems are used, and recorded completions."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from tramontane.config.prompt import PromptConfig
 from tramontane.config.section import Section, key_error
-from tramontane.config.trajectories import TrajectoriesConfig
 
 Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
 ProblemKind = Literal["sums", "stories", "programs"]
@@ -91,6 +90,53 @@ class NamedSetConfig(Section):
     layout: LayoutName | None = None
     """Public layout that needs more than a renaming of fields, e.g. `verl`. null: the rows have the
     fields of docs/data.md, under the names in `fields`."""
+
+
+class TrajectoriesConfig(Section):
+    """Recorded completions to fill batches with: rollouts of earlier runs, responses of other
+    models or of humans. See docs/trajectories.md."""
+
+    removed: ClassVar = {
+        "min_version": (None, "give a later run as the source, or a file of selected rows")
+    }
+
+    sources: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Folders of earlier runs, and JSONL (also gzip) or Parquet files with a prompt, a response and
+    a reward in each row."""
+    share: float = Field(1.0, gt=0, le=1)
+    """Share of each batch's completions that are recorded, rounded to whole groups. The rest is
+    sampled by the run. 1: nothing is sampled for training."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields in files, if different, e.g. `{response: text, reward: thumbs}`.
+    """
+    behavior: Literal["recorded", "refreshed"] = "recorded"
+    """Behavior log-probs log μ: as `recorded` with a trajectory, or `refreshed`: computed with the
+    trained weights. A trajectory without recorded ones is always refreshed. None are computed for
+    an objective that does not use μ."""
+    refresh_every: int | None = Field(10, ge=1)
+    """Updates after which refreshed log-probs are computed again. null: only once, when a
+    trajectory is first used."""
+    max_version: int | None = Field(None, ge=0)
+    """Newest weights version of a run's rollouts to use, by a completion's newest token. 0: only
+    samples of the run's initial weights. null: no bound."""
+    min_reward: float | None = None
+    """Lowest reward of trajectories to use, inclusive. null: no bound."""
+    max_reward: float | None = None
+    """Highest reward of trajectories to use, inclusive. null: no bound."""
+    regrade: bool = False
+    """Replace the recorded rewards by the verdicts of this run's verifiers, at the start."""
+    standardize: bool = False
+    """Shift and scale the rewards of all trajectories to mean 0 and standard deviation 1, as DRO
+    does."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> TrajectoriesConfig:
+        low, high = self.min_reward, self.max_reward
+        if low is not None and high is not None and low > high:
+            raise key_error(
+                f"min_reward {low:g} is above max_reward {high:g}: swap them", "min_reward"
+            )
+        return self
 
 
 class DataConfig(PromptConfig):

@@ -7,7 +7,7 @@ checked and described without importing torch.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -44,7 +44,7 @@ class ObjectiveOptions(Section):
 
     @property
     def uses_behavior(self) -> bool:
-        """True if the objective uses the behaviour log-probs log μ. They are then computed for
+        """True if the objective uses the behavior log-probs log μ. They are then computed for
         trajectories without them."""
         return True
 
@@ -88,7 +88,7 @@ class AdvantageOptions(KLOptions):
     """Options of an objective that compares completions within their group."""
 
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "minibatch"
-    """Sequences whose mean and standard deviation normalise the advantages: the `minibatch` (the
+    """Sequences whose mean and standard deviation normalize the advantages: the `minibatch` (the
     paper's choice) or each `group`. `none`: rewards minus their group's mean. The paper found no
     significant difference."""
 
@@ -129,7 +129,7 @@ class AIPOOptions(AdvantageOptions):
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "none"
-    """Sequences whose mean and standard deviation normalise the advantages. The default is the
+    """Sequences whose mean and standard deviation normalize the advantages. The default is the
     paper's: rewards minus their group's mean."""
     rho: float = Field(4.0, gt=0)
     """ρ: cap of the importance weight π_θ/μ. LlamaRL: 2 to 10."""
@@ -151,7 +151,7 @@ class GSPOOptions(AdvantageOptions):
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence"
     """Divisor of summed token losses. The default is the paper's mean over sequences."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "group"
-    """Sequences whose mean and standard deviation normalise the advantages. The default is the
+    """Sequences whose mean and standard deviation normalize the advantages. The default is the
     paper's."""
     eps_low: float = Field(3e-4, ge=0, le=1)
     """Sequence ratios below 1 − ε_low are clipped. The default is the paper's."""
@@ -162,12 +162,14 @@ class GSPOOptions(AdvantageOptions):
 class InferenceOptions(KLOptions):
     """Options of an objective for k samples at inference (arXiv 2503.19595)."""
 
+    renamed: ClassVar = {"centred": "centered"}
+
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
     k: Annotated[int, Field(ge=2), _LOSS] = 4
     """k: samples at inference; divides `pipeline.group_size`. A larger group is split into groups
     of k."""
-    centred: Annotated[bool, _LOSS] = False
+    centered: Annotated[bool, _LOSS] = False
     """Subtract the mean of the k advantages: less variance, but biased."""
     rho: float = Field(4.0, gt=0)
     """Cap of the importance weight π_θ/μ. Ours; the paper is on-policy."""
@@ -191,11 +193,11 @@ class AGROOptions(ObjectiveOptions):
     loss_normalization: Annotated[LossNormalization, _LOSS] = "sequence_sum"
     """Divisor of summed token losses. The default is the paper's sum over tokens."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the regularisation towards π_ref, the weights at the start of the run. The
-    optimum is π_ref · e^(r/β), normalised."""
+    """β: strength of the regularization towards π_ref, the weights at the start of the run. The
+    optimum is π_ref · e^(r/β), normalized."""
     form: Annotated[Literal["off_policy", "on_policy"], _LOSS] = "off_policy"
     """Gradient: `off_policy` uses samples of any policy without correction; `on_policy` is the
-    regularised policy gradient, with an importance weight."""
+    regularized policy gradient, with an importance weight."""
     rho: float = Field(4.0, gt=0)
     """Cap of the importance weight π_θ/μ of `on_policy`. Ours."""
 
@@ -233,6 +235,10 @@ class JEPOOptions(TargetOptions):
     """JEPO (arXiv 2503.19618): learns chains of thought without a verifier, by a lower bound of the
     reference answer's likelihood."""
 
+    removed: ClassVar = {
+        "format_reward": (-10.0, "it is FORMAT_REWARD in trainer/objectives/jepo.py")
+    }
+
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """Log-probs of answers are summed, never averaged over their length."""
     bound: Annotated[Literal["one_sample", "n_sample"], _LOSS] = "n_sample"
@@ -247,8 +253,6 @@ class JEPOOptions(TargetOptions):
     supervised_coef: float = Field(0.01, ge=0)
     """β_sup: coefficient of the gradient of the answer itself. The paper: 0 to 0.01 on verifiable
     data, 1 on data that no verifier can check."""
-    format_reward: float = Field(-10.0, le=0)
-    """Reward of a completion that lacks `target_after`. The bound is masked for it."""
     advantage_normalization: Annotated[AdvantageNormalization, _LOSS] = "minibatch"
     """Completions whose standard deviation divides the advantages: the `minibatch` or each `group`.
     `none`: no division. The paper does not say which."""
@@ -269,22 +273,21 @@ class JEPOOptions(TargetOptions):
 class SPOOptions(ObjectiveOptions):
     """SPO, soft policy optimization (arXiv 2503.05453)."""
 
+    removed: ClassVar = {
+        "q_max": (-0.01, "the bound is SUCCESS_MAX in trainer/objectives/spo.py"),
+        "r_min": (1e-3, "the bound is REWARD_MIN in trainer/objectives/spo.py"),
+    }
+
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """The loss is the mean over completions."""
     beta: float = Field(0.1, gt=0)
-    """β: strength of the regularisation towards π_ref, the weights at the start of the run."""
+    """β: strength of the regularization towards π_ref, the weights at the start of the run."""
     loss: Annotated[Literal["cross_entropy", "squared"], _LOSS] = "cross_entropy"
     """Loss of Q_T. `cross_entropy`, the paper's default, reads e^Q as a probability of success and
     needs rewards from 0 to 1; `squared` is (Q_T − r)²."""
     success: Annotated[Literal["plain", "beta"], _LOSS] = "plain"
     """Probability of success of `cross_entropy`: e^Q (`plain`), or e^(Q/β), which is consistent
     with β (`beta`)."""
-    q_max: float = Field(-0.01, lt=0)
-    """Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure
-    is infinite; the default is ours."""
-    r_min: float = Field(1e-3, gt=0, lt=1)
-    """Smallest probability of success that `cross_entropy` uses in Q_0, to keep its logarithm
-    finite. Ours."""
     initial_value: Annotated[Literal["group", "importance"], _LOSS] = "group"
     """Samples for Q_0, a log mean: those of the `group`, as if drawn from π_ref, or the same
     weighted by π_ref/μ (`importance`), which is exact for any μ and needs its log-probs."""
@@ -304,7 +307,7 @@ class SPOOptions(ObjectiveOptions):
 
 
 class DROOptions(ObjectiveOptions):
-    """DRO, direct reward optimisation of single trajectories (arXiv 2405.19107)."""
+    """DRO, direct reward optimization of single trajectories (arXiv 2405.19107)."""
 
     loss_normalization: Literal["sequence_sum"] = "sequence_sum"
     """The loss is the mean over completions."""
@@ -315,7 +318,7 @@ class DROOptions(ObjectiveOptions):
     """Prefixes for which `value` learns V: that of every `token`, which the paper finds better, or
     the `prompt` alone."""
     tau: float = Field(1.0, gt=0)
-    """τ: strength of the regularisation towards π_ref, the weights at the start of the run. The
+    """τ: strength of the regularization towards π_ref, the weights at the start of the run. The
     default is the paper's, for rewards of standard deviation 1."""
 
     @property

@@ -1,6 +1,6 @@
 """Descriptions of all configuration keys, from their docstrings, types and defaults.
 
-`tramontane config` prints them; docs/configuration.md is the output of `markdown`.
+`tramontane config` prints them; the page configuration.md of the site is the output of `markdown`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ WIDTH = 100  # line length of the Markdown, in characters
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {"string": "text", "boolean": "true or false"}
 _INTRODUCTION = (
-    "Every key of every config file, generated from the docstrings in the source by "
-    "`tramontane config --markdown`. `tramontane config SECTION` prints one section. A key is set "
+    "Every key of every config file. `tramontane config SECTION` prints one section. A key is set "
     "in the YAML file, or on the command line by its path, as in "
     "`tramontane train configs/quickstart.yaml pipeline.updates=10`. In a path, N is a place in a "
     "list, from 0, and NAME a name of your choice. A key that may change on resume may follow "
@@ -172,25 +171,29 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
         roots: configs by name, as for `find`.
     """
     entries = [entry for root in roots for entry in walk(Entry(root, "", roots[root]))]
-    titles: dict[type[Section], str] = {}
+    described: dict[type[Section], Entry] = {}
     for entry in entries:
-        titles.setdefault(entry.section, entry.title)
+        described.setdefault(entry.section, entry)
     blocks = ["# Configuration", _wrapped(_linked(_INTRODUCTION))]
     for entry in entries:
-        if titles[entry.section] != entry.title:
+        if described[entry.section] is not entry:
             continue
-        reader = READERS.get(entry.root, f"tramontane {entry.root}")
-        blocks.append(f"### {entry.title}" if entry.path else f"## {reader}")
+        blocks.append(f"{'###' if entry.path else '##'} {_heading(entry)}")
         blocks.append(_wrapped(_linked(entry.description)))
         for key in entry.keys:
             summary = re.sub(r"default (.+?)(; may.*)?$", r"default `\1`\2", key.summary)
             text = _linked(key.description)
             if key.section:
-                title = titles[key.section]
-                text += f" See [{title}](#{_anchor(title)})."
+                at = described[key.section]
+                text += f" See [{at.title}](#{_anchor(_heading(at))})."
             blocks.append(_wrapped(f"- **`{key.path}`**: {summary}.", "  "))
             blocks.append(_wrapped(text, "    ", "    "))
     return "\n\n".join(blocks) + "\n"
+
+
+def _heading(entry: Entry) -> str:
+    """A section's title; of a whole config, the name of its reader."""
+    return entry.title if entry.path else READERS.get(entry.root, f"tramontane {entry.root}")
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -249,4 +252,4 @@ def _linked(text: str) -> str:
 
 def _anchor(title: str) -> str:
     """The anchor of a heading, as GitHub and MkDocs make it."""
-    return re.sub(r"[^\w-]", "", title.lower())
+    return re.sub(r"[^\w\s-]", "", title.lower()).replace(" ", "-")

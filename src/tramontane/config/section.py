@@ -7,22 +7,57 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from tramontane.errors import InputError
 
+logger = logging.getLogger("tramontane")
+
 
 class Section(BaseModel):
-    """A group of keys. The docstring under each key describes it to `tramontane config`."""
+    """A group of keys. The docstring under each key describes it to `tramontane config`.
 
+    Attributes:
+        renamed: new names of keys by their old ones, which are read with a warning.
+        removed: keys of earlier versions, each with its default, which is ignored, and what to do
+            about any other value, which is refused.
+    """
+
+    renamed: ClassVar[Mapping[str, str]] = {}
+    removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        raw = dict(raw)
+        for old, new in cls.renamed.items():
+            if old in raw:
+                if new in raw:
+                    raise key_error(f"the old name of {new}, which is given too; remove it", old)
+                _warn_renamed(old, new)
+                raw[new] = raw.pop(old)
+        for key, (default, remedy) in cls.removed.items():
+            if raw.pop(key, default) != default:
+                raise key_error(f"removed: {remedy}", key)
+        return raw
+
+
+@cache
+def _warn_renamed(old: str, new: str) -> None:
+    """Once, though a run's config is read several times."""
+    logger.warning(f"key {old} is now called {new}")
 
 
 S = TypeVar("S", bound=Section)
@@ -142,6 +177,7 @@ def check_complete(cls: type[Section], path: Path) -> None:
 
 def _missing_key(cls: type[Section], raw: Mapping[str, Any]) -> str | None:
     """The first key of a section, or of those below it, that a file lacks."""
+    raw = {cls.renamed.get(name, name): value for name, value in raw.items()}
     for name, field in cls.model_fields.items():
         if name not in raw:
             return name

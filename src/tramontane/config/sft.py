@@ -7,12 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tramontane.config.data import PlaygroundConfig
-from tramontane.config.device import Device, Dtype, Model
-from tramontane.config.lora import LoraConfig
+from tramontane.config.device import Model
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.prompt import PromptConfig, TagPair
 from tramontane.config.section import Section
-from tramontane.config.trainer import TrainerConfig
+from tramontane.config.trainer import NumericsConfig, TrainerConfig
 
 NEW_MODEL_RATE = 2e-3  # learning rate of weights that were never trained
 
@@ -85,10 +84,10 @@ class ExamplesConfig(Section):
     drills: DrillsConfig = Field(default_factory=DrillsConfig)
     """Bare equations among the generated examples."""
     mixture: MixtureConfig = Field(default_factory=MixtureConfig)
-    """Frequencies of styles and failings in generated traces."""
+    """Frequencies of styles and flaws in generated traces."""
 
 
-class SupervisedConfig(Section):
+class SupervisedConfig(NumericsConfig):
     """Supervised fine-tuning of a model before its reinforcement learning. Optimizer and memory
     keys have the same names as in `trainer`, with different defaults."""
 
@@ -112,34 +111,15 @@ class SupervisedConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the last
     step."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of first and second moments."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's weight decay, on matrices only."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient norm above which gradients are scaled down to it."""
-    dtype: Dtype = "auto"
-    """Number type of forward and backward; weights and moments are always float32. auto: as in a
-    training run's `trainer.dtype`."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of the saved weights."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    activation_offload: bool = False
-    """Keep the activations between blocks in host memory until the backward pass;
-    `gradient_checkpointing` must be true."""
-    compile: bool = False
-    """Compile the model's blocks with torch.compile; needs a C++ compiler on a CPU."""
     threads: int = Field(1, ge=1)
     """CPU threads that compute microbatches in parallel, each with its own gradients. 1: one
     microbatch at a time, on all cores."""
     ranks: int = Field(1, ge=1)
     """Processes that share the work and, by FSDP2, the weights and moments."""
-    reduce_gradients: Literal["step", "microbatch"] = "step"
-    """When gradients are reduced over the ranks: once per `step`, or after each `microbatch`, which
-    takes less memory and more time."""
-    lora: LoraConfig | None = None
-    """Train low-rank adapters, and save the model with them merged. null: train all weights."""
     checkpoint_every: int = Field(200, ge=1)
     """Steps between checkpoints to resume from."""
     keep_every: int | None = Field(None, ge=1)
@@ -147,8 +127,6 @@ class SupervisedConfig(Section):
     step is kept too. null: only the result is kept."""
     log_every: int = Field(20, ge=1)
     """Steps between lines of metrics."""
-    device: Device = "cpu"
-    """Device: cpu, cuda, cuda:N or mps."""
 
     @model_validator(mode="after")
     def _checked_as_a_trainer(self) -> SupervisedConfig:
@@ -157,10 +135,14 @@ class SupervisedConfig(Section):
 
     @property
     def trainer(self) -> TrainerConfig:
-        """The trainer's config: the keys of the same names, and the objective `sft`."""
+        """The trainer's config: the keys of the same names, and the objective `sft`. An update is
+        one optimizer step."""
         shared = TrainerConfig.model_fields.keys() & type(self).model_fields.keys()
-        objective = ObjectiveConfig(name="sft")
-        return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})
+        return TrainerConfig(
+            objective=ObjectiveConfig(name="sft"),
+            warmup_updates=self.warmup_steps,
+            **{key: getattr(self, key) for key in shared},
+        )
 
 
 class SFTDataConfig(ExamplesConfig, PromptConfig):
@@ -178,7 +160,7 @@ class SFTConfig(SupervisedConfig):
     name: str = "sft"
     """Name of the run, for display."""
     seed: int = 0
-    """Seed of initialisation, generated data and order."""
+    """Seed of initialization, generated data and order."""
     output: str
     """Folder of the result, in the Hugging Face layout."""
     model: Model | None = None

@@ -1,15 +1,14 @@
-"""`trainer`: objective, optimizer and memory use."""
+"""`trainer`: objective, optimizer, memory use and adapters."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from tramontane.config.device import Device, Dtype, resolve_dtype
-from tramontane.config.lora import LoraConfig
 from tramontane.config.objectives import ObjectiveConfig
 from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
@@ -26,35 +25,44 @@ LORA_RATE = 10  # a few low-rank weights need larger steps than all weights
 _ADAPTERS = Fixed("the optimizer's state belongs to the trained weights")
 
 
-class TrainerConfig(Section):
-    """Optimizer, numerics and memory use of training; see docs/training.md. The paper names neither
-    optimizer nor learning rate."""
+class LoraConfig(Section):
+    """LoRA (arXiv 2106.09685): the model's weights W are frozen, each target layer computes (W + s
+    · B A) x, and only A and B are trained. Needs peft: `pip install 'tramontane[lora]'`. The paper
+    trains all weights."""
 
-    learning_rate: float | None = Field(None, gt=0)
-    """Learning rate of AdamW after warm-up. null: by the model's size: 3e-4 at 2 million
-    parameters, 2e-5 at 135 million, 1e-6 from 500 million on; ten times as much with `lora`. The
-    paper does not give it."""
-    warmup_steps: int = Field(0, ge=0)
-    """Updates of linear warm-up. The paper does not give it."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the end of
-    the run. The paper does not give it."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of first and second moments. The paper does not give them."""
-    weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay, on matrices only. The paper does not give it."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    """Gradient norm above which gradients are scaled down to it. The paper does not give it."""
-    max_nonfinite_steps: int = Field(5, ge=1)
-    """Consecutive optimizer steps with a non-finite gradient (inf or NaN) after which the run ends.
-    Each such step is skipped, which leaves weights and moments unchanged."""
+    rank: int = Field(16, ge=1)
+    """Rows of A and columns of B (`r` in peft)."""
+    alpha: float = Field(32.0, gt=0)
+    """The scale s is alpha / rank (`lora_alpha` in peft)."""
+    rslora: bool = False
+    """Use the scale s = alpha / √rank, for ranks above 64 (arXiv 2312.03732; `use_rslora` in
+    peft)."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of the adapters' inputs, only where gradients are computed. With reinforcement
+    learning it makes the trained policy differ from the generator's."""
+    target_modules: tuple[str, ...] | None = None
+    """Linear layers that get an adapter: full names or their last parts, e.g. `q_proj`. null: all
+    except the output head."""
+
+    @property
+    def scale(self) -> float:
+        """Factor s of B A."""
+        return float(self.alpha / (self.rank**0.5 if self.rslora else self.rank))
+
+
+class NumericsConfig(Section):
+    """Keys that training by reinforcement learning and by supervision share."""
+
     dtype: Dtype = "auto"
     """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
     moments and log-probs are always float32. auto: bfloat16 on CUDA devices and on CPUs with
     bfloat16 instructions, else float32; see docs/generation.md."""
-    microbatch_tokens: int = Field(8192, ge=1)
-    """Token budget of a microbatch (arXiv 2506.10910, section 3.3); a longer sequence gets its own
-    microbatch. The paper does not give it. On a CPU, 2,048 to 4,096 are fastest."""
+    device: Device = "cpu"
+    """Device of each rank: cpu, cuda, cuda:N or mps."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of first and second moments."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down to it."""
     gradient_checkpointing: bool = False
     """Keep one activation per block and recompute the others in the backward pass: less memory,
     more time."""
@@ -63,6 +71,37 @@ class TrainerConfig(Section):
     sequences on a GPU; `gradient_checkpointing` must be true."""
     compile: bool = False
     """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
+    reduce_gradients: Literal["step", "microbatch"] = "step"
+    """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
+    keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or
+    after each `microbatch`, for which it keeps only its share."""
+    lora: Annotated[LoraConfig | None, _ADAPTERS] = None
+    """Train low-rank adapters. null: train all weights."""
+
+
+class TrainerConfig(NumericsConfig):
+    """Optimizer, numerics and memory use of training; see docs/training.md. The paper names neither
+    optimizer nor learning rate."""
+
+    renamed: ClassVar = {"warmup_steps": "warmup_updates"}
+
+    learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of AdamW after warm-up. null: by the model's size: 3e-4 at 2 million
+    parameters, 2e-5 at 135 million, 1e-6 from 500 million on; ten times as much with `lora`. The
+    paper does not give it."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates of linear warm-up. The paper does not give it."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the end of
+    the run. The paper does not give it."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay, on matrices only. The paper does not give it."""
+    max_nonfinite_steps: int = Field(5, ge=1)
+    """Consecutive optimizer steps with a non-finite gradient (inf or NaN) after which the run ends.
+    Each such step is skipped, which leaves weights and moments unchanged."""
+    microbatch_tokens: int = Field(8192, ge=1)
+    """Token budget of a microbatch (arXiv 2506.10910, section 3.3); a longer sequence gets its own
+    microbatch. The paper does not give it. On a CPU, 2,048 to 4,096 are fastest."""
     threads: int = Field(1, ge=1)
     """CPU threads that compute microbatches in parallel, each with its own gradients (4 bytes per
     parameter). On Linux, those after the first use cores only while generators leave them idle;
@@ -71,22 +110,14 @@ class TrainerConfig(Section):
     ranks: int = Field(1, ge=1)
     """Number of trainer processes, at most `pipeline.n_minibatch`. Above 1, FSDP2 shards weights,
     gradients and moments over them."""
-    reduce_gradients: Literal["step", "microbatch"] = "step"
-    """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
-    keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or
-    after each `microbatch`, for which it keeps only its share."""
     max_restarts: int = Field(3, ge=0)
     """Restarts of a lost trainer from one checkpoint before the run fails. With `placement.kind:
     thread` only ranks are processes, so `ranks` must be above 1."""
-    device: Device = "cpu"
-    """Device of each rank: cpu, cuda, cuda:N or mps."""
     parity_tolerance: float | None = Field(None, gt=0)
     """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
     1e-3, or 0.05 if either uses bfloat16."""
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     """The loss."""
-    lora: Annotated[LoraConfig | None, _ADAPTERS] = None
-    """Train low-rank adapters. null: train all weights."""
 
     def peak_rate(self, parameters: int) -> float:
         """`learning_rate`, or the usual one for a model with this number of parameters."""

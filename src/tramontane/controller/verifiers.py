@@ -13,15 +13,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tramontane.config import PipelineConfig, TimeoutsConfig, VerifierConfig
+from tramontane.config import Config, PipelineConfig, TimeoutsConfig, VerifierConfig
 from tramontane.placement.handle import Handle, Limit, WaitTimeout, WorkerLost
 from tramontane.types import Group, Problem, Verdict
 from tramontane.verifier import custom
 from tramontane.verifier.correctness import group_time_limit
 from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
 from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
+
+if TYPE_CHECKING:
+    from tramontane.placement.place import Placement
 
 MAX_TRIES = 5  # attempts at one group before it fails
 CLOSE_POLL_SECONDS = 0.05
@@ -244,3 +248,27 @@ class VerifierActors:
         self._stats[number] = PoolStats()
         self._handles[number].close()
         self._handles[number] = self._make(number)
+
+
+def start_verifiers(
+    config: Config, placement: Placement, replaced: Callable[[WorkerLost], None]
+) -> VerifierPool | VerifierActors:
+    """The verifiers of a placement, with the sizes of `config.pipeline`; training passes its
+    stage's sizes with every group.
+
+    Args:
+        config: of the last stage.
+        placement: where they run.
+        replaced: called with every verifier that was lost.
+    """
+    sizes = config.pipeline
+    if not config.placement.replaces_workers:  # the pool itself replaces its processes
+        return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
+    make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
+    return VerifierActors(
+        lambda number: placement.verifier(number, make),
+        config.verifier.workers,
+        config.timeouts,
+        config.verifier,
+        replaced,
+    )

@@ -11,30 +11,36 @@ import json
 import random
 import re
 import shutil
-from collections import Counter
-from collections.abc import Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tramontane.config import RewardConfig
-from tramontane.curation.agreement import several_outputs, steady, voters, with_checker
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.stage import ModelStage
-from tramontane.curation.cases import Case, remarks, with_fate
+from tramontane.asking import Answer, Prompt
+from tramontane.curation.agreement import (
+    Case,
+    most_telling,
+    mutants,
+    remarks,
+    several_outputs,
+    steady,
+    voters,
+    with_checker,
+    with_fate,
+)
 from tramontane.curation.config import CodeConfig
-from tramontane.curation.inputs import SOURCES, Proposal, questions, read_inputs
-from tramontane.curation.rows import Row
-from tramontane.curation.telling import most_telling, mutants
+from tramontane.curation.inputs import Proposal, mutations, questions, read_inputs
+from tramontane.curation.judge import ReferenceJudge
+from tramontane.curation.rows import ModelStage, Row
 from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX
 from tramontane.verifier.code.trial import Trial, TrialOutput
-from tramontane.verifier.pool import VerifierPool
-from tramontane.workplace import write_whole
+from tramontane.workplace import Journal, write_whole
 
 BATCH = 50  # inputs per sandbox
 WRONG_PROGRAMS = 20  # maximum used to select a problem's tests
@@ -69,52 +75,30 @@ class Code(ModelStage):
         super().__init__(config, folder)
         if sandbox.probe() == "rlimits" and not config.verifier.allow_unsandboxed:
             raise InputError(f"curate: stage code: {NO_SANDBOX}")
-        self.pool: VerifierPool | None = None  # starts with the first problem that needs it
+        self.judge = ReferenceJudge(config.verifier)
         # Threads only wait; one more than the workers has the next program ready.
         self.threads = ThreadPoolExecutor(config.verifier.workers + 1)
-        self.journal = folder / "finished.jsonl"
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         verifier_of = self.config.verifier.verifier_of
         programs = {_key(row): row for row in rows if verifier_of(row.task.domain) == "code"}
         proposals = self._proposals(rows, programs)
-        finished = self._read_journal(programs.keys())
-        missing = {key: row for key, row in programs.items() if key not in finished}
-        if missing and self.pool is None:
-            reward = RewardConfig(length=0, language=0)
-            verifier = self.config.verifier.model_copy(
-                update={"reward": reward, "thinking_tags": PAPER_TAGS}
-            )
-            self.pool = VerifierPool(verifier, 1, 0)
-        running = {
-            self.threads.submit(self._curate, row, proposals.get(key, NO_PROPOSAL)): key
-            for key, row in missing.items()
-        }
-        with self.journal.open("a", encoding="utf-8") as file:
+        with Journal(self.record(rows, "finished")) as journal:
+            finished = {key: [Row.parse(text) for text in decided] for key, decided in journal}
+            running = {
+                self.threads.submit(self._curate, row, proposals.get(key, NO_PROPOSAL)): key
+                for key, row in programs.items()
+                if key not in finished
+            }
             for future in as_completed(running):
                 key, decided = running[future], future.result()
-                file.write(json.dumps([key, [row.dump() for row in decided]]) + "\n")
-                file.flush()
+                journal.add((key, [row.dump() for row in decided]))
                 finished[key] = decided
         return [new for row in rows for new in finished.get(_key(row), [row])]
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        if self.pool is not None:
-            self.pool.close()
-
-    def _read_journal(self, keys: Set[str]) -> dict[str, list[Row]]:
-        """Decisions about these rows from before the process ended.
-
-        The rest of the journal is removed: rows of another chunk, and a truncated line.
-        """
-        lines = self.journal.read_bytes().splitlines(keepends=True) if self.journal.exists() else []
-        entries = [(line, *json.loads(line)) for line in lines if line.endswith(b"\n")]
-        entries = [entry for entry in entries if entry[1] in keys]
-        partial = self.journal.with_suffix(".partial")
-        partial.write_bytes(b"".join(line for line, *_ in entries))
-        partial.replace(self.journal)
-        return {key: [Row.parse(text) for text in decided] for _, key, decided in entries}
+        self.judge.close()
 
     # ----------------------------------------------------------------------- asking a model
 
@@ -128,14 +112,16 @@ class Code(ModelStage):
             return {}
         file = self.record(chunk, "proposed")
         if not file.is_file():
-            asked = [(key, q) for key, row in programs.items() for q in self._questions(row.task)]
-            answers: dict[str, dict[int, Answer]] = {key: {} for key, _ in asked}
-            for place, [answer] in self.ask(chunk, [question for _, question in asked], 1):
-                answers[asked[place][0]][place] = answer
-            found = {
-                key: read_inputs(programs[key].task, [by_place[i] for i in sorted(by_place)])
-                for key, by_place in answers.items()
+            prompts = {
+                (key, part): question
+                for key, row in programs.items()
+                for part, question in enumerate(self._questions(row.task))
             }
+            answers = dict(self.ask(chunk, prompts, 1))
+            of_rows: dict[str, list[Answer]] = defaultdict(list)
+            for key, part in prompts:
+                of_rows[key] += answers[key, part]
+            found = {key: read_inputs(programs[key].task, of_rows[key]) for key in of_rows}
             write_whole(file, json.dumps(found))
         read = json.loads(file.read_text(encoding="utf-8"))
         return {key: Proposal(*proposal) for key, proposal in read.items()}
@@ -205,10 +191,11 @@ class Code(ModelStage):
         return [r.note(self.name, "no_inputs", remark) if proposal.fault else r for r in decided]
 
     def _new_inputs(self, problem: Problem, wanted: int, proposal: Proposal) -> list[str]:
-        sources = SOURCES | {"model": lambda problem, count: proposal.inputs[:count]}
         found: list[str] = []
-        for name in self.config.inputs:
-            found += sources[name](problem, max(0, SPARE * wanted - len(found)))
+        for source in self.config.inputs:
+            count = max(0, SPARE * wanted - len(found))
+            new = mutations(problem, count) if source == "mutation" else proposal.inputs[:count]
+            found += new
         return list(dict.fromkeys(found))
 
     def _confirm(self, cases: list[Case], solutions: list[Solution], tests: dict[str, Any]) -> None:
@@ -292,9 +279,8 @@ class Code(ModelStage):
         programs = [s for s in solutions if is_stdio or s.language == "python"]
         if not programs:
             return [row.drop(self.name, "no_solutions", "none in Python")]
-        assert self.pool is not None
         responses = [(f"{PAPER_TAGS.around('-')}\n{_fenced(*s)}", 0) for s in programs]
-        verdicts = self.pool.score(row.task, responses).result()
+        verdicts = self.judge.pool.score(row.task, responses).result()
         passed = sum(verdict.verdict == "right" for verdict in verdicts)
         if passed >= self.config.agreement * len(programs):
             return self._in_each_language(row, row.task, "", "") if is_stdio else [row]
@@ -321,12 +307,11 @@ class Code(ModelStage):
         self, solutions: list[Solution], cases: list[Case], max_timeouts: int = MAX_TIMEOUTS
     ) -> list[list[TrialOutput]]:
         """Each solution's run on each case's input, by solution."""
-        assert self.pool is not None
         _precompile(solutions)
-        inputs = [case.input for case in cases]
+        pool, inputs = self.judge.pool, [case.input for case in cases]
         futures = [
             [
-                self.pool.run(Trial(s.language, s.code, inputs[i : i + BATCH], max_timeouts))
+                pool.run(Trial(s.language, s.code, inputs[i : i + BATCH], max_timeouts))
                 for i in range(0, len(inputs), BATCH)
             ]
             for s in solutions

@@ -1,4 +1,4 @@
-"""Stage `difficulty`: measures how often a model solves each problem (arXiv 2506.10910, 4.1).
+"""Stages `difficulty` and `regrade`: how often a model solves each problem (arXiv 2506.10910, 4.1).
 
 The training generator or an endpoint gives `samples` answers to each problem, and the verifiers of
 training grade them. Problems that are never solved, or too often, teach nothing. Every row gets
@@ -11,6 +11,10 @@ training grade them. Problems that are never solved, or too often, teach nothing
 | `too_easy` | solved more often than `max_pass_rate` |
 | `unanswered` | most answers never came |
 | `unscorable` | most answers could not be judged, or the row has no answer and no tests |
+| `label_disputed` | (`regrade` only) most answers agree with each other but not with the label |
+
+`regrade` is the second pass, by a stronger model, over the input of the first pass. In the paper
+the model was trained on the first pass's result.
 """
 
 from __future__ import annotations
@@ -22,13 +26,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.journal import Journal
-from tramontane.curation.backend.stage import ModelStage
+from tramontane.asking import Answer, Prompt
 from tramontane.curation.config import DifficultyConfig
 from tramontane.curation.judge import ReferenceJudge
-from tramontane.curation.rows import Row
+from tramontane.curation.rows import ModelStage, Row
+from tramontane.statistics import grouped
 from tramontane.types import PAPER_TAGS, Problem, Verdict
+from tramontane.verifier.math.normalize import vote
+from tramontane.workplace import Journal
 
 
 class Sample(NamedTuple):
@@ -76,7 +81,7 @@ class Difficulty(ModelStage):
 
     def _graded(self, chunk: Sequence[Row], rows: Sequence[Row]) -> dict[int, list[Sample]]:
         """The samples of each row, graded while other rows' answers are generated."""
-        prompts = [Prompt(row.task.id, row.task.problem) for row in rows]
+        prompts = {i: Prompt(row.task.id, row.task.problem) for i, row in enumerate(rows)}
         graded: dict[int, list[Sample]] = {}
         waiting: dict[Future[list[Verdict]], tuple[int, list[Answer]]] = {}
         with Journal(self.record(chunk, "verdicts")) as journal:
@@ -121,6 +126,42 @@ class Difficulty(ModelStage):
         row = replace(row, problem=problem)
         finding = self.finding(problem, judged)
         return row.drop(self.name, *finding) if finding else row
+
+
+class Regrade(Difficulty):
+    """Like `Difficulty`; also drops maths problems whose label the majority contradicts."""
+
+    name = "regrade"
+
+    def finding(self, problem: Problem, judged: Sequence[Sample]) -> tuple[str, str] | None:
+        wrong = [s.answer for s in judged if s.outcome == "wrong" and s.answer is not None]
+        enough = self.config.dispute_share * len(judged)
+        verifier = self.config.verifier.verifier_of(problem.domain)
+        if verifier == "math" and len(wrong) > enough:
+            answer, votes = self._most_frequent(wrong)
+            if votes > enough:
+                solved = sum(s.outcome == "right" for s in judged)
+                label = f"{solved} the label {problem.answer}"
+                detail = f"{votes} of {len(judged)} answer {answer}; {label}"
+                return "label_disputed", detail
+        return super().finding(problem, judged)
+
+    def _most_frequent(self, answers: Sequence[str]) -> tuple[str, int]:
+        """The most common answer in its most frequent spelling, and its number of votes.
+
+        Answers that the verifier considers equal vote together: `x=2` votes with `2`.
+        """
+        spelt = {vote(answer): answer for answer in reversed(answers)}
+        counts = Counter(map(vote, answers))
+        classes = grouped(
+            [key for key, _ in counts.most_common()],
+            lambda one, other: self.judge.same(spelt[one], spelt[other]),
+        )
+        votes, first = max(
+            ((sum(counts[key] for key in keys), keys[0]) for keys in classes),
+            key=lambda found: found[0],
+        )
+        return spelt[first], votes
 
 
 def _samples(answers: Sequence[Answer], verdicts: Sequence[Verdict]) -> list[Sample]:

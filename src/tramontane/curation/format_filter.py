@@ -52,16 +52,9 @@ class FormatFilter(Stage):
         self.judge = ReferenceJudge(config.verifier)
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
-        verifiers = [self.config.verifier.verifier_of(row.task.domain) for row in rows]
-        decided = [
-            self._by_rules(row) if verifier == "math" else row
-            for row, verifier in zip(rows, verifiers, strict=True)
-        ]
-        asked = [
-            i
-            for i, row in enumerate(decided)
-            if row.decision != "dropped" and verifiers[i] == "math"
-        ]
+        decided = [self._by_rules(row) if self._is_math(row) else row for row in rows]
+        left = [row.decision != "dropped" and self._is_math(row) for row in decided]
+        asked = [i for i, is_left in enumerate(left) if is_left]
         faults = self.judge.faults([decided[i].task.answer or "" for i in asked])
         for i, fault in zip(asked, faults, strict=True):
             if fault and decided[i].stage == self.name:  # this stage rewrote the row
@@ -73,6 +66,9 @@ class FormatFilter(Stage):
 
     def close(self) -> None:
         self.judge.close()
+
+    def _is_math(self, row: Row) -> bool:
+        return self.config.verifier.verifier_of(row.task.domain) == "math"
 
     def _by_rules(self, row: Row) -> Row:
         problem = row.task

@@ -1,9 +1,8 @@
 """New inputs for problems with few tests; the solutions vote on the right outputs.
 
-Inputs are mutations of the given inputs, or proposals of a model. A source is a deterministic
-function from a problem and a maximum count to inputs that the problem does not have yet. An input
-that breaks the statement's rules does no harm if solutions fail on it or differ; if all agree on
-it, the test demands more than the statement.
+Inputs are mutations of the given inputs, or proposals of a model. An input that breaks the
+statement's rules does no harm if solutions fail on it or differ; if all agree on it, the test
+demands more than the statement.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.stage import conclusion
+from tramontane.asking import Answer, Prompt, conclusion
 from tramontane.types import Problem
 from tramontane.verifier.format import fences
-
-Source = Callable[[Problem, int], list[str]]
 
 MAX_LENGTH = 10_000  # characters of a mutated or proposed input
 PER_ANSWER = 10  # inputs requested per answer of a model
@@ -64,9 +60,6 @@ def mutations(problem: Problem, count: int) -> list[str]:
             seen.add(text)
             found.append(text)
     return found
-
-
-SOURCES: dict[str, Source] = {"mutation": mutations}
 
 
 class Proposal(NamedTuple):

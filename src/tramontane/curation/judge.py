@@ -1,9 +1,11 @@
-"""Checks reference answers with the maths verifier, in a pool that kills hanging checks."""
+"""The verifiers of training, for a curation: in the paper's format, with no regard to length and
+language."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from threading import Lock
 
 from tramontane.config import RewardConfig, VerifierConfig
 from tramontane.types import PAPER_TAGS, Problem, Verdict
@@ -17,22 +19,21 @@ _PROBE = r"\frac{}{}"
 
 
 class ReferenceJudge:
-    """Checks references with the verifier, in the paper's format.
-
-    Its pool starts with the first request that needs it.
-    """
+    """Checks reference answers with the maths verifier, in a pool that kills hanging checks."""
 
     def __init__(self, config: VerifierConfig) -> None:
         reward = RewardConfig(length=0, language=0)
         self._config = config.model_copy(update={"reward": reward, "thinking_tags": PAPER_TAGS})
-        self._pool: VerifierPool | None = None
+        self._pool: VerifierPool | None = None  # starts with the first request that needs it
+        self._lock = Lock()
 
     @property
     def pool(self) -> VerifierPool:
         """A verifier pool whose verdicts ignore length and language."""
-        if self._pool is None:
-            self._pool = VerifierPool(self._config, 1, 0)
-        return self._pool
+        with self._lock:
+            if self._pool is None:
+                self._pool = VerifierPool(self._config, 1, 0)
+            return self._pool
 
     def same(self, a: str | None, b: str | None) -> bool:
         """True if two references are the same answer; False if the verifier cannot judge them."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +14,7 @@ from tramontane.data.files import (
     JSON_ENDINGS,
     SCHEMES,
     is_array,
+    read_lines,
     read_rows,
     require_file,
 )
@@ -76,7 +75,7 @@ def read_problems(
 def _parse(content: Any, where: str) -> dict[str, Any]:
     if isinstance(content, InputError):
         raise content
-    if isinstance(content, bytes):
+    if isinstance(content, str):
         try:
             return encodable(parse_object(content), where)
         except ValueError as error:
@@ -86,29 +85,15 @@ def _parse(content: Any, where: str) -> dict[str, Any]:
 
 def _raw_rows(source: str, split: str) -> Iterator[tuple[str, str, Any]]:
     """Yield (source, where, content): a line or row, or the error that ends the file there."""
-    if source.endswith(JSON_ENDINGS) and not is_array(Path(source).expanduser()):
-        yield from _raw_lines(source)
-        return
-    where = source
+    path, where = Path(source).expanduser(), source
+    rows: Iterator[tuple[str, Any]] = read_rows(source, split)
+    if source.endswith(JSON_ENDINGS) and not is_array(path):
+        lines = read_lines(source, path, errors="surrogateescape")
+        rows = ((f"{source}:{number}", line) for number, line in lines)
     try:
-        for where, row in read_rows(source, split):
+        for where, row in rows:
             yield source, where, row
     except InputError as error:
         if not source.endswith(ENDINGS):
             raise  # a dataset that is unavailable now may be available later
         yield source, where, InputError(f"{where}: {error}")
-
-
-def _raw_lines(source: str) -> Iterator[tuple[str, str, Any]]:
-    path, number = Path(source).expanduser(), 0
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line.strip():
-                    yield source, f"{source}:{number}", line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        fault = InputError(f"the file is cut off or damaged from here on ({error}); fetch it again")
-        yield source, f"{source}:{number + 1}", fault

@@ -25,12 +25,10 @@ import yaml
 from tramontane.config import load_section
 from tramontane.curation.code import Code
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.contamination import Decontaminate
-from tramontane.curation.difficulty import Difficulty
-from tramontane.curation.duplicates import Deduplicate
+from tramontane.curation.difficulty import Difficulty, Regrade
+from tramontane.curation.duplicates import Decontaminate, Deduplicate
 from tramontane.curation.format_filter import FormatFilter
 from tramontane.curation.load import STAGE, check_inputs, read_problems
-from tramontane.curation.regrade import Regrade
 from tramontane.curation.report import Tally, write_report
 from tramontane.curation.review import Review
 from tramontane.curation.rows import Row, Stage

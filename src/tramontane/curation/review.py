@@ -10,9 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.stage import ModelStage, conclusion
-from tramontane.curation.rows import Row
+from tramontane.asking import Answer, Prompt, conclusion
+from tramontane.curation.rows import ModelStage, Row
 
 REASONS = ("proof", "multi_part", "incomplete", "multiple_choice", "unverifiable")
 QUESTION = """\
@@ -47,16 +46,16 @@ class Review(ModelStage):
 
     def decide(self, rows: Sequence[Row]) -> list[Row]:
         decided = list(rows)
-        asked = [i for i, row in enumerate(rows) if row.task.domain == "math"]
-        tasks = [rows[i].task for i in asked]
-        prompts = [
-            Prompt(t.id, QUESTION.format(problem=t.problem, answer=t.answer or "(none)"))
-            for t in tasks
-        ]
-        for place, answers in self.ask(rows, prompts, self.config.votes):
-            i = asked[place]
+        for i, answers in self.ask(rows, self._prompts(rows), self.config.votes):
             decided[i] = self._decide(rows[i], answers)
         return decided
+
+    def _prompts(self, rows: Sequence[Row]) -> dict[int, Prompt]:
+        tasks = {i: row.task for i, row in enumerate(rows) if row.task.domain == "math"}
+        return {
+            i: Prompt(t.id, QUESTION.format(problem=t.problem, answer=t.answer or "(none)"))
+            for i, t in tasks.items()
+        }
 
     def _decide(self, row: Row, answers: Sequence[Answer]) -> Row:
         votes = Counter(map(_vote, answers))

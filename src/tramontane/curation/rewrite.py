@@ -113,7 +113,7 @@ def _consecutive(labels: list[re.Match[str]]) -> list[re.Match[str]]:
     """The labels that count A, B, C … or a, b, c …, without other labels between them."""
     run: list[re.Match[str]] = []
     for label in labels:
-        lower = _lower(run[0] if run else label)
+        lower = _letter(run[0] if run else label).islower()
         letters = LETTERS.lower() if lower else LETTERS
         if _letter(label) == letters[len(run) : len(run) + 1]:
             run.append(label)
@@ -236,10 +236,6 @@ def _sentences(text: str) -> list[str]:
 
 def _letter(label: re.Match[str]) -> str:
     return label["round"] or label["square"] or label["bare"]
-
-
-def _lower(label: re.Match[str]) -> bool:
-    return _letter(label).islower()
 
 
 def _bare(text: str) -> str:

@@ -1,16 +1,18 @@
-"""A row with the decision about it, passed from stage to stage, and the stages' base class."""
+"""A row with the decision about it, passed from stage to stage, and the stages' base classes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from tramontane.asking import Answer, Prompt, check_model, open_model
 from tramontane.types import Problem
 
 Verb = Literal["kept", "rewritten", "dropped"]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,43 @@ class Stage:
 
     def close(self) -> None:
         """End the stage's processes and close its files."""
+
+
+class ModelStage(Stage):
+    """A stage that asks `config.model`, if the config has one.
+
+    Answers are expensive, so each is recorded when it arrives, and a restarted stage does not
+    request an unfinished chunk's recorded answers again.
+    """
+
+    def __init__(self, config: Any, folder: Path) -> None:
+        super().__init__(config, folder)
+        self.model = open_model(config.model) if config.model else None
+
+    @classmethod
+    def check(cls, config: Any) -> dict[str, Any]:
+        return check_model(config.model) if config.model else {}
+
+    def ask(
+        self, rows: Sequence[Row], prompts: Mapping[Key, Prompt], n: int, what: str = "answers"
+    ) -> Iterator[tuple[Key, list[Answer]]]:
+        """Yield (key of a prompt, its n answers) as each prompt's last answer arrives.
+
+        Args:
+            rows: the chunk.
+            prompts: about these rows.
+            n: answers per prompt.
+            what: name of this request's record.
+        """
+        assert self.model is not None
+        keys = list(prompts)
+        answers = self.model.answers(list(prompts.values()), n, self.record(rows, what))
+        return ((keys[place], found) for place, found in answers)
+
+    def record(self, rows: Sequence[Row], what: str) -> Path:
+        """The file `what` of a chunk; files of other, finished chunks are deleted."""
+        chunk = f"asked-{rows[0].number:09d}"
+        for path in self.folder.glob("asked-*"):
+            if not path.name.startswith(chunk):
+                path.unlink()
+        return self.folder / f"{chunk}-{what}.jsonl"

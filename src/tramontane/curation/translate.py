@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.stage import ModelStage, conclusion
-from tramontane.curation.rows import Row
+from tramontane.asking import Answer, Prompt, conclusion
+from tramontane.curation.rows import ModelStage, Row
 from tramontane.types import Problem
 from tramontane.verifier import language
 from tramontane.verifier.format import fences
@@ -61,12 +60,10 @@ class Translate(ModelStage):
         languages = {i: lang for i, row in enumerate(rows) if (lang := self.language(row.task))}
         faults = dict.fromkeys(languages, "")  # rows without a translation so far
         for attempt in range(self.config.attempts):
-            asked = list(faults)
-            prompts = [_prompt(rows[i].task, languages[i], attempt, faults[i]) for i in asked]
+            prompts = {i: _prompt(rows[i].task, languages[i], attempt, faults[i]) for i in faults}
             if not prompts:
                 break
-            for place, [answer] in self.ask(rows, prompts, 1, f"answers-{attempt}"):
-                i = asked[place]
+            for i, [answer] in self.ask(rows, prompts, 1, f"answers-{attempt}"):
                 old, lang = rows[i].task, languages[i]
                 text, faults[i] = read_translation(old.problem, answer, lang)
                 if not faults[i]:

@@ -7,7 +7,7 @@ from tramontane.evaluation.evaluate import (
     evaluate,
     summarize,
 )
-from tramontane.evaluation.metrics import Estimate, maj_at_k, mean_interval, pass_at_k
+from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k
 
 __all__ = [
     "Estimate",

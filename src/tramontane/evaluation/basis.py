@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tramontane.config import PromptConfig
 from tramontane.errors import InputError
+from tramontane.evaluation.settings import Settings
 from tramontane.models.names import resolve, with_tokenizer
 from tramontane.types import Problem
-from tramontane.workplace import write_whole
-
-if TYPE_CHECKING:
-    from tramontane.evaluation.checkpoint import Settings
+from tramontane.workplace import check_same, write_whole
 
 # These affect speed, not completions; the problems have their own hash.
 FREE = {"sampling": {"slots", "problems"}, "generator": {"workers"}, "verifier": {"workers"}}
@@ -31,84 +29,46 @@ MODEL_FILES = (
 )
 
 
-@dataclass(frozen=True)
-class Basis:
+Basis = dict[str, Any]  # as in `basis_of`, in JSON types
+
+
+def basis_of(settings: Settings, problems: Sequence[Problem]) -> Basis:
     """What the completions of an evaluation depend on.
 
-    Args:
-        model: its path or name, and
-        source: of the problems; both for the reader only, as checkpoints and files may be moved.
-        settings: sampling, prompts, generator and verifier, in JSON types.
-        problems: hash of the problems, in order.
-        weights: hash of a checkpoint folder's files; for a Hugging Face name, its commit.
+    `settings` are those of sampling, prompts, generator and verifier; `problems` is a hash of the
+    problems, in order; `weights` one of a checkpoint folder's files, or a Hugging Face name's
+    commit. `model` and `source` are for the reader only, as checkpoints and files may be moved.
     """
-
-    model: str
-    source: str
-    settings: dict[str, dict[str, Any]]
-    problems: str
-    weights: str
-
-    @classmethod
-    def of(cls, settings: Settings, problems: Sequence[Problem]) -> Basis:
-        """The basis of an evaluation on these problems."""
-        config = settings.config.model_dump(mode="json")
-        prompts = {name: config["data"][name] for name in PromptConfig.model_fields}
-        parts = {"sampling": asdict(settings.sampling), "data": prompts}
-        parts |= {name: config[name] for name in ("generator", "verifier")}
-        kept = {
+    config = settings.config.model_dump(mode="json")
+    prompts = {name: config["data"][name] for name in PromptConfig.model_fields}
+    parts = {"sampling": asdict(settings.sampling), "data": prompts}
+    parts |= {name: config[name] for name in ("generator", "verifier")}
+    return {
+        "model": settings.config.model,
+        "source": settings.config.data.eval or settings.config.data.train,
+        "settings": {
             part: {key: value for key, value in values.items() if key not in FREE.get(part, ())}
             for part, values in parts.items()
-        }
-        model, source = settings.config.model, settings.config.data.eval
-        return cls(
-            model=model,
-            source=source or settings.config.data.train,
-            settings=kept,
-            problems=problems_hash(problems),
-            weights=weights_hash(with_tokenizer(model, settings.config.tokenizer)),
-        )
+        },
+        "problems": problems_hash(problems),
+        "weights": weights_hash(with_tokenizer(settings.config.model, settings.config.tokenizer)),
+    }
 
-    def check(self, file: Path) -> None:
-        """Check that a file of completions, if there is one, has this basis.
 
-        Raises:
-            InputError: it has a different one, or none that can be read.
-        """
-        record = record_of(file)
-        begun = file.is_file() and file.stat().st_size > 0
-        if not record.is_file():
-            if begun:
-                raise InputError(
-                    f"{file}: there is no {record.name} that says what these rows were made "
-                    f"with; name another file (--out), or remove this one"
-                )
-            return
-        before = _read(record)
-        if not begun:
-            return
-        if changed := self._changes(before):
-            raise InputError(
-                f"{record}: the completions in {file.name} were made with other "
-                f"{', other '.join(changed)}; name another place (--out), or remove both files"
-            )
+def check_basis(basis: Basis, file: Path) -> None:
+    """Check that a file of completions, if there is one, has this basis.
 
-    def write(self, file: Path, figures: Mapping[str, Any]) -> None:
-        """Record the basis of a file of completions, and their results."""
-        write_whole(record_of(file), json.dumps(asdict(self) | dict(figures), indent=1) + "\n")
+    Raises:
+        InputError: it has a different one, or none that can be read.
+    """
+    made_with = {name: basis[name] for name in ("settings", "problems", "weights")}
+    remedy = "name another place (--out), or remove both files"
+    check_same(file, record_of(file), made_with, remedy, levels=3)
 
-    def _changes(self, before: Mapping[str, Any]) -> list[str]:
-        """Differences from a recorded basis, as text."""
-        keys = [
-            f"{part}.{key}"
-            for part, values in self.settings.items()
-            for key in values
-            if values[key] != before["settings"].get(part, {}).get(key)
-        ]
-        found = [f"settings ({', '.join(keys)})"] if keys else []
-        return found + [
-            name for name in ("problems", "weights") if getattr(self, name) != before[name]
-        ]
+
+def write_basis(basis: Basis, file: Path, figures: Mapping[str, Any]) -> None:
+    """Record the basis of a file of completions, and their results."""
+    write_whole(record_of(file), json.dumps(basis | dict(figures), indent=1) + "\n")
 
 
 def record_of(file: Path) -> Path:
@@ -155,16 +115,3 @@ def _file_hash(file: Path, size: int, mtime_ns: int) -> str:
         while block := content.read(1 << 20):
             found.update(block)
     return found.hexdigest()
-
-
-def _read(record: Path) -> dict[str, Any]:
-    fault = (
-        f"{record}: not the record of an evaluation, or damaged; name another place (--out), or "
-    )
-    try:
-        found = json.loads(record.read_text(encoding="utf-8"))
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not {"settings", "problems", "weights"} <= found.keys():
-        raise InputError(f"{fault}remove it and {record.stem}.jsonl")
-    return found

@@ -21,19 +21,14 @@ from jinja2 import Environment, StrictUndefined
 
 from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
-from tramontane.evaluation.basis import Basis
-from tramontane.evaluation.checkpoint import (
-    Settings,
-    continue_evaluation,
-    prepare,
-    problems_of,
-)
-from tramontane.evaluation.completions import CompletionsFile, Row
-from tramontane.evaluation.evaluate import EvaluationResult, hub_results, summarize
-from tramontane.evaluation.paired import Difference, counts_of, paired_difference
+from tramontane.evaluation.basis import basis_of, check_basis, write_basis
+from tramontane.evaluation.checkpoint import continue_evaluation, prepare, problems_of
+from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
 from tramontane.evaluation.placed import Work
+from tramontane.evaluation.settings import Settings
+from tramontane.statistics import Difference, counts_of, paired_difference
 from tramontane.types import Problem
-from tramontane.workplace import owned_folder, write_whole
+from tramontane.workplace import Journal, owned_folder, write_whole
 
 Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
 
@@ -99,12 +94,12 @@ def compare(
 def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
     prepared = prepare_suites(plan)
     bases = {
-        out / suite / f"{model}.jsonl": Basis.of(plan[suite][model], work.problems)
+        out / suite / f"{model}.jsonl": basis_of(plan[suite][model], work.problems)
         for suite, found in prepared.items()
         for model, work in found.works.items()
     }
     for file, basis in bases.items():
-        basis.check(file)
+        check_basis(basis, file)
     compared: Comparison = {}
     for suite, found in prepared.items():
         rows = {}
@@ -112,12 +107,12 @@ def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
             file = out / suite / f"{model}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             continue_evaluation(plan[suite][model], work, file, partial(on_progress, suite, model))
-            with CompletionsFile(file, resume=True) as completions:
-                rows[model] = [r for r in completions.rows if r["problem_id"] in found.common]
+            with Journal(file) as completions:
+                rows[model] = [r for r in completions if r["problem_id"] in found.common]
         compared[suite] = _measured(rows, found.left_out)
         for model, measured in compared[suite].items():
             file = out / suite / f"{model}.jsonl"
-            bases[file].write(file, _figures(measured))
+            write_basis(bases[file], file, _figures(measured))
     _write_pages(compared, plan, out)
     return compared
 

@@ -5,58 +5,35 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult
 
+from tramontane.asking import answer_seed
 from tramontane.data.prompts import PromptEncoder
-from tramontane.evaluation.completions import CompletionsFile, Row
 from tramontane.evaluation.malformed import Malformed
-from tramontane.evaluation.metrics import (
-    Estimate,
-    maj_at_k,
-    mean_interval,
-    pass_at_k,
-    powers_of_two,
-)
 from tramontane.evaluation.thinking import ThinkingCounter
+from tramontane.statistics import Estimate, maj_at_k, mean_interval, pass_at_k, powers_of_two
 from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
 from tramontane.verifier.custom import Response
 from tramontane.verifier.math.normalize import vote
-from tramontane.verifier.pool import Responses
+from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from tramontane.controller.verifiers import VerifierActors
+    from tramontane.generator import AnyGenerator
+    from tramontane.verifier.pool import VerifierPool
+
+    Verifiers = VerifierPool | VerifierActors
 
 VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
-
-
-class Sampler(Protocol):
-    """The part of a generator's interface that evaluation needs."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
-
-    def submit(self, requests: list[Request]) -> None: ...
-
-    def step(self) -> list[Completion]: ...
-
-    def pending(self) -> list[Request]: ...
-
-
-class Scorer(Protocol):
-    """The part of a verifier pool's interface that evaluation needs."""
-
-    def score(self, problem: Problem, responses: Responses) -> Future[list[Verdict]]: ...
-
-    def stats(self) -> Any: ...
+Row = dict[str, Any]  # a completion with its verdict
 
 
 @dataclass(frozen=True)
@@ -127,25 +104,24 @@ class EvaluationResult:
 
 
 def evaluate(
-    generator: Sampler,
-    pool: Scorer,
+    generator: AnyGenerator,
+    pool: Verifiers,
     problems: Sequence[Problem],
     plan: SamplingPlan,
     *,
-    write_to: CompletionsFile | str | Path | None = None,
+    write_to: Journal | str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     timeout_s: float = VERDICT_SECONDS,
 ) -> EvaluationResult:
     """Sample every problem, grade the completions, and count. Grading overlaps with generation.
-
 
     Args:
         generator: idle, with room for the longest prompt plus `plan.sampling.max_tokens`.
         pool: grades the completions of a problem together.
         problems: at least one.
         plan: number of completions, how they are drawn, and their seed.
-        write_to: JSONL file for every completion, in the order of the problems; a file begun by an
-            earlier process is continued (`CompletionsFile`).
+        write_to: JSONL file for every completion, in the order of the problems, which replaces an
+            existing one; a journal is continued.
         on_progress: called with (completions graded, completions in all).
         timeout_s: longest wait for the next verdicts once everything is generated, in seconds.
 
@@ -156,8 +132,8 @@ def evaluate(
     if generator.pending():
         raise ValueError("the generator has other requests in flight; evaluate when it is idle")
     encoder = plan.encoder or PromptEncoder(generator.tokenizer)
-    opened = CompletionsFile(write_to) if isinstance(write_to, str | Path) else None
-    record = write_to if isinstance(write_to, CompletionsFile) else opened
+    opened = Journal(Path(write_to), 0) if isinstance(write_to, str | Path) else None
+    record = write_to if isinstance(write_to, Journal) else opened
     with opened or nullcontext():
         evaluation = Evaluation(problems, plan, pool, encoder, record, on_progress)
         generator.submit(evaluation.requests())
@@ -174,12 +150,6 @@ def evaluate(
     return summarize(evaluation.rows)
 
 
-def request_seed(seed: int, problem: Problem, index: int) -> int:
-    """The seed of a completion: it does not depend on the other problems of the set."""
-    text = f"{seed}/{problem.id}/{index}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
-
-
 class Evaluation:
     """The completions of an evaluation: being generated, being graded, or finished rows.
 
@@ -190,7 +160,8 @@ class Evaluation:
         plan: number of completions, how they are drawn, and their seed.
         pool: grades the completions of a problem together.
         encoder: makes the prompts; its tokenizer counts thinking tokens.
-        record: file for every completion; its problems are not generated again.
+        record: journal of the completions, all of each problem; its problems are not generated
+            again.
         on_progress: called with (completions graded, completions in all).
 
     Attributes:
@@ -206,9 +177,9 @@ class Evaluation:
         self,
         problems: Sequence[Problem],
         plan: SamplingPlan,
-        pool: Scorer,
+        pool: Verifiers,
         encoder: PromptEncoder,
-        record: CompletionsFile | None = None,
+        record: Journal | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
         if not problems:
@@ -217,7 +188,7 @@ class Evaluation:
         self.pool, self.encoder = pool, encoder
         self.on_progress = on_progress or (lambda done, total: None)
         self.record = record
-        self.rows: list[Row] = list(record.rows) if record else []
+        self.rows: list[Row] = list(record) if record else []
         self._first = len(self.rows) // plan.samples  # problems finished by an earlier process
         self.generating = (len(problems) - self._first) * plan.samples
         self.grading: dict[Future[list[Verdict]], int] = {}
@@ -231,7 +202,7 @@ class Evaluation:
         training's."""
         plan = self.plan
         return [
-            Request(-1 - i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
+            Request(-1 - i, j, prompt, answer_seed(plan.seed, problem.id, j), plan.sampling)
             for i, problem in enumerate(self.problems[self._first :], self._first)
             for prompt in [self.encoder.encode(problem.prompt, problem.where)]
             for j in range(plan.samples)
@@ -264,7 +235,7 @@ class Evaluation:
         while (i := len(self.rows) // self.plan.samples) in self._graded:
             new = self._rows(i, self._groups.pop(i), self._graded.pop(i))
             if self.record:
-                self.record.write(new)
+                self.record.add(*new)
             self.rows += new
         if done:
             self.on_progress(self._done, len(self.problems) * self.plan.samples)

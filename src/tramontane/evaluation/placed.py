@@ -14,20 +14,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
-from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
 from tramontane.placement.handle import Limit, WaitTimeout, WorkerLost
 from tramontane.types import Completion, Problem
+from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
-    from tramontane.controller.verifiers import VerifierActors
     from tramontane.data.prompts import PromptEncoder
-    from tramontane.placement import GeneratorHandle
+    from tramontane.evaluation.evaluate import Verifiers
+    from tramontane.placement import Folder, GeneratorHandle
     from tramontane.placement.place import Placement
-    from tramontane.verifier import VerifierPool
-
-    Verifiers = VerifierPool | VerifierActors
 
 logger = logging.getLogger("tramontane")
 
@@ -59,7 +56,7 @@ def is_placed(config: Config) -> bool:
 def evaluate_placed(
     config: Config,
     work: Work,
-    record: CompletionsFile | None,
+    record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
     """Start the generators and verifiers of the config's placement, evaluate, and end them.
@@ -71,15 +68,16 @@ def evaluate_placed(
         WorkerLost: a worker cannot be replaced.
         WaitTimeout: a wait exceeded its timeout.
     """
+    from tramontane.controller.verifiers import start_verifiers
+    from tramontane.interrupt import Interrupt
     from tramontane.placement.place import place
-    from tramontane.run.interrupt import Interrupt
-    from tramontane.run.threads import torch_threads
+    from tramontane.placement.thread import torch_threads
 
     config = _sized(config, work)
     with (
         torch_threads(1),  # each worker has its own thread
         closing(place(config, _note)) as placement,
-        closing(_verifiers(config, work, placement)) as verifiers,
+        closing(start_verifiers(config, placement, _replaced)) as verifiers,
     ):
         args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
         evaluation = Evaluation(*args)
@@ -162,7 +160,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
+    """The config with the evaluation's sizes and tags, and no memory reserved for a trainer."""
     samples, workers = work.plan.samples, config.generator.workers
     most = len(work.problems) * samples
     pipeline = config.pipeline.model_copy(
@@ -174,47 +172,53 @@ def _sized(config: Config, work: Work) -> Config:
         }
     )
     placement = config.placement.model_copy(update={"trainer": Resources()})
-    trainer = TrainerConfig(device="cpu")
     return config.model_copy(
-        update={"pipeline": pipeline, "placement": placement, "trainer": trainer}
+        update={
+            "pipeline": pipeline,
+            "placement": placement,
+            "trainer": TrainerConfig(device="cpu"),
+            "verifier": config.verifier.model_copy(update={"thinking_tags": work.encoder.tags}),
+        }
     )
 
 
 def _generators(config: Config, work: Work, placement: Placement) -> GeneratorPool:
     from tramontane.controller.generators import GeneratorPool
-    from tramontane.generator import load_generator
-    from tramontane.models.loading import local_folder
     from tramontane.models.names import with_tokenizer
-    from tramontane.placement import Folder
 
-    model: Any = with_tokenizer(config.model, config.tokenizer)
-    if config.placement.kind != "thread" and (folder := local_folder(model)):
-        model = Folder.of(folder, "model")  # the workers' machines may lack its files
-    response, beat = work.encoder.response, config.timeouts.heartbeat
-
-    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
-        load = partial(load_generator, model, config.generator, slots, max_len, response, beat)
-        return placement.generator(number, load)
-
+    model = with_tokenizer(config.model, config.tokenizer)
+    make = generator_maker(config, model, work.encoder, placement)
     return GeneratorPool(make, config, _replaced, _note, work.longest_prompt)
 
 
-def _verifiers(config: Config, work: Work, placement: Placement) -> Verifiers:
-    from tramontane.controller.verifiers import Grader, VerifierActors
-    from tramontane.verifier import VerifierPool
+def generator_maker(
+    config: Config, model: str, encoder: PromptEncoder, placement: Placement
+) -> Callable[[int, int, int], GeneratorHandle]:
+    """A function that starts a generator of a model, by its number, slots and maximum length."""
+    from tramontane.generator import load_generator
 
-    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
-    l_max = work.plan.sampling.max_tokens
-    if not config.placement.replaces_workers:  # the pool itself replaces its processes
-        return VerifierPool(verifier, l_max, 0)
-    make = partial(Grader, verifier, l_max, 0)
-    return VerifierActors(
-        lambda number: placement.verifier(number, make),
-        verifier.workers,
-        config.timeouts,
-        verifier,
-        _replaced,
-    )
+    portable: Any = model_for_workers(config, model)
+    response, beat = encoder.response, config.timeouts.heartbeat
+
+    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
+        load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
+        return placement.generator(number, load)
+
+    return make
+
+
+def model_for_workers(config: Config, model: str) -> str | Folder:
+    """A model as an argument for workers, whose machines may lack its files.
+
+    A name that is not in this machine's cache remains a name, to be downloaded by each machine.
+    """
+    from tramontane.models.loading import local_folder
+    from tramontane.placement import Folder
+
+    if config.placement.kind == "thread":
+        return model
+    folder = local_folder(model)
+    return model if folder is None else Folder.of(folder, "model")
 
 
 def _replaced(lost: WorkerLost) -> None:

@@ -8,7 +8,7 @@ sets of a few hundred problems get 4, larger ones 1. Options can replace every p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -32,13 +32,8 @@ class Suite:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The protocol's part of `evaluation.checkpoint.Sampling`."""
-        return {
-            "samples": self.samples,
-            "max_tokens": self.max_tokens,
-            "top_p": self.top_p,
-            "temperature": self.temperature,
-        }
+        """The protocol's part of `evaluation.settings.Sampling`."""
+        return {name: value for name, value in asdict(self).items() if name != "data"}
 
 
 SUITES: dict[str, Suite] = {

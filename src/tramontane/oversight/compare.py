@@ -16,7 +16,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tramontane.curation.backend.journal import Journal
 from tramontane.data.files import read_rows
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
@@ -44,7 +43,7 @@ from tramontane.oversight.protocols import PROTOCOLS
 from tramontane.oversight.questions import Question
 from tramontane.oversight.transcript import Transcript
 from tramontane.oversight.wording import load_wording
-from tramontane.workplace import owned_folder, whole_file, write_whole
+from tramontane.workplace import Journal, owned_folder, whole_file, write_whole
 
 Progress = Callable[[int, int], None]  # discussions ended, and in all
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from tramontane.asking.config import CheckpointModel, EndpointModel
+from tramontane.asking.config import ModelConfig as AskedModelConfig
 from tramontane.config import LANGUAGES, Language, Section, key_error, nearest
 from tramontane.config.generator import VllmConfig
-from tramontane.curation.config import CheckpointModel, EndpointModel
-from tramontane.curation.config import ModelConfig as AskedModelConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
 PAGES = ("figures.json", "oversight.html")  # files beside the arms' folders

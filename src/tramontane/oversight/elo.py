@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tramontane.evaluation.metrics import Z
+from tramontane.statistics import Z
 
 SCALE = 500.0  # Elo points of a tenfold increase of the odds
 PRIOR_WINS = 0.5  # added to both sides of a pair whose difference would be infinite

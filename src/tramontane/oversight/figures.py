@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tramontane.evaluation.metrics import Estimate, mean_interval
-from tramontane.evaluation.paired import Difference, paired_difference
 from tramontane.oversight.elo import Rating, fit_ratings
 from tramontane.oversight.quotes import count_quotes
 from tramontane.oversight.transcript import Transcript
+from tramontane.statistics import Difference, Estimate, mean_interval, paired_difference
 
 BINS = 10  # of the judge's probability, in the reliability table
 

@@ -17,10 +17,10 @@ from string import ascii_uppercase
 from typing import Any
 
 from tramontane.errors import InputError
-from tramontane.evaluation.metrics import Estimate, mean_interval
 from tramontane.oversight.labels import letter_of
 from tramontane.oversight.reward import NO_VERDICT, UNHEARD, judged_choice
 from tramontane.run.rollouts import read_run
+from tramontane.statistics import Estimate, mean_interval
 from tramontane.workplace import owned_file, write_whole
 
 COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
-from tramontane.curation.backend.journal import Journal
 from tramontane.oversight.agents import Agent
 from tramontane.oversight.episode import Episode, Moves
 from tramontane.oversight.transcript import Call, Reply, Role, Transcript
+from tramontane.workplace import Journal
 
 _TICKETS = count()  # unique in the process: participants outlive a call of `play`
 POLL_SECONDS = 0.05  # longest wait for one participant while others may have replies

@@ -147,3 +147,14 @@ def _separate_stream(device: str) -> Iterator[Callable[[], None]]:
     stream = torch.cuda.Stream(torch.device(device))
     with torch.cuda.stream(stream):  # also makes the stream's device the thread's current one
         yield stream.synchronize
+
+
+@contextmanager
+def torch_threads(number: int) -> Iterator[None]:
+    """Let torch use `number` threads; the previous number is restored at the end."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

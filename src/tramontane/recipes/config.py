@@ -61,7 +61,7 @@ class MeasuredOn(Section):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Keywords that are not null, of `evaluation.checkpoint.SamplingOptions`."""
+        """Keywords that are not null, of `evaluation.settings.SamplingOptions`."""
         keys = ("problems", "samples", "temperature", "top_p", "max_tokens", "slots")
         return {k: v for k in keys if (v := getattr(self, k)) is not None}
 

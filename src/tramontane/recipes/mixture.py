@@ -11,8 +11,8 @@ from typing import Any
 
 from tramontane.data.files import shuffled
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import Settings, evaluate_checkpoint, settings_for
-from tramontane.evaluation.completions import CompletionsFile
+from tramontane.evaluation.checkpoint import evaluate_checkpoint
+from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import AnswersConfig, GeneralConfig
 from tramontane.recipes.harvest import retagged
 from tramontane.recipes.steps import Facts, flat
@@ -72,8 +72,7 @@ def answer(
     evaluate_checkpoint(
         settings, write_to=file, resume=True, split="train", on_progress=on_progress
     )
-    with CompletionsFile(file, resume=True) as record:
-        rows = record.rows
+    rows = list(read_log(file))
     # A truncated answer would teach the model not to stop.
     old = ThinkingTags.of(settings.config.verifier.thinking_tags)  # resolved when the run began
     learned = [

@@ -17,6 +17,7 @@ from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import prepare as prepare_evaluation
 from tramontane.evaluation.checkpoint import problems_of
+from tramontane.interrupt import Interrupt
 from tramontane.models.names import numbered, with_tokenizer
 from tramontane.recipes import mixture
 from tramontane.recipes.config import MediumRecipe, SmallRecipe
@@ -36,7 +37,6 @@ from tramontane.recipes.steps import (
     training_config,
 )
 from tramontane.run.input import RunInput, read_input
-from tramontane.run.interrupt import Interrupt
 from tramontane.run.screen import QuietScreen, Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import KEPT, SFTMetrics, is_unfinished, sft

@@ -16,8 +16,9 @@ import yaml
 from tramontane.config import Config, Section, parse_settings, read_settings
 from tramontane.errors import InputError
 from tramontane.evaluation import comparison
-from tramontane.evaluation.checkpoint import Settings, problems_of, settings_for
+from tramontane.evaluation.checkpoint import problems_of
 from tramontane.evaluation.comparison import Comparison
+from tramontane.evaluation.settings import Settings, settings_for
 from tramontane.recipes.config import MeasuredOn, RunSettings
 from tramontane.run.folder import RunFolder
 from tramontane.run.screen import Screen

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tramontane.config import Config, PromptConfig, SFTConfig
 from tramontane.data.prompts import PromptEncoder
+from tramontane.interrupt import Interrupt
 from tramontane.models import loading
 from tramontane.models.shape import load_shape
-from tramontane.run.threads import torch_threads
+from tramontane.placement.thread import torch_threads
+from tramontane.run.folder import RunFolder
+from tramontane.run.screen import Screen
 from tramontane.sft.examples import ExampleStream
 from tramontane.sft.sft import SFTMetrics, is_unfinished, sft
 from tramontane.trainer import forwards, lora
 from tramontane.workplace import commit
-
-if TYPE_CHECKING:
-    from tramontane.run.interrupt import Interrupt
-    from tramontane.run.session import Session
 
 
 def check(config: Config, encoder: PromptEncoder) -> None:
@@ -57,26 +55,26 @@ def supervised_config(config: Config, output: Path) -> SFTConfig:
     return SFTConfig.model_validate(settings | of_run)
 
 
-def fine_tune(session: Session, interrupt: Interrupt) -> None:
-    """Fine-tune the base model into `session.model`, or finish an earlier session's fine-tuning.
+def fine_tune(config: Config, folder: RunFolder, screen: Screen, interrupt: Interrupt) -> None:
+    """Fine-tune the base model into `folder.sft`, or finish an earlier session's fine-tuning.
 
     Raises:
         KeyboardInterrupt, SystemExit: a signal ended it, after the current step.
     """
-    if session.config.cold_start is None or session.sft_folder.is_dir():
+    if folder.sft.is_dir():
         return
-    unfinished = session.sft_folder.with_suffix(".partial")
-    settings = supervised_config(session.config, unfinished)
+    unfinished = folder.sft.with_suffix(".partial")
+    settings = supervised_config(config, unfinished)
 
     def show(metrics: SFTMetrics) -> None:
-        session.screen.phase("cold start", metrics.step, settings.steps)
+        screen.phase("cold start", metrics.step, settings.steps)
 
     # All cores, since no generator runs during the cold start; the trainer's threads share them.
     threads = max(1, len(os.sched_getaffinity(0)) // settings.threads)
     with (
-        session.folder.writing(unfinished),
+        folder.writing(unfinished),
         torch_threads(threads),
         interrupt.steps() as stopping,
     ):
         sft(settings, is_unfinished(unfinished), show, stopping)
-        commit(unfinished, session.sft_folder)
+        commit(unfinished, folder.sft)

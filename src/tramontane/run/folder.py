@@ -5,6 +5,7 @@ data/                    rows that were given as Python objects
 changes.jsonl            keys that were changed when the run was resumed
 metrics.jsonl            one line per update
 rollouts/update_N.parquet  every completion that update N trained on, or that was filtered before it
+sft/                     result of the cold start
 checkpoints/step_N/      weights/ (Hugging Face), trainer/ (state), pipeline.json and
                          completions.parquet (the rest), manifest.json
 problems.jsonl           record of each problem of a finite source, at the last checkpoint
@@ -13,6 +14,9 @@ events.log               stages that began, lost workers, restarts of the traine
                          checkpoints
 workers.jsonl            process of each worker, weights that each generator sampled with, losses
 timeline.jsonl           steps and waits of the trainer, waits of generators, evaluations
+
+When a run is resumed, its config may change: each key declares whether it may (`config.resume`).
+Until the first update, nothing is trained: every key may change, and the run starts over.
 """
 
 from __future__ import annotations
@@ -28,7 +32,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from tramontane.config import Config, check_complete, load_config, sealed
+from tramontane.config import (
+    Change,
+    Config,
+    PromptConfig,
+    check_complete,
+    differences,
+    load_config,
+    sealed,
+)
 from tramontane.errors import InputError, reading
 from tramontane.models.names import numbered
 from tramontane.run import rollouts
@@ -45,6 +57,12 @@ from tramontane.workplace import (
 
 logger = logging.getLogger("tramontane.run")
 
+FOLDER_KEYS = ("name", "run_dir")  # never change: the run already has its folder
+COLD_START_KEYS = (
+    *("model", "tokenizer", "seed", "cold_start", "verifier.thinking_tags"),
+    *(f"data.{name}" for name in PromptConfig.model_fields),
+)
+
 
 class RunFolder:
     """Paths and files of one run.
@@ -59,6 +77,7 @@ class RunFolder:
         self.evaluations_file = self.path / "evaluations.jsonl"
         self.rollouts = self.path / "rollouts"
         self.checkpoints = self.path / "checkpoints"
+        self.sft = self.path / "sft"
 
     @classmethod
     @contextmanager
@@ -181,8 +200,8 @@ class RunFolder:
         for file in (self.evaluations_file, *self.path.glob("evaluation_*.jsonl")):
             file.unlink(missing_ok=True)
         if cold_start:
-            for name in ("sft", "sft.partial"):
-                shutil.rmtree(self.path / name, ignore_errors=True)
+            for result in (self.sft, self.sft.with_suffix(".partial")):
+                shutil.rmtree(result, ignore_errors=True)
 
     def changes(self) -> list[dict[str, Any]]:
         """Keys that were changed when the run was resumed: `update` (the first under the new
@@ -247,8 +266,8 @@ class RunFolder:
             with self._whole_file("problems.jsonl") as file:
                 file.writelines(lines)
 
-    def write_json(self, name: str, value: Any, indent: int | None = 2) -> Path:
-        return self._write(name, json.dumps(value, indent=indent) + "\n")
+    def write_json(self, name: str, value: Any) -> Path:
+        return self._write(name, json.dumps(value, indent=2) + "\n")
 
     def checkpoint_dir(self, update: int) -> Path:
         """Create an empty folder for a checkpoint, to be passed to `commit_checkpoint`."""
@@ -274,9 +293,8 @@ class RunFolder:
         return final
 
     def whole_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
-        """Find the newest undamaged checkpoint; None if none was ever taken.
-
-        Damaged checkpoints are renamed to `step_N.damaged`, and `warn` is called for each.
+        """Find the newest checkpoint without damage outside of the trainer's tensors, which are
+        checked as they are loaded; None if none was ever taken. Damaged ones are set aside.
 
         Raises:
             InputError: all checkpoints are damaged.
@@ -286,19 +304,24 @@ class RunFolder:
                 old.rename(old.with_suffix(""))
         found = []
         for folder in reversed(self._committed()):
-            if (reason := damage(folder)) is None:
+            if (reason := damage(folder, state=False)) is None:
                 return folder
             found.append(f"{folder.name} ({reason})")
-            aside = folder.with_suffix(".damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            warn(f"damaged checkpoint, set aside: {folder}: {reason}")
+            self.set_aside(folder, reason, warn)
+        found = found or [path.stem for path in self.checkpoints.glob("step_*.damaged")]
         if found:
             raise InputError(
                 f"{self.checkpoints}: no checkpoint is whole: {', '.join(found)}; they are kept as "
                 f"step_N.damaged. Restore one from a copy, or start a new run"
             )
         return None
+
+    def set_aside(self, checkpoint: Path, reason: str, warn: Callable[[str], None]) -> None:
+        """Rename a damaged checkpoint to `step_N.damaged`, and call `warn`."""
+        aside = checkpoint.with_suffix(".damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoint.rename(aside)
+        warn(f"damaged checkpoint, set aside: {checkpoint}: {reason}")
 
     def rewind(self, update: int) -> None:
         """Delete everything written after `update`, which a resumed run will write again.
@@ -369,3 +392,76 @@ def _update_of(when: str) -> float:
     """The update after which a measurement was taken: `before`, `update_N` or `after`."""
     ends = {"base": 0.0, "before": 0.0, "after": math.inf}
     return ends[when] if when in ends else int(when.removeprefix("update_"))
+
+
+def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunFolder, Config]:
+    """Open the folder of a run to resume, with `key.sub=value` changes to its config.
+
+    Raises:
+        InputError: not a run folder, a change that is not allowed on resume, or a finished run
+            without more updates.
+    """
+    folder, config = RunFolder.open(path)
+    changed = folder.config(overrides)
+    check_changes(folder, changed)
+    updates = config.pipeline.updates
+    if folder.finished and changed.pipeline.updates <= updates:
+        raise InputError(
+            f"{path}: this run is finished; see its report.html, or give it more updates: "
+            f"{folder.resume_command} pipeline.updates={2 * updates}"
+        )
+    return folder, changed
+
+
+def check_changes(folder: RunFolder, config: Config) -> list[Change]:
+    """The keys in which `config` differs from the folder's config.
+
+    Raises:
+        InputError: a key that cannot change, or fewer updates than are already done.
+    """
+    changes, done = differences(folder.config(), config), folder.newest_version
+    refused = [c for c in changes if not c.mark.may_change and (done or c.key in FOLDER_KEYS)]
+    if refused:
+        reasons = "\n".join(f"  {c.key}: {c.mark.fixed_because}" for c in refused)
+        keys = " ".join(f"{c.key}={c.after}" for c in refused if c.key not in FOLDER_KEYS)
+        remedy = (
+            f"start a new run from the newest weights, "
+            f"{folder.checkpoints}/step_{done}/weights, as its model, with {keys}"
+            if keys
+            else "leave it out"
+        )
+        raise InputError(
+            f"{folder.path}: cannot change when a run is resumed:\n{reasons}\n{remedy} "
+            f"(`tramontane config SECTION` shows which keys may change on resume)"
+        )
+    if config.pipeline.updates < done:
+        raise InputError(
+            f"{folder.path}: pipeline.updates {config.pipeline.updates} is below the {done} "
+            f"updates that are done; give {done} to end the run as it stands"
+        )
+    return changes
+
+
+def begins_again(folder: RunFolder, changes: list[Change]) -> bool:
+    """True if a run must start over, since keys change that may only change before the first
+    update."""
+    return not folder.newest_version and any(not c.mark.may_change for c in changes)
+
+
+def changes_cold_start(changes: list[Change]) -> bool:
+    """True if a changed key affects the result of the cold start."""
+    return any(c.key in COLD_START_KEYS or c.key.startswith("cold_start.") for c in changes)
+
+
+def record_changes(folder: RunFolder, config: Config, changes: list[Change], version: int) -> None:
+    """Write the changed config, and record which keys changed from update `version` + 1 on.
+
+    A change recorded for a later update now starts here, since the folder has been rewound.
+    """
+    first = version + 1
+    rows = [row | {"update": min(row["update"], first)} for row in folder.changes()]
+    rows += [{"update": first, "key": c.key, "before": c.before, "after": c.after} for c in changes]
+    if rows:
+        folder.write_changes(rows)
+    if changes:
+        folder.write_config(config)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tramontane.config import HELD_OUT
 from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.verifiers import Verifiers
 from tramontane.evaluation import EvaluationResult, summarize
-from tramontane.evaluation.completions import CompletionsFile
 from tramontane.evaluation.evaluate import Evaluation
 from tramontane.evaluation.placed import generate, grade
-from tramontane.run.session import Session, Verifiers
+from tramontane.run.session import Session
 from tramontane.types import Completion
-from tramontane.workplace import commit, read_log
+from tramontane.workplace import Journal, commit, read_log
 
 ENDS = ("base", "before", "after")  # measurements on all sets; others use only `data.eval`
 
@@ -48,8 +48,8 @@ async def measure(
     for name in sets_of(session, when):
         result = await asyncio.to_thread(_recorded, session, when, name)
         if result is None:
-            began, measurement = time.time(), _Measurement(session, verifiers, version)
-            result = await measurement.run(generators, when, name)
+            began = time.time()
+            result = await _measure(session, generators, verifiers, when, name, version)
             for generator in generators:
                 session.spent(generator.name, "evaluation", began)
         found[name] = result
@@ -84,36 +84,34 @@ def _rows_file(session: Session, when: str, name: str) -> Path:
     return session.folder.path / f"evaluation_{when}{suffix}.jsonl"
 
 
-class _Measurement:
-    """The evaluation of one set on a pool of generators."""
+async def _measure(
+    session: Session,
+    generators: GeneratorPool,
+    verifiers: Verifiers,
+    when: str,
+    name: str,
+    version: int,
+) -> EvaluationResult:
+    """Generate and grade the completions of the set `name`, and record the result."""
+    problems, rows_file = session.prepared.sets[name], _rows_file(session, when, name)
+    unfinished = rows_file.with_suffix(".partial")
+    title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
+    progress, encoder = partial(session.screen.phase, title), session.prepared.encoder
 
-    def __init__(self, session: Session, verifiers: Verifiers, version: int) -> None:
-        self.session, self.verifiers, self.version = session, verifiers, version
-
-    async def run(self, generators: GeneratorPool, when: str, name: str) -> EvaluationResult:
-        """Generate and grade the completions of the set `name`, and record the result."""
-        folder, problems = self.session.folder, self.session.prepared.sets[name]
-        rows_file = _rows_file(self.session, when, name)
-        unfinished = rows_file.with_suffix(".partial")
-        title = f"evaluation {when}" if name == HELD_OUT else f"evaluation {when}, {name}"
-        progress = partial(self.session.screen.phase, title)
-        encoder = self.session.prepared.encoder
-        with folder.writing(unfinished):
-            with CompletionsFile(unfinished) as record:
-                evaluation = Evaluation(
-                    problems.problems, problems.plan, self.verifiers, encoder, record, progress
-                )
-                await generate(evaluation, generators, self._check_version)
-                await grade(evaluation, self.verifiers, self.session.config.timeouts)
-                result = await asyncio.to_thread(summarize, evaluation.rows)
-            commit(unfinished, rows_file)
-        self.session.log_evaluation(
-            {"when": when, "set": name, "version": self.version} | result.to_dict()
-        )
-        return result
-
-    def _check_version(self, completion: Completion) -> None:
-        if {*completion.versions} != {self.version}:
+    def check_version(completion: Completion) -> None:
+        if {*completion.versions} != {version}:
             raise AssertionError(
-                f"an evaluation of weights {self.version} sampled under {completion.versions}"
+                f"an evaluation of weights {version} sampled under {completion.versions}"
             )
+
+    with session.folder.writing(unfinished):
+        with Journal(unfinished, 0) as record:
+            evaluation = Evaluation(
+                problems.problems, problems.plan, verifiers, encoder, record, progress
+            )
+            await generate(evaluation, generators, check_version)
+            await grade(evaluation, verifiers, session.config.timeouts)
+            result = await asyncio.to_thread(summarize, evaluation.rows)
+        commit(unfinished, rows_file)
+    session.log_evaluation({"when": when, "set": name, "version": version} | result.to_dict())
+    return result

@@ -12,35 +12,27 @@ from typing import Any
 
 from tramontane.config import Change, Config
 from tramontane.controller.observer import Activity
-from tramontane.controller.verifiers import VerifierActors
 from tramontane.errors import reading
-from tramontane.models.loading import local_folder
 from tramontane.models.names import with_tokenizer
-from tramontane.placement import Folder, WorkerLost
-from tramontane.run.changes import (
+from tramontane.placement import WorkerLost
+from tramontane.run.checkpoint import PipelineCheckpoint, read_pipeline
+from tramontane.run.columns import warm_up
+from tramontane.run.folder import (
+    RunFolder,
     begins_again,
     changes_cold_start,
     check_changes,
     record_changes,
 )
-from tramontane.run.columns import warm_up
-from tramontane.run.folder import RunFolder
 from tramontane.run.input import RunInput, read_input
-from tramontane.run.pending import PipelineCheckpoint, read_pipeline
-from tramontane.run.prepare import (
-    Prepared,
-    check_devices,
-    prepare,
-    resolved,
-)
+from tramontane.run.prepare import Prepared, check_devices, prepare, resolved
 from tramontane.run.screen import Screen
 from tramontane.run.trackers import Trackers
-from tramontane.verifier import VerifierPool, try_functions
+from tramontane.verifier import try_functions
 
 SHORTEST_ACTIVITY = 0.005  # seconds; shorter ones are invisible in a timeline and not logged
 
 OnUpdate = Callable[[Mapping[str, Any]], None]
-Verifiers = VerifierPool | VerifierActors
 
 
 @dataclass(frozen=True)
@@ -112,8 +104,7 @@ class Session:
             InputError: no checkpoint is intact.
         """
         folder, reached = self.folder, len(self.folder.metrics())
-        self.end_trackers(finished=False)
-        session = self._begin(folder.config(), self.screen, folder, self.on_update)
+        session = self._again()
         folder.log_worker(
             "trainer", restarted_from=session.version, reached=reached, lost=str(lost)
         )
@@ -122,6 +113,21 @@ class Session:
             f"{session.version}: {lost}"
         )
         return session
+
+    def after_damage(self, damage: Exception) -> Session:
+        """The next session of the run after its trainer could not load the checkpoint: from an
+        older one.
+
+        Raises:
+            InputError: no checkpoint is intact.
+        """
+        assert self.restored
+        self.folder.set_aside(self.restored.path, str(damage), self.announce)
+        return self._again()
+
+    def _again(self) -> Session:
+        self.trackers.close(finished=False)
+        return self._begin(self.folder.config(), self.screen, self.folder, self.on_update)
 
     @classmethod
     def _begin(
@@ -152,8 +158,9 @@ class Session:
                 f"{folder.metrics_file}: the metrics of {lost} of {session.version} updates are "
                 f"lost; curves and averages lack them"
             )
-        session.trackers = Trackers(folder.path, session.config, session.version, reached)
-        session._warn(session.trackers.failures())
+        session.trackers = Trackers(
+            folder.path, session.config, session.announce, session.version, reached
+        )
         return session
 
     def _restore(self, changes: list[Change]) -> None:
@@ -176,11 +183,6 @@ class Session:
         return self.prepared.config
 
     @property
-    def sft_folder(self) -> Path:
-        """The result of the cold start, if the run has one."""
-        return self.folder.path / "sft"
-
-    @property
     def base(self) -> str:
         """Checkpoint that the run starts from, with the given tokenizer."""
         return with_tokenizer(self.config.model, self.config.tokenizer)
@@ -188,17 +190,7 @@ class Session:
     @property
     def model(self) -> str:
         """Checkpoint that reinforcement learning starts from."""
-        return str(self.sft_folder) if self.config.cold_start else self.base
-
-    def model_for_workers(self, model: str) -> str | Folder:
-        """A model as an argument for workers, whose machines may lack its files.
-
-        A name that is not in this machine's cache remains a name, to be downloaded by each machine.
-        """
-        if self.config.placement.kind == "thread":
-            return model
-        folder = local_folder(model)
-        return model if folder is None else Folder.of(folder, "model")
+        return str(self.folder.sft) if self.config.cold_start else self.base
 
     @property
     def seconds(self) -> float:
@@ -215,22 +207,10 @@ class Session:
         self.folder.log_event(event, level)
         self.screen.warn(event)
 
-    def track_update(self, metrics: Mapping[str, Any]) -> None:
-        """Send an update's metrics to the trackers."""
-        self._warn(self.trackers.log_update(metrics))
-
     def log_evaluation(self, figures: dict[str, Any]) -> None:
         """Log the figures of an evaluation, in the folder and in the trackers."""
         self.folder.log_evaluation(figures)
-        self._warn(self.trackers.log_evaluation(figures))
-
-    def end_trackers(self, finished: bool) -> None:
-        """Have the trackers send all pending values; `finished`: the run is complete."""
-        self._warn(self.trackers.close(finished))
-
-    def _warn(self, events: list[str]) -> None:
-        for event in events:
-            self.announce(event)
+        self.trackers.log_evaluation(figures)
 
     def spent(self, worker: str, activity: Activity, began: float) -> None:
         """Log an activity of a worker that `began` at this `time.time()` and has ended."""

@@ -27,13 +27,6 @@ from tramontane.errors import InputError, install
 from tramontane.workplace import write_whole
 
 PROJECT = "tramontane"
-MODULES = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "trackio": "trackio",
-    "mlflow": "mlflow",
-}
-"""The module that each tracker's extra installs."""
 # Time limits for a tracker to start (W&B itself allows 90 s), to take values, and to send pending
 # values at the end of a run.
 START_SECONDS, CALL_SECONDS, END_SECONDS = 120.0, 300.0, 60.0
@@ -88,7 +81,7 @@ def check_trackers(config: Config) -> None:
         InputError: one is not; the message has the command that installs it.
     """
     for name in config.trackers:
-        if find_spec(MODULES[name]) is None:
+        if find_spec(name) is None:  # its module has its name, as has its extra
             raise InputError(f"trackers: {name} is not installed; install: {install(name)}")
 
 
@@ -263,6 +256,7 @@ class Trackers:
         folder: the run's folder; `trackers.json` in it keeps the trackers' ids of the run, and
             which evaluations they have received.
         config: names the trackers.
+        warn: called with the failure of a tracker, as text.
         version: updates done, from which the run continues.
         reached: updates recorded before. Those after `version` are repeated, as are their
             evaluations; only TensorBoard takes the new values, since the others cannot replace
@@ -273,10 +267,16 @@ class Trackers:
             skipped for this session instead, since the run may be resumed unattended.
     """
 
-    def __init__(self, folder: Path, config: Config, version: int = 0, reached: int = 0) -> None:
-        self.folder, self.reached = folder, reached
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        warn: Callable[[str], None],
+        version: int = 0,
+        reached: int = 0,
+    ) -> None:
+        self.reached, self._warn = reached, warn
         self._file = folder / "trackers.json"
-        self._failures: list[str] = []
         known = json.loads(self._file.read_text("utf-8")) if self._file.is_file() else {}
         self._evaluated: list[str] = known.setdefault("evaluations", [])
         self._known = known
@@ -299,26 +299,27 @@ class Trackers:
                 raise InputError(
                     f"trackers: {name} could not be started: {fault}; fix this, or remove {name}"
                 ) from caller.failure
-            self._failures.append(f"tracker {name} could not be started, and {LEFT_OUT}: {fault}")
+            warn(f"tracker {name} could not be started, and {LEFT_OUT}: {fault}")
         if config.trackers:
             self._keep()
 
-    def log_update(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Send a line of `metrics.jsonl`; returns the failures since the last call, as text."""
+    def log_update(self, metrics: Mapping[str, Any]) -> None:
+        """Send a line of `metrics.jsonl`."""
         step = int(metrics["update"])
-        return self._log(step, update_values(metrics), again=step <= self.reached)
+        self._log(step, update_values(metrics), again=step <= self.reached)
 
-    def log_evaluation(self, figures: Mapping[str, Any]) -> list[str]:
-        """Send a line of `evaluations.jsonl`; returns the failures since the last call."""
+    def log_evaluation(self, figures: Mapping[str, Any]) -> None:
+        """Send a line of `evaluations.jsonl`."""
         name = f"{figures['when']} {figures['set']} {figures['version']}"
         again = name in self._evaluated
         if self._open and not again:
             self._evaluated.append(name)
             self._keep()
-        return self._log(int(figures["version"]), evaluation_values(figures), again)
+        self._log(int(figures["version"]), evaluation_values(figures), again)
 
-    def close(self, finished: bool) -> list[str]:
-        """End all trackers, within `END_SECONDS`; returns the failures since the last call."""
+    def close(self, finished: bool) -> None:
+        """Have all trackers send their pending values and end, within `END_SECONDS`; `finished`:
+        the run is complete."""
         for caller in self._open.values():
             caller.call(lambda tracker: tracker.close(finished))
             caller.end()
@@ -327,41 +328,32 @@ class Trackers:
             caller.join(max(0.0, deadline - time.monotonic()))
         self._check(at_end=True)
         self._open = {}
-        return self.failures()
-
-    def failures(self) -> list[str]:
-        """The failures since the last call, as text."""
-        found, self._failures = self._failures, []
-        return found
 
     def _keep(self) -> None:
         write_whole(self._file, json.dumps(self._known) + "\n")
 
-    def _log(self, step: int, values: Mapping[str, float], again: bool) -> list[str]:
+    def _log(self, step: int, values: Mapping[str, float], again: bool) -> None:
         self._check()
         for name, caller in self._open.items():
             if name == "tensorboard" or not again:
                 caller.call(lambda tracker: tracker.log(step, values))
-        return self.failures()
 
     def _check(self, at_end: bool = False) -> None:
         """Drop the trackers that have failed or hang."""
         for name, caller in [*self._open.items()]:
             since = caller.busy_since
             if caller.failure is not None:
-                fault = f"{type(caller.failure).__name__}: {caller.failure}"
-                self._failures.append(f"tracker {name} failed, and {LEFT_OUT}: {fault}")
+                fault = f"failed, and {LEFT_OUT}: {type(caller.failure).__name__}: {caller.failure}"
             elif at_end and caller.is_alive():
-                self._failures.append(
-                    f"tracker {name} had not sent everything after {END_SECONDS:g} s, and is left "
-                    f"behind (metrics.jsonl has everything)"
+                fault = (
+                    f"had not sent everything after {END_SECONDS:g} s, and is left behind "
+                    f"(metrics.jsonl has everything)"
                 )
             elif since is not None and time.monotonic() - since > CALL_SECONDS:
-                self._failures.append(
-                    f"tracker {name} has not taken an update for {CALL_SECONDS:g} s, and {LEFT_OUT}"
-                )
+                fault = f"has not taken an update for {CALL_SECONDS:g} s, and {LEFT_OUT}"
             else:
                 continue
+            self._warn(f"tracker {name} {fault}")
             del self._open[name]
 
 

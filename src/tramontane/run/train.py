@@ -17,14 +17,14 @@ from tramontane.controller.generators import GeneratorPool
 from tramontane.controller.ledger import Interruption, Ledger
 from tramontane.controller.pipeline import Pipeline, Workers
 from tramontane.controller.replay import Replay
-from tramontane.controller.verifiers import Grader, VerifierActors
+from tramontane.controller.verifiers import Verifiers, start_verifiers
 from tramontane.errors import InputError, reading
 from tramontane.evaluation import EvaluationResult
-from tramontane.generator import load_generator
+from tramontane.evaluation.placed import generator_maker, model_for_workers
+from tramontane.interrupt import Interrupt
 from tramontane.placement import (
     TRAINER,
     Folder,
-    GeneratorHandle,
     Limit,
     WeightsLost,
     WorkerLost,
@@ -33,23 +33,21 @@ from tramontane.placement import (
     started,
 )
 from tramontane.placement.place import Placement, place
+from tramontane.placement.thread import torch_threads
 from tramontane.run.card import write_card
+from tramontane.run.checks import check_long_parity, check_parity, evaluation_warnings
 from tramontane.run.cold_start import fine_tune
 from tramontane.run.folder import RunFolder
-from tramontane.run.gate import check_long_parity, check_parity
 from tramontane.run.input import RunInput
-from tramontane.run.interrupt import Interrupt
-from tramontane.run.learning_signal import evaluation_warnings
 from tramontane.run.measurement import measure, recorded
 from tramontane.run.prepare import Prepared, number_types
 from tramontane.run.recorder import Recorder
 from tramontane.run.screen import Screen
-from tramontane.run.session import OnUpdate, Session, Verifiers
+from tramontane.run.session import OnUpdate, Session
 from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
-from tramontane.run.targets import train_batches
-from tramontane.run.threads import torch_threads
+from tramontane.run.trajectories import train_batches
 from tramontane.trainer import Trainer
-from tramontane.verifier import VerifierPool
+from tramontane.trainer.state import DamagedState
 
 Results = dict[str, EvaluationResult]  # by name of the set
 
@@ -108,8 +106,8 @@ def train(
 
 
 def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:
-    """Run a session, and another after each loss of the trainer; returns the last one and how it
-    ended."""
+    """Run a session, and another whenever the trainer is lost or cannot read its checkpoint;
+    returns the last one and how it ended."""
     config, folder = session.config, session.folder
     restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
     finished = False
@@ -122,25 +120,31 @@ def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Don
                 try:
                     done = _run_session(session, placement, interrupt)
                     break
+                except DamagedState as error:
+                    ended: Exception = error.with_traceback(None)
                 except (WorkerLost, WeightsLost) as error:
                     restarts = 0 if folder.newest_version > session.version else restarts
                     is_trainer = isinstance(error, WeightsLost) or error.worker == TRAINER
                     replaceable = is_trainer and placement.replaces_trainer
                     if not replaceable or interrupt.requested or restarts >= limit:
                         raise
-                    lost = error.with_traceback(None)  # it holds generators and their models
-                restarts += 1
-                session = session.after_loss(lost)
+                    ended = error.with_traceback(None)  # it holds generators and their models
+                if isinstance(ended, DamagedState):
+                    session = session.after_damage(ended)
+                else:
+                    restarts += 1
+                    session = session.after_loss(ended)
         finished = done.finished
     finally:
-        session.end_trackers(finished)
+        session.trackers.close(finished)
     return session, done
 
 
 def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
     """One session: the cold start, if not done yet, and the pipeline, with new workers."""
     placement.reserve()
-    with _verifiers(session, placement) as verifiers:
+    last = session.prepared.stages[-1]
+    with start_verifiers(last, placement, session.replaced) as verifiers:
         measured = _start_cold(session, placement, verifiers, interrupt)
         done = interrupt.run(_run(session, placement, verifiers, interrupt))
     if done.finished and not done.updates:
@@ -161,7 +165,7 @@ def _start_cold(
     base = recorded(session, "base")
     if base is None:
         base = interrupt.run(_measure_base(session, placement, verifiers))
-    fine_tune(session, interrupt)
+    fine_tune(session.config, session.folder, session.screen, interrupt)
     return {"base": base}
 
 
@@ -223,7 +227,7 @@ async def _run(
             ledger.restore(restored.pipeline.snapshot)
     generators = _generators(session, placement, session.model, ledger.stages.config)
     updates = config.pipeline.updates
-    model: Any = session.model_for_workers(session.model)
+    model: Any = model_for_workers(config, session.model)
     make = partial(Trainer.load, model, config.trainer, updates, config.seed)
     trainer = placement.trainer(make)
     limit = Limit.of(config.timeouts, "start")
@@ -306,17 +310,9 @@ async def _measure_end(
 
 def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
     """Generators of the model, with the stage's sizes."""
-    config = session.config
-    portable: Any = session.model_for_workers(model)
-
-    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
-        # Loads the base model, never a checkpoint, which may be deleted by the time of a
-        # replacement; the pool sends the newest weights.
-        response = session.prepared.encoder.response
-        beat = config.timeouts.heartbeat
-        load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
-        return placement.generator(number, load)
-
+    # Of the base model, never a checkpoint, which may be deleted by the time of a replacement; the
+    # pool sends the newest weights.
+    make = generator_maker(session.config, model, session.prepared.encoder, placement)
     return GeneratorPool(
         make,
         stage,
@@ -324,22 +320,6 @@ def _generators(session: Session, placement: Placement, model: str, stage: Confi
         session.folder.log_worker,
         session.prepared.max_prompt,
         session.prepared.evaluated_l_max,
-    )
-
-
-def _verifiers(session: Session, placement: Placement) -> Verifiers:
-    """The verifiers, with the last stage's sizes, for evaluations; training passes its stage's
-    sizes with every group."""
-    config, sizes = session.config, session.prepared.stages[-1].pipeline
-    if not config.placement.replaces_workers:  # the pool itself replaces its processes
-        return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
-    make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
-    return VerifierActors(
-        lambda number: placement.verifier(number, make),
-        config.verifier.workers,
-        config.timeouts,
-        config.verifier,
-        session.replaced,
     )
 
 

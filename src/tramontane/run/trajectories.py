@@ -1,5 +1,10 @@
-"""Recorded trajectories (`data.trajectories`): rollouts of earlier runs, and files of responses
-with rewards, as groups for `controller.replay`."""
+"""What a run is trained on besides its own samples.
+
+Recorded trajectories (`data.trajectories`): rollouts of earlier runs, and files of responses with
+rewards, as groups for `controller.replay`. And reference answers, which replace the sampled ones
+for objectives that learn from their likelihood after each chain of thought (JEPO, arXiv
+2503.19618).
+"""
 
 from __future__ import annotations
 
@@ -12,24 +17,37 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tramontane.config import Config, TrajectoriesConfig
+from tramontane.config.objectives import TargetOptions
 from tramontane.controller.replay import Replay, ReplayRules
+from tramontane.controller.verifiers import Verifiers
 from tramontane.data.files import read_rows
 from tramontane.data.load import FIELDS, RowRules, parse_problem
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
+from tramontane.evaluation.thinking import TagFinder
 from tramontane.generator.endings import Detokenizer
+from tramontane.models import loading
 from tramontane.run.rollouts import files, read_rollouts
 from tramontane.sft.examples import continuation
-from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
-from tramontane.verifier.custom import Response
-
-if TYPE_CHECKING:
-    from tramontane.run.session import Verifiers
+from tramontane.types import (
+    ELSEWHERE,
+    INSERTED,
+    Batch,
+    Completion,
+    Group,
+    Problem,
+    TrainBatch,
+    TrainSequence,
+    Verdict,
+    floats,
+    ints,
+)
+from tramontane.verifier.custom import NO_PROGRESS, Response
 
 ALIASES = {
     "response": ("response", "completion"),
@@ -102,6 +120,7 @@ class Trajectories:
                 self.items[group[0]].problem,
                 [Response.of(self.items[place].completion) for place in group],
                 lengths,
+                NO_PROGRESS,
             )
             for group in siblings.values()
         ]
@@ -219,8 +238,7 @@ def _gradable(item: Trajectory, problems: Mapping[str, Problem], config: Config)
 def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[Trajectory]:
     """The sampled and graded completions in an earlier run's rollouts."""
     settings, folder = _settings(config), Path(source).expanduser()
-    low = 0 if settings.min_version is None else settings.min_version
-    high = math.inf if settings.max_version is None else settings.max_version
+    newest = math.inf if settings.max_version is None else settings.max_version
     recorded = files(folder / "rollouts")
     if not recorded:
         raise InputError(
@@ -238,7 +256,7 @@ def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[T
             if number < CHECKED:
                 _check_tokenizer(row, file, detokenizer)
             number += 1
-            if not low <= max(versions) <= high:
+            if max(versions) > newest:
                 continue
             statement = row["problem"]
             if statement not in prompts:
@@ -394,3 +412,67 @@ def _group(number: int, members: Sequence[Trajectory]) -> Group:
         for index, item in enumerate(members)
     ]
     return Group(number, members[0].problem, completions, [item.verdict for item in members])
+
+
+# -------------------------------------------------------------------------- reference answers
+
+
+def train_batches(config: Config, encoder: PromptEncoder) -> Callable[[Batch], TrainBatch]:
+    """The function that converts a batch to the trainer's input."""
+    if isinstance(config.trainer.objective.options, TargetOptions):
+        context = loading.context_length(loading.load_config(config.model))
+        return Targets(config.trainer.objective.options, encoder, context)
+    return Batch.train_batch
+
+
+class Targets:
+    """Puts the reference answer into completions, after their thoughts.
+
+    Args:
+        options: the groups, the text after which the answer begins, and the text that follows.
+        encoder: has the model's tokenizer.
+        context: the model's context in tokens; None: unknown. A completion that would exceed it
+            keeps its own answer.
+    """
+
+    def __init__(
+        self, options: TargetOptions, encoder: PromptEncoder, context: int | None = None
+    ) -> None:
+        self._options, self._tokenizer, self._context = options, encoder.tokenizer, context
+        self._marker = TagFinder(encoder.tokenizer, options.target_after or encoder.tags.closing)
+
+    def __call__(self, batch: Batch) -> TrainBatch:
+        made = batch.train_batch()
+        for group, sequences in zip(batch.groups, made.groups, strict=True):
+            if not self._chooses(group):
+                continue
+            answer = self._answer(group)
+            for sequence in sequences:
+                self._replace_answer(sequence, answer)
+        return made
+
+    def _chooses(self, group: Group) -> bool:
+        if group.problem.answer is None:
+            return False
+        solved = any(verdict.verdict == "right" for verdict in group.verdicts)
+        return self._options.targets == "always" or not solved
+
+    def _answer(self, group: Group) -> array[int]:
+        text = self._options.target_text.replace("{answer}", group.problem.answer or "")
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return array("i", [*ids, self._tokenizer.eos_token_id])
+
+    def _replace_answer(self, sequence: TrainSequence, answer: array[int]) -> None:
+        """Cut a sequence after its marker, and append the answer; without a marker, leave it."""
+        place = self._marker.find(np.array(sequence.token_ids, dtype=np.int32), 0)
+        if place is None:
+            return
+        n = place.after
+        whole = len(sequence.prompt_ids) + n + len(answer)
+        if self._context is not None and whole > self._context:
+            return
+        sequence.replaced = len(sequence.token_ids) - n
+        sequence.token_ids = sequence.token_ids[:n] + answer
+        sequence.logprobs = sequence.logprobs[:n] + array("f", bytes(4 * len(answer)))
+        sequence.versions = sequence.versions[:n] + array("i", [ELSEWHERE] * len(answer))
+        sequence.target = len(answer)

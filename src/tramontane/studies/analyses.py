@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import SamplingOptions
+from tramontane.evaluation.settings import SamplingOptions
 from tramontane.studies import curve as curves
 from tramontane.studies.figures import colours, dash, new_figure, save
 from tramontane.studies.landscape import Grid, Landscape, OnPoint, landscape

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from tramontane.errors import InputError
-from tramontane.evaluation.checkpoint import SamplingOptions, evaluate_checkpoint, settings_for
+from tramontane.evaluation.checkpoint import evaluate_checkpoint
+from tramontane.evaluation.settings import SamplingOptions, settings_for
 from tramontane.studies.length import LengthLaw, fit_length
 from tramontane.studies.plane import (
     Plane,
@@ -30,7 +31,7 @@ from tramontane.studies.plane import (
     write_point,
 )
 from tramontane.studies.series import Series
-from tramontane.workplace import read_log, write_whole
+from tramontane.workplace import Journal, check_same, read_log, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
 OnPoint = Callable[[int, int], None]  # points evaluated, points in all
@@ -120,21 +121,24 @@ def landscape(
     found = trajectory(run)
     plane = _plane(run, out, found.updates, found.folders)
     axes = grid.axes(plane)
-    _check_same(out, {"options": dict(options), "axes": [axis.tolist() for axis in axes]})
+    settings = {"options": dict(options), "axes": [axis.tolist() for axis in axes]}
+    record, remedy = out / "settings.json", "name another folder, or remove both files"
+    check_same(out / "points.jsonl", record, settings, remedy)
+    write_whole(record, json.dumps(settings, indent=1) + "\n")
     directions = [out / "direction_1", out / "direction_2"]
     places = [(i, j) for j in range(grid.points) for i in range(grid.points)]
-    done = {(row["i"], row["j"]): row for row in read_log(out / "points.jsonl")}
-    on_point(len(done), len(places))
-    for i, j in places:
-        if (i, j) in done:
-            continue
-        place = (float(axes[0][i]), float(axes[1][j]))
-        write_point(found.folders[-1], directions, place, point := out / "point")
-        row = {"i": i, "j": j, "place": place, **_measure(run, point, options)}
-        with (out / "points.jsonl").open("a", encoding="utf-8") as log:
-            log.write(json.dumps(row) + "\n")
-        done[i, j] = row
+    with Journal(out / "points.jsonl") as journal:
+        done = {(row["i"], row["j"]): row for row in journal}
         on_point(len(done), len(places))
+        for i, j in places:
+            if (i, j) in done:
+                continue
+            place = (float(axes[0][i]), float(axes[1][j]))
+            write_point(found.folders[-1], directions, place, point := out / "point")
+            row = {"i": i, "j": j, "place": place, **_measure(run, point, options)}
+            journal.add(row)
+            done[i, j] = row
+            on_point(len(done), len(places))
     shutil.rmtree(out / "point", ignore_errors=True)
     return _result(found.updates, plane, axes, [done[place] for place in places])
 
@@ -164,16 +168,6 @@ def _plane(run: Path, out: Path, updates: Sequence[int], folders: Sequence[Path]
     arrays = {key: value.tolist() for key, value in vars(plane).items()}
     write_whole(file, json.dumps(checkpoints | arrays, indent=1) + "\n")
     return plane
-
-
-def _check_same(out: Path, settings: dict[str, Any]) -> None:
-    file = out / "settings.json"
-    if file.is_file() and json.loads(file.read_text()) != settings:
-        raise InputError(
-            f"{out}: evaluated with different settings; name another folder, or remove its "
-            f"settings.json and points.jsonl"
-        )
-    write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
 def _measure(run: Path, point: Path, options: SamplingOptions) -> dict[str, float]:

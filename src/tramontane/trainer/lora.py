@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tramontane.config.lora import LoraConfig
+from tramontane.config import LoraConfig
 from tramontane.errors import InputError, install
 from tramontane.models.shape import LinearLayer, linear_layers
 from tramontane.trainer import sharding

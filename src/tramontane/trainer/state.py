@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import StorageMeta
 from transformers import PreTrainedModel
 
@@ -36,7 +39,12 @@ _METADATA_NAMES = {
         *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
     ),
 }
+BLOCK = 1 << 22  # bytes read at once
 WRITE_SECONDS = 3600.0  # longest time to write a state, and to wait for the other ranks' files
+
+
+class DamagedState(InputError):
+    """A file of a trainer's state is not what was written."""
 
 
 class StateFiles:
@@ -122,23 +130,16 @@ class StateFiles:
         every rank must call it.
 
         Raises:
-            InputError: no state there, or damaged, or of another model.
+            InputError: no state there, or of another model.
+            DamagedState: a file is missing, truncated or changed; the tensors may be overwritten.
         """
         self.release_tensors()
         return _load(folder, model, optimizer)
 
 
 def _load(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
-    written = sorted(folder.glob("checksums_*"))
-    if not written:
+    if not any(folder.glob("checksums_*")):
         raise InputError(f"{folder}: no trainer state here (no checksums_0 file)")
-    for path in written[rank() :: ranks()]:
-        number = int(path.name.removeprefix("checksums_"))
-        if path.read_bytes() != _checksums(folder, number):
-            raise InputError(
-                f"{folder}: the trainer state is damaged (the files of rank {number} are not what "
-                f"was written); resume from an older checkpoint"
-            )
     state = _state(model, optimizer, 0)
     try:
         with _quiet():
@@ -160,10 +161,14 @@ class _Reader(FileSystemReader):
     """Reads a state from an untrusted source without running code in it: torch itself would
     unpickle any class that `.metadata` names, and any object that is not a tensor."""
 
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _CheckedFiles(folder)
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(self._get_metadata_path(kwargs.get("rank")))
         try:
-            with path.open("rb") as file:
+            with self.fs.create_stream(path, "rb") as file:
                 metadata = _MetadataUnpickler(file).load()
             if not isinstance(metadata, Metadata):
                 raise TypeError(f"a {type(metadata).__name__}")
@@ -174,12 +179,37 @@ class _Reader(FileSystemReader):
                 if not re.fullmatch(r"__\d+_\d+\.distcp", item.relative_path):
                     raise ValueError(f"{item.relative_path!r} is not a file of a state")
             metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        except DamagedState:
+            raise
         except Exception as error:  # a foreign pickle may raise anything
             raise InputError(
                 f"{path}: not the list of tensors that a trainer's state has ({error}); it was not "
                 f"loaded. Resume from an older checkpoint, or ask whoever made it"
             ) from None
         return metadata
+
+
+class _CheckedFiles(FileSystem):
+    """Opens each file once: its checksum is compared before anything is read from it."""
+
+    def __init__(self, folder: Path) -> None:
+        lists = [path.read_text("utf-8", "replace") for path in folder.glob("checksums_*")]
+        lines = [line.partition(" ") for text in lists for line in text.splitlines()]
+        self._written = {name: checksum for checksum, _, name in lines}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:
+        path, checksum = Path(path), 0
+        fault = f"{path}: the trainer state is damaged, resume from an older checkpoint"
+        if not path.is_file():
+            raise DamagedState(f"{fault} (no such file)")
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                checksum = zlib.crc32(block, checksum)
+            if f"{checksum:08x}" != self._written.get(path.name):
+                raise DamagedState(f"{fault} (checksum)")
+            file.seek(0)
+            yield file
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -374,7 +374,7 @@ class Trainer:
         """Set and return the learning rate of this update."""
         config = self.config
         rate = lr_at(
-            self.version, self.updates, config.warmup_steps, config.schedule, self._peak_rate
+            self.version, self.updates, config.warmup_updates, config.schedule, self._peak_rate
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate

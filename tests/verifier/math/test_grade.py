@@ -12,7 +12,7 @@ from tests.paths import DATA
 from tests.verifier import processor
 from tests.verifier.math.math_cases import RIGHT, WRONG
 from tramontane.config import MathConfig, VerifierConfig
-from tramontane.evaluation.metrics import maj_at_k
+from tramontane.statistics import maj_at_k
 from tramontane.types import Problem
 from tramontane.verifier.math.grade import is_unevaluated, judge_answer
 from tramontane.verifier.math.normalize import normalize, vote

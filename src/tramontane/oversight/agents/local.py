@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from tramontane.asking import answer_seed, in_paper_tags
+from tramontane.asking.checkpoint import check_checkpoint, longest_prompt
 from tramontane.config import GeneratorConfig
-from tramontane.curation.backend import answer_seed, in_paper_tags
-from tramontane.curation.backend.checkpoint import check_checkpoint, longest_prompt
 from tramontane.data.prompts import PromptEncoder
 from tramontane.generator import AnyGenerator, load_generator
 from tramontane.models.loading import load_tokenizer

@@ -24,6 +24,8 @@ from tramontane.trainer.advantages import SAME, group_advantages
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens, truncated_gradient
 from tramontane.trainer.ratios import totals
 
+FORMAT_REWARD = -10.0  # of a completion that lacks the marker
+
 
 def advantages(sequences: Sequences, options: JEPOOptions) -> torch.Tensor:
     """The advantage of the sampled tokens, and the weight of the given answer's: [S, 2]."""
@@ -32,7 +34,7 @@ def advantages(sequences: Sequences, options: JEPOOptions) -> torch.Tensor:
     bounded = scored & (sequences.targets > 0)
     in_bound = scored & (totals(bounded.long(), groups) > 0)[groups]
     thoughts, answers = _bound(sequences, bounded, options)
-    lacking = torch.where(in_bound & ~bounded, options.format_reward, 0.0).double()
+    lacking = torch.where(in_bound & ~bounded, FORMAT_REWARD, 0.0).double()
     form = group_advantages(lacking, groups, in_bound, "none")
     rewarded = group_advantages(sequences.rewards, groups, scored & ~in_bound, "none")
     parts = ((thoughts, bounded), (form, in_bound), (rewarded, scored & ~in_bound))

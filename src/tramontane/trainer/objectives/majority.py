@@ -33,7 +33,7 @@ def advantages(sequences: Sequences, options: MajorityOptions) -> torch.Tensor:
         winners = [sum(r) / len(r) for r in votes.values() if len(r) == most]
         return sum(winners) / len(winners)
 
-    return leave_one_out(sequences, options.k, voted, options.centred)
+    return leave_one_out(sequences, options.k, voted, options.centered)
 
 
 def loss(tokens: Tokens, options: MajorityOptions) -> tuple[torch.Tensor, Metrics]:

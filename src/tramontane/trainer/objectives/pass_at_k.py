@@ -22,7 +22,7 @@ def advantages(sequences: Sequences, options: PassAtKOptions) -> torch.Tensor:
     def best(members: list[int]) -> float:
         return max(rewards[i] for i in members)
 
-    return leave_one_out(sequences, options.k, best, options.centred)
+    return leave_one_out(sequences, options.k, best, options.centered)
 
 
 def loss(tokens: Tokens, options: PassAtKOptions) -> tuple[torch.Tensor, Metrics]:

@@ -8,7 +8,7 @@ path, and only its end is trained: Q_T = r. Trajectories of any policy can be us
 importance ratio or a value network.
 
     squared:        (Q_T − r)²
-    cross_entropy:  −r log p − (1 − r) log(1 − p),   p = e^{Q_T}, with Q_T clipped at q_max ≤ 0
+    cross_entropy:  −r log p − (1 − r) log(1 − p),   p = e^{Q_T}, with Q_T clipped just below 0
 
 The cross-entropy reads Q as the log of a success probability: its reward is log r, also in Q_0.
 """
@@ -21,6 +21,10 @@ from tramontane.config.objectives import SPOOptions
 from tramontane.trainer.objectives import Metrics, Sequences, Tokens
 from tramontane.trainer.ratios import first_tokens, sums_from_start, totals
 
+# Upper bound of the log probability of success. At 0, the paper's bound, the loss of a failure is
+# infinite. And the smallest reward whose logarithm is taken. Both are ours.
+SUCCESS_MAX, REWARD_MIN = -0.01, 1e-3
+
 
 def advantages(sequences: Sequences, options: SPOOptions) -> torch.Tensor:
     """Q_0 of each completion's group: [S]. The samples k are those of the group, weighted by
@@ -29,7 +33,7 @@ def advantages(sequences: Sequences, options: SPOOptions) -> torch.Tensor:
     exponents = sequences.rewards / options.beta
     if options.loss == "cross_entropy":
         scale = options.beta if options.success == "beta" else 1.0
-        exponents = scale / options.beta * sequences.rewards.clamp(min=options.r_min).log()
+        exponents = scale / options.beta * sequences.rewards.clamp(min=REWARD_MIN).log()
     weights = torch.zeros_like(exponents)
     if options.initial_value == "importance":
         assert sequences.reference is not None  # requested by the options' `needs`
@@ -70,9 +74,9 @@ def prefix_values(tokens: Tokens, options: SPOOptions) -> torch.Tensor:
 def _cross_entropy(
     q_final: torch.Tensor, rewards: torch.Tensor, options: SPOOptions
 ) -> torch.Tensor:
-    """[S]. Above `q_max` a success teaches nothing more, and a failure still does."""
+    """[S]. Above `SUCCESS_MAX` a success teaches nothing more, and a failure still does."""
     log_success = q_final / (options.beta if options.success == "beta" else 1.0)
-    clipped = log_success.clamp(max=options.q_max)
+    clipped = log_success.clamp(max=SUCCESS_MAX)
     # The value of the clipped Q, with the gradient of Q itself.
     failing = clipped.detach() + log_success - log_success.detach()
     return -rewards * clipped - (1 - rewards) * torch.log(-torch.expm1(failing))

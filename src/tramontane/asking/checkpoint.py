@@ -1,4 +1,4 @@
-"""A curation's model as a checkpoint in this process, run by the generator that training uses.
+"""A checkpoint in this process, run by the generator that training uses.
 
 The logits of a token depend, in their last digits, on the other sequences of the same forward pass,
 so an answer is repeatable only among the same neighbours. Therefore, whenever as many answers are
@@ -17,21 +17,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tramontane.asking import Answer, Collector, Prompt, answer_seed, in_paper_tags
+from tramontane.asking.config import ModelConfig
 from tramontane.config import GeneratorConfig
-from tramontane.curation.backend import Answer, Collector, Prompt, answer_seed, in_paper_tags
-from tramontane.curation.backend.journal import Journal
-from tramontane.curation.config import ModelConfig
 from tramontane.data.prompts import PromptEncoder
 from tramontane.errors import InputError
 from tramontane.generator import Generator
 from tramontane.models import loading
 from tramontane.models.names import resolve
 from tramontane.types import Completion, Request, SamplingParams, floats, ints
-from tramontane.workplace import write_whole
+from tramontane.workplace import Journal, write_whole
 
 
 class Checkpoint:
-    """A backend with a generator in this process.
+    """A model in the embedded generator.
 
     Args:
         config: its `checkpoint` is set.
@@ -61,7 +60,7 @@ class Checkpoint:
     def answers(
         self, prompts: Sequence[Prompt], n: int, record: Path
     ) -> Iterator[tuple[int, list[Answer]]]:
-        """See `Backend`."""
+        """See `Model`."""
         saved = record.with_suffix(".flight.json")
         state: dict[str, Any] = {"end": 0, "flight": []}
         if saved.is_file():
@@ -151,7 +150,7 @@ def longest_prompt(config: ModelConfig) -> int:
 
 
 def _resumed(request: Request, tokens: list[int]) -> Request:
-    # A request's tokens need log-probs and versions, which a curation does not read.
+    # A request's tokens need log-probs and versions, which nobody reads here.
     n = len(tokens)
     return replace(
         request, token_ids=ints(tokens), logprobs=floats([0.0] * n), versions=ints([0] * n)

@@ -1,8 +1,8 @@
-"""Detects early that a run has nothing to learn from, and explains why.
+"""Checks of a run while it runs: is there anything to learn, and do its workers agree?
 
 A group whose rewards are all equal teaches nothing and is filtered (arXiv 2506.10910, section 2.1).
 If every group is filtered, no batch ever forms. The run then ends with a diagnosis instead of
-waiting for one.
+waiting for one. The parity gate compares the log-probs of trainer and generators.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tramontane.config import Config
+from tramontane.controller.generators import GeneratorPool, PooledGenerator
 from tramontane.errors import InputError
 from tramontane.evaluation import EvaluationResult, malformed
-from tramontane.run.display import printable, share
+from tramontane.placement import Handle, Limit, call
 from tramontane.run.folder import RunFolder
-from tramontane.types import Completion, FilterReason, Group, Verdict
+from tramontane.run.prepare import PROBE_TOKENS, Prepared
+from tramontane.run.screen import printable, share
+from tramontane.trainer import parity
+from tramontane.types import Completion, FilterReason, Group, TrainSequence, Verdict
 from tramontane.verifier import functions
 
 Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
@@ -71,16 +74,6 @@ class NoSignal(InputError):
     """No group can be learned from; the message holds the diagnosis."""
 
 
-@dataclass(frozen=True)
-class Example:
-    """One completion, as a diagnosis shows it."""
-
-    problem: str
-    text: str
-    judgement: str
-    reason: str
-
-
 class Tally:
     """Counts over graded groups. Memory does not grow with the number or length of groups."""
 
@@ -89,7 +82,8 @@ class Tally:
         self._filtered: Counter[str] = Counter()  # groups by reason
         self._reasons: Counter[str] = Counter()  # completions by verdict and reason
         self._fates: Counter[Fate] = Counter()  # completions
-        self._examples: dict[Fate, Example] = {}  # the first completion of each fate
+        # The problem and the first completion of each fate.
+        self._examples: dict[Fate, tuple[str, Completion, Verdict]] = {}
 
     def add(self, group: Group, filtered: FilterReason | None) -> None:
         """Count one group, with the reason if it was filtered."""
@@ -98,14 +92,12 @@ class Tally:
         if filtered:
             self._filtered[_general(str(filtered))] += 1
         for completion, verdict in zip(group.completions, group.verdicts, strict=True):
-            fate, judgement = _fate(completion, verdict), _judgement(completion, verdict)
+            fate = _fate(completion, verdict)
             self.completions += 1
             self.cut_off += completion.finish_reason == "length"
             self._fates[fate] += 1
-            self._reasons[_general(judgement)] += 1
-            if fate not in self._examples:
-                example = Example(group.problem.problem, completion.text, judgement, verdict.reason)
-                self._examples[fate] = example
+            self._reasons[_general(_judgement(completion, verdict))] += 1
+            self._examples.setdefault(fate, (group.problem.problem, completion, verdict))
 
     @property
     def main_fate(self) -> Fate:
@@ -115,9 +107,9 @@ class Tally:
     def diagnosis(self) -> str:
         """Counts, one whole completion, and advice, as lines of text."""
         fate = self.main_fate
-        example = self._examples[fate]
+        problem, completion, verdict = self._examples[fate]
         if fate == "malformed":
-            advice = malformed.remedies(example.reason, cut_off=False)
+            advice = malformed.remedies(verdict.reason, cut_off=False)
         else:
             advice = list(ADVICE[fate])
         counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
@@ -133,9 +125,9 @@ class Tally:
                     _row(count, self.groups, f"filtered: {reason}")
                     for reason, count in self._filtered.most_common(REASONS)
                 ),
-                f"  a completion ({printable(example.judgement)}) of the problem "
-                f"{printable(_shortened(example.problem))}",
-                *(f"  │ {line}" for line in _lines(example.text)),
+                f"  a completion ({printable(_judgement(completion, verdict))}) of the problem "
+                f"{printable(_shortened(problem))}",
+                *(f"  │ {line}" for line in _lines(completion.text)),
                 f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
                 *(f"  - {remedy}" for remedy in advice),
             ]
@@ -189,7 +181,7 @@ class SignalMonitor:
         self._share_is_low = kept_share < self.min_share
         if self._share_is_low and not was_low:
             self.warn(
-                f"only {window.kept} of the last {window.groups} groups can be learnt from "
+                f"only {window.kept} of the last {window.groups} groups can be learned from "
                 f"({share(kept_share)}, below pipeline.min_kept_share)\n{window.diagnosis()}"
             )
 
@@ -197,14 +189,14 @@ class SignalMonitor:
         groups, resume = self._unkept.groups, f"{RunFolder(self.folder).resume_command} key=value"
         if not self.ever_kept:
             return (
-                f"{self.folder}: none of the first {groups} groups can be learnt from "
+                f"{self.folder}: none of the first {groups} groups can be learned from "
                 f"(pipeline.max_groups_without_signal), so nothing was trained\n"
                 f"{self._unkept.diagnosis()}\n"
                 f"Nothing is trained yet, so any key may change: {resume}"
             )
         return (
-            f"{self.folder}: none of the last {groups} groups can be learnt from ({PATIENCE} times "
-            f"pipeline.max_groups_without_signal)\n{self._unkept.diagnosis()}\n"
+            f"{self.folder}: none of the last {groups} groups can be learned from ({PATIENCE} "
+            f"times pipeline.max_groups_without_signal)\n{self._unkept.diagnosis()}\n"
             f"If the completions were better in earlier updates, a step was too large: resume with "
             f"a lower trainer.learning_rate, from an older checkpoint if need be (delete the newer "
             f"one's folder): {resume}"
@@ -271,3 +263,84 @@ def _lines(text: str) -> list[str]:
         left_out = len(text) - start - end
         text = f"{text[:start]}\n… {left_out:,} characters …\n{text[-end:]}"
     return printable(text, keep="\n").split("\n")
+
+
+async def check_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
+    """Have every generator complete the probe prompts, and compare with the trainer's log-probs.
+
+    Raises:
+        ParityError: the mean difference is above the tolerance of the dtypes; the error names the
+            first part of the model that differs.
+    """
+    config = prepared.config
+    limit = Limit.of(config.timeouts, "start")
+    tokens = min(PROBE_TOKENS, config.pipeline.l_max)
+    for generator in generators:
+        completions = await _probe(prepared, generator, prepared.probes, tokens)
+        mismatch = await _compare(prepared, trainer, completions)
+        tolerance = parity.tolerance(config.trainer, config.generator)
+        if mismatch.mean <= tolerance:
+            continue
+        ids = [*completions[0].prompt_ids, *completions[0].token_ids]
+        weights = await generator.ask("start", "weights")
+        trained = await call(trainer, "weights", limit=limit)
+        # vLLM exposes no hidden states, and its weights only as far as they can be determined.
+        hidden = await generator.ask("start", "hidden_states", ids)
+        computed = await call(trainer, "hidden_states", ids, limit=limit) if hidden else []
+        trained = {name: tensor for name, tensor in trained.items() if name in weights}
+        parity.check(
+            mismatch,
+            tolerance,
+            (parity.fingerprint(weights), parity.fingerprint(trained)) if weights else None,
+            (hidden, computed) if hidden else None,
+            {"dtype": (config.generator.dtype, config.trainer.dtype)},
+            coarse="bfloat16" in (config.generator.dtype, config.trainer.dtype),
+        )
+
+
+async def check_long_parity(prepared: Prepared, generators: GeneratorPool, trainer: Handle) -> None:
+    """Compare the log-probs of the last tokens of a sequence of the run's maximum length.
+
+    The sequence is prefilled except for these tokens, which are decoded, so it costs one forward
+    and a few decode steps. It tests everything that depends on length, since every layer's keys at
+    all positions affect the last tokens. One generator is enough: `check_parity` compares the
+    weights of all, and the length-dependent code is the same. Without generators nothing is
+    compared.
+
+    Raises:
+        ParityError: the mean difference is above the tolerance of the dtypes.
+    """
+    config = prepared.config
+    generator = next(iter(generators), None)
+    if generator is None:
+        return
+    completions = await _probe(prepared, generator, [prepared.long_probe], PROBE_TOKENS)
+    mismatch = await _compare(prepared, trainer, completions)
+    parity.check_long(
+        mismatch, parity.tolerance(config.trainer, config.generator), len(prepared.long_probe)
+    )
+
+
+async def _probe(
+    prepared: Prepared, generator: PooledGenerator, prompts: list[list[int]], tokens: int
+) -> list[Completion]:
+    config = prepared.config
+    completions: list[Completion] = await generator.ask(
+        "start", "probe", prompts, tokens, config.seed, config.generator.temperature
+    )
+    return completions
+
+
+async def _compare(
+    prepared: Prepared, trainer: Handle, completions: list[Completion]
+) -> parity.Mismatch:
+    """Compare the completions' log-probs with the trainer's."""
+    config = prepared.config
+    logprobs = await call(
+        trainer,
+        "logprobs",
+        [TrainSequence.of(c) for c in completions],
+        config.generator.temperature,
+        limit=Limit.of(config.timeouts, "start"),
+    )
+    return parity.compare([c.logprobs for c in completions], logprobs)

@@ -1,7 +1,11 @@
-"""Models that answer a curation's prompts: a checkpoint in this process, or an endpoint.
+"""Models asked outside the training loop: a checkpoint in this process, or a server.
 
-Both implement `Backend`: prompts in, n answers to each out. Answers from before a kill are read
-from a file instead of being requested again.
+    model = open_model(config)
+    for place, answers in model.answers(prompts, n, record):
+        ...  # the n answers to prompts[place], as soon as the last of them has arrived
+
+Every answer is written to the file `record` when it arrives, so that another process that asks the
+same requests only the others.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tramontane.curation.config import ModelConfig
+from tramontane.asking.config import ModelConfig
 from tramontane.types import PAPER_TAGS, ThinkingTags
 
 
@@ -33,7 +37,7 @@ class Answer(NamedTuple):
     fault: str = ""
 
 
-class Backend(Protocol):
+class Model(Protocol):
     """A model that can be asked."""
 
     def answers(
@@ -59,23 +63,23 @@ def check_model(config: ModelConfig) -> dict[str, Any]:
         InputError: no such checkpoint, device or key.
     """
     if config.endpoint:
-        from tramontane.curation.backend.endpoint import authorization
+        from tramontane.asking.endpoint import authorization
 
         authorization(config.endpoint)
         return {}
-    from tramontane.curation.backend.checkpoint import check_checkpoint
+    from tramontane.asking.checkpoint import check_checkpoint
 
     return check_checkpoint(config)
 
 
-def open_backend(config: ModelConfig) -> Backend:
-    """The backend named in a config; a checkpoint is loaded into memory."""
+def open_model(config: ModelConfig) -> Model:
+    """The model named in a config; a checkpoint is loaded into memory."""
     # torch takes seconds to import, and an endpoint does not need it.
     if config.endpoint:
-        from tramontane.curation.backend.endpoint import Endpoint
+        from tramontane.asking.endpoint import Endpoint
 
         return Endpoint(config)
-    from tramontane.curation.backend.checkpoint import Checkpoint
+    from tramontane.asking.checkpoint import Checkpoint
 
     return Checkpoint(config)
 
@@ -85,8 +89,13 @@ def in_paper_tags(text: str, tags: ThinkingTags) -> str:
     return text.replace(tags.opening, PAPER_TAGS.opening).replace(tags.closing, PAPER_TAGS.closing)
 
 
+def conclusion(text: str) -> str:
+    """The part of an answer after its thoughts."""
+    return text.rpartition(PAPER_TAGS.closing)[2].strip()
+
+
 def answer_seed(seed: int, key: str, index: int) -> int:
-    """The seed of one answer, independent of other prompts."""
+    """The seed of answer number `index` to a prompt, independent of other prompts; 56 bits."""
     text = f"{seed}/{key}/{index}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.curation.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
+from tests.asking.server import BLANKS, DIE, HANG_UP, STALL, Reply, Server, body, status
 from tramontane import InputError
+from tramontane.asking import Answer, Prompt
+from tramontane.asking.config import EndpointModel, ModelConfig
+from tramontane.asking.endpoint import Endpoint, Failed, read_answer
 from tramontane.config import parse
-from tramontane.curation.backend import Answer, Prompt
-from tramontane.curation.backend.endpoint import Endpoint, Failed, read_answer
-from tramontane.curation.config import EndpointModel, ModelConfig
 
 
 def endpoint(server, **settings):
@@ -162,7 +162,7 @@ def test_no_server_at_all(tmp_path):
     with Server(echo) as server:
         pass
     [[answer]] = ask(endpoint(server, retries=1), ["a"], 1, tmp_path)
-    assert "ConnectionRefusedError" in answer.fault
+    assert "ConnectError" in answer.fault
 
 
 def test_pauses_grow(tmp_path):
@@ -212,6 +212,15 @@ def test_a_permanent_failure_of_all_prompts_ends_the_command(code, tmp_path):
         with pytest.raises(InputError, match=f"HTTP {code}: no such model; correct it"):
             ask(endpoint(server, concurrency=1), ["a", "b"], 5, tmp_path)
         assert len(server.requests) <= 2
+
+
+def test_nothing_is_sent_after_a_failure_of_all_prompts():
+    with Server(lambda *_: status(401, "no such key")) as server:
+        client = endpoint(server, concurrency=1)
+        for _ in range(2):
+            with pytest.raises(InputError, match="HTTP 401"):
+                client.ask(Prompt("key", "a")).result(20)
+        assert len(server.requests) == 1
 
 
 def test_recorded_answers_are_not_requested_again(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from tramontane.run.display import LiveDisplay, clock, number, share, sparkline
+from tramontane.run.screen import LiveDisplay, clock, number, share, sparkline
 
 METRICS = {
     "reward": 0.712,
@@ -206,7 +206,7 @@ def test_live_output_ends_with_the_summary() -> None:
 
 def test_time_left_is_at_the_phases_own_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("tramontane.run.display.time.monotonic", lambda: now)
+    monkeypatch.setattr("tramontane.run.screen.time.monotonic", lambda: now)
     display, file = plain()
     display.start("resumed", {}, 40)
     now = 200.0

@@ -1,0 +1,158 @@
+"""The settings under which a checkpoint is evaluated or sampled.
+
+They are a config's; for a run's checkpoint, by default the run's, so that system prompt, chat
+template variables, thinking tags, domains and rewards are the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from tramontane.config import Config, PromptConfig, parse_settings, read_settings
+from tramontane.config.device import slow_dtype
+from tramontane.errors import InputError
+from tramontane.evaluation.suites import source_of, suite_of
+from tramontane.models.names import find_weights
+from tramontane.types import SamplingParams
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Keywords of `tramontane.evaluate` and `tramontane.generate`; see `Sampling`.
+
+    `device` and `dtype` are the generator's: `cpu`, `cuda`, `cuda:N` or `mps`; `float32` or
+    `bfloat16`.
+    """
+
+    problems: int | None
+    samples: int
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    slots: int
+    seed: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a checkpoint is sampled. A config's `evaluation` section, `seed` and last `l_max` replace
+    the defaults.
+
+    Args:
+        problems: maximum number of problems; None: all of a finite source, 256 of an endless one.
+        samples: completions of each problem.
+        temperature: the paper evaluates at 0.7; 0 is greedy.
+        top_p: the paper uses 1.0 for maths and 0.95 for code.
+        top_k: 0 is off.
+        max_tokens: maximum length of a completion, in tokens.
+        slots: maximum number of completions generated at once.
+        seed: for sampling and for generated sources.
+    """
+
+    problems: int | None = None
+    samples: int = 4
+    temperature: float = 0.7
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 512
+    slots: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("problems", "samples", "max_tokens", "slots"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise InputError(f"{name} is {size}; it must be at least 1")
+
+    @property
+    def params(self) -> SamplingParams:
+        """The sampling parameters of one completion."""
+        return SamplingParams(self.max_tokens, self.temperature, self.top_p, self.top_k)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings under which a checkpoint is sampled.
+
+    Args:
+        config: prompts, generator and verifier; its `data.eval` is the source of problems.
+        sampling: how it is sampled.
+        origin: file of the config; None without one.
+    """
+
+    config: Config
+    sampling: Sampling
+    origin: Path | None
+
+
+def run_of(model: str | Path) -> Path | None:
+    """Folder of a checkpoint's run (`RUN/checkpoints/step_N/weights`), if any."""
+    path = Path(find_weights(str(model))).expanduser().absolute()
+    if len(path.parents) < 3 or path.parents[1].name != "checkpoints":
+        return None
+    run = path.parents[2]
+    return run if (run / "config.yaml").is_file() else None
+
+
+def settings_for(
+    model: str | Path,
+    source: str | None,
+    config: Config | str | Path | None,
+    overrides: list[str],
+    options: SamplingOptions,
+) -> Settings:
+    """The settings for a checkpoint.
+
+    Args:
+        model: see a config's `model`.
+        source: source of problems; None: the config's `data.eval`.
+        config: a config or the path of one; None: that of the checkpoint's run.
+        overrides: `key.sub=value` texts.
+        options: keywords of the command.
+
+    Raises:
+        InputError: an invalid config, option or override.
+    """
+    run = run_of(model) if config is None else None
+    path = config if isinstance(config, str | Path) else run and run / "config.yaml"
+    raw = config.model_dump() if isinstance(config, Config) else read_settings(path) if path else {}
+    data = raw.setdefault("data", {})
+    if run and source not in (None, data.get("train"), data.get("eval")):
+        # The run's columns and domain belong to its data, not to this source.
+        kept = {*PromptConfig.model_fields, "sets"}
+        raw["data"] = data = {k: v for k, v in data.items() if k in kept}
+    if source is not None:
+        data["eval"] = source_of(source)
+    elif path or config:
+        options = {"problems": raw.get("evaluation", {}).get("problems"), **options}
+    named = find_weights(str(model))
+    if find_weights(str(raw.get("model"))) != named:
+        raw["tokenizer"] = None  # the config's model's; a run's checkpoints have their own
+    raw["model"] = named
+    device = [f"generator.{k}={options[k]}" for k in ("device", "dtype") if k in options]  # type: ignore[literal-required]
+    parsed = parse_settings(Config, raw, [*device, *overrides], str(path) if path else "eval")
+    generator = parsed.generator
+    if warning := slow_dtype("generator.dtype", generator.dtype, generator.device):
+        warnings.warn(warning, stacklevel=2)
+    defaults = _sampling_of(parsed) if path or config else Sampling()
+    if suite := suite_of(source or ""):
+        defaults = replace(defaults, **suite.sampling)
+    known = {field.name for field in fields(Sampling)}
+    given: dict[str, Any] = {k: v for k, v in options.items() if k in known and v is not None}
+    return Settings(parsed, replace(defaults, **given), Path(path) if path else None)
+
+
+def _sampling_of(config: Config) -> Sampling:
+    """The sampling of a run's evaluations."""
+    asked = config.evaluation
+    sampling = Sampling(
+        samples=asked.samples, temperature=asked.temperature, top_p=asked.top_p, seed=config.seed
+    )
+    if "pipeline" not in config.model_fields_set:
+        return sampling
+    return replace(sampling, max_tokens=config.by_stage()[-1].pipeline.l_max)
