@@ -38,8 +38,8 @@ class Verifiers(Protocol):
         self,
         problem: Problem,
         responses: Responses,
-        lengths: tuple[int, int],
-        progress: Progress,
+        lengths: tuple[int, int] | None = None,
+        progress: Progress = NO_PROGRESS,
     ) -> Future[list[Verdict]]: ...
 
     def time_limit(self, problem: Problem, completions: int) -> float: ...

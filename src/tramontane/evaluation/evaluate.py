@@ -26,11 +26,8 @@ from tramontane.verifier.math.normalize import vote
 from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
-    from tramontane.controller.verifiers import VerifierActors
+    from tramontane.controller.verifiers import Verifiers
     from tramontane.generator import AnyGenerator
-    from tramontane.verifier.pool import VerifierPool
-
-    Verifiers = VerifierPool | VerifierActors
 
 VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
 Row = dict[str, Any]  # a completion with its verdict

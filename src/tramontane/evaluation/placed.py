@@ -21,8 +21,8 @@ from tramontane.workplace import Journal
 
 if TYPE_CHECKING:
     from tramontane.controller.generators import GeneratorPool, PooledGenerator
+    from tramontane.controller.verifiers import Verifiers
     from tramontane.data.prompts import PromptEncoder
-    from tramontane.evaluation.evaluate import Verifiers
     from tramontane.placement import Folder, GeneratorHandle
     from tramontane.placement.place import Placement
 

@@ -84,7 +84,7 @@ def _fine_tune(
     config = TrainerConfig(
         objective=ObjectiveConfig(name="sft"),
         learning_rate=settings.learning_rate,
-        warmup_steps=min(20, settings.steps),
+        warmup_updates=min(20, settings.steps),
         dtype="float32",
     )
     trainer = Trainer(model, config, settings.steps)

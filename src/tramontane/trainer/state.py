@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -198,7 +198,7 @@ class _CheckedFiles(FileSystem):
         self._written = {name: checksum for checksum, _, name in lines}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[IO[bytes]]:
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         path, checksum = Path(path), 0
         fault = f"{path}: the trainer state is damaged, resume from an older checkpoint"
         if not path.is_file():
