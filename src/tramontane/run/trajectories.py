@@ -47,7 +47,7 @@ from tramontane.types import (
     floats,
     ints,
 )
-from tramontane.verifier.custom import NO_PROGRESS, Response
+from tramontane.verifier.custom import Response
 
 ALIASES = {
     "response": ("response", "completion"),
@@ -120,7 +120,6 @@ class Trajectories:
                 self.items[group[0]].problem,
                 [Response.of(self.items[place].completion) for place in group],
                 lengths,
-                NO_PROGRESS,
             )
             for group in siblings.values()
         ]
