@@ -19,9 +19,9 @@ from tramontane.types import Outcome
 from tramontane.verifier.math import equations
 from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
-from tramontane.verifier.math.items import same_builder, same_structure, without_builder
+from tramontane.verifier.math.items import is_builder, same_builder, same_structure, without_builder
 from tramontane.verifier.math.modular import same_remainder
-from tramontane.verifier.math.normalize import normalize
+from tramontane.verifier.math.normalize import normalize, with_counts
 from tramontane.verifier.math.numbers import read_numbers, same_number, same_ratio
 from tramontane.verifier.math.numerals import same_numeral
 from tramontane.verifier.math.refusals import (
@@ -32,9 +32,16 @@ from tramontane.verifier.math.refusals import (
     refuse_notation,
 )
 from tramontane.verifier.math.structure import read_shape, split
-from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
+from tramontane.verifier.math.units import percent_scales, same_angle, split_unit, units_clash
 from tramontane.verifier.math.vectors import same_vector
-from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap, without_reason
+from tramontane.verifier.math.wording import (
+    choice,
+    chosen,
+    same_segment,
+    same_text,
+    unwrap,
+    without_reason,
+)
 
 DEFAULT = MathConfig()
 
@@ -108,14 +115,17 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
     equal = partial(_equal, places=places)
     if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
         return True
-    for rule in (choice, same_text):
+    for rule in (choice, same_text, same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
         raise Refused("a box within the box")
+    built = is_builder(gold), is_builder(pred)
     gold, pred = without_builder(gold, pred)
     if (decided := same_builder(gold, pred, equal)) is not None:
         return decided
+    if any(built) and _same_set(gold, pred, built):
+        return True
     pred = equations.with_constant(gold, pred)
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
@@ -139,7 +149,10 @@ def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
     expressions."""
     if (decided := same_numeral(gold, pred)) is not None:
         return decided
+    gold, pred = with_counts(gold, pred), with_counts(pred, gold)
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
+    if (decided := same_angle(gold, gold_unit, pred, pred_unit)) is not None:
+        return decided
     if units_clash(gold_unit, pred_unit):
         raise Refused(f"the unit is {pred_unit}, not {gold_unit}")
     if (decided := same_ratio(gold, pred)) is not None:
@@ -174,6 +187,12 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     return gold_body, gold_unit, pred_body, pred_unit
 
 
+def _same_set(gold: str, pred: str, solved: tuple[bool, bool]) -> bool:
+    from tramontane.verifier.math import symbolic
+
+    return symbolic.same_set(gold, pred, solved)
+
+
 def _equal_by_value(
     gold: str, pred: str, scales: list[tuple[int, int]], places: int | None
 ) -> bool:
@@ -190,7 +209,8 @@ def is_unevaluated(answer: str, reference: str) -> bool:
     from tramontane.verifier.math import symbolic
 
     undone, known = (
-        any(map(symbolic.has_arithmetic, _values(side))) for side in (answer, reference)
+        any(with_counts(value, "") != value or symbolic.has_arithmetic(value) for value in values)
+        for values in map(_values, (answer, reference))
     )
     return undone and not known
 

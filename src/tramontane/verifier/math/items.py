@@ -180,6 +180,11 @@ _COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9}
 _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
+def is_builder(text: str) -> bool:
+    r"""True for a set given by a condition: `\{x \mid x < 3\}`."""
+    return "{" in text and bool(_BUILDER.search(text))
+
+
 def without_builder(gold: str, pred: str) -> tuple[str, str]:
     r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
     as `2k`, on either side. A set's letter is bound, so it takes the other side's name.
@@ -193,7 +198,7 @@ def without_builder(gold: str, pred: str) -> tuple[str, str]:
         sides.append(_BUILDER.sub(_condition, side) if "{" in side else side)
     letters = [set(_SINGLE.findall(side.replace("\\mathbb{R}", " "))) for side in sides]
     is_bound = [
-        new != old and _BUILDER.search(old) for new, old in zip(sides, (gold, pred), strict=True)
+        new != old and is_builder(old) for new, old in zip(sides, (gold, pred), strict=True)
     ]
     if any(is_bound) and len(letters[0]) == len(letters[1]) == 1 and letters[0] != letters[1]:
         sides[1] = re.sub(

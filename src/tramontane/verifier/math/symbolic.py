@@ -56,6 +56,22 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
         raise Refused("the value is too large") from error
 
 
+def same_set(gold: str, pred: str, solved: tuple[bool, bool]) -> bool:
+    """True if two answers are one set of real numbers, with the conditions of each side that is
+    `solved` solved: `x^2 < 4` is (-2, 2)."""
+    if too_large(gold) or too_large(pred):
+        return False
+    try:
+        regions = [
+            read_region(parse_answer(side), solved=is_solved)
+            for side, is_solved in zip((gold, pred), solved, strict=True)
+        ]
+    except values.TooLarge:
+        return False
+    g, p = regions
+    return g is not None and p is not None and same_region(g, p)
+
+
 def _same_scaled(gold: Any, pred: Any, gold_scale: int, pred_scale: int) -> bool:
     """Compare after scaling; a scaled inequality or set is meaningless and equals nothing."""
     sides = ((gold, gold_scale), (pred, pred_scale))

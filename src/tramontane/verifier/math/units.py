@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.numbers import DECIMAL, to_number
 from tramontane.verifier.math.unit_names import NAMES, NEUTRAL, QUALIFIERS, SYMBOLS, THINGS
 
 NEUTRAL_NAME = "unit"
@@ -298,6 +298,30 @@ _SAME = [
 def units_clash(gold: str, pred: str) -> bool:
     """True if both sides name a unit and the units differ; `25 C` agrees with `25°C`."""
     return bool(gold and pred) and gold != pred and {gold, pred} not in _SAME
+
+
+_MULTIPLE_OF_PI = re.compile(
+    rf"(?P<sign>-?)\s*(?:\\frac\s*\{{\s*(?P<top>-?\d*)\s*\\pi\s*\}}\s*\{{\s*(?P<bottom>[1-9]\d*)\s*\}}"
+    rf"|(?P<factor>{DECIMAL}|\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*[1-9]\d*\s*\}})?\s*(?:\\cdot|\*)?\s*"
+    r"\\pi\s*(?:/\s*(?P<over>[1-9]\d*))?)\s*"
+)
+
+
+def same_angle(gold: str, gold_unit: str, pred: str, pred_unit: str) -> bool | None:
+    r"""Compare degrees with an angle in radians: `120^\circ` is `\frac{2\pi}{3}`. None unless one
+    side is in degrees, and the other a rational multiple of pi."""
+    if {gold_unit, pred_unit} not in ({"deg", ""}, {"deg", "rad"}):
+        return None
+    degrees, radians = (gold, pred) if gold_unit == "deg" else (pred, gold)
+    number, match = to_number(degrees), _MULTIPLE_OF_PI.fullmatch(radians)
+    if number is None or match is None:
+        return None
+    top = match["factor"] or {"": "1", "-": "-1"}.get(match["top"] or "", match["top"])
+    factor = to_number(top)
+    if factor is None:
+        return None
+    factor *= -1 if match["sign"] else 1
+    return number == 180 * factor / int(match["bottom"] or match["over"] or 1)
 
 
 def percent_scales(gold_unit: str, pred_unit: str) -> list[tuple[int, int]]:
