@@ -258,8 +258,7 @@ _INTERVALS = [
 
 
 def _standard_interval(m: re.Match[str]) -> str:
-    """`]1; 2[` as `(1, 2)`: brackets turned outwards are open ends, and a semicolon separates ends
-    that may have decimal commas."""
+    """`]1; 2[` as `(1, 2)`; a semicolon separates ends that may have decimal commas."""
     ends = (end.strip().replace(",", ".") for end in (m[3], m[4]))
     return f"{m[1]}{m[2].replace(']', '(')}{', '.join(ends)}{m[5].replace('[', ')')}"
 
@@ -273,7 +272,7 @@ _COUNTS = [
         rf"(?<![A-Za-z\\]){_KIND}\((?P<n>[^(){{}},;]{{1,12}}),(?P<k>[^(){{}},;]{{1,12}})\)",
         rf"(?:\{{\s*\}}|^|(?<=[-+*/(,{{]))\s*[_^]\s*(?P<n>{_TAKEN}){_KIND}_\s*(?P<k>{_TAKEN})",
         rf"(?<![A-Za-z\\]){_KIND}_\s*(?P<n>{_TAKEN})\^\s*(?P<k>{_TAKEN})",
-        rf"(?<![A-Za-z\\]){_KIND}\^\s*(?P<n>{_TAKEN})_\s*(?P<k>{_TAKEN})",
+        rf"(?<![A-Za-z\\]){_KIND}\^\s*(?P<k>{_TAKEN})_\s*(?P<n>{_TAKEN})",
         rf"^(?P<n>\d{{1,3}})\s*{_KIND}_?\s*(?P<k>{_TAKEN})$",
     )
 ]

@@ -177,8 +177,7 @@ def _is_variable(e: Any) -> bool:
 
 
 def _where(e: Any, coefficients: list[Any], roots: list[Any], name: str) -> Region:
-    """The region where a polynomial, the left side of `e` less its right side, has the sign that
-    the relation demands."""
+    """The region where a polynomial, left less right side, has the sign that `e` demands."""
     is_less = isinstance(e, sympy.StrictLessThan | sympy.LessThan)
     includes_roots = isinstance(e, sympy.LessThan | sympy.GreaterThan | Equality)
 
@@ -193,8 +192,7 @@ def _where(e: Any, coefficients: list[Any], roots: list[Any], name: str) -> Regi
 
 
 def _polynomial(e: Any, letter: Any) -> list[Any] | None:
-    """The coefficients of a polynomial, the constant first; None of anything else, and of a degree
-    above MAX_DEGREE."""
+    """The coefficients, the constant first; None if not a polynomial of a low degree."""
     if not e.has(letter):
         value = values.number(e) if isinstance(e, sympy.Expr) else None
         return None if value is None or mpmath.isinf(value) else [value]

@@ -196,10 +196,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_words(text: str) -> bool:
-    """True for words, false for a product of variables.
-
-    Words consist of letters; in ASCII, one word has at least three letters and a vowel.
-    """
+    """True for words; in ASCII one of at least three letters with a vowel, so not `xyz`."""
     if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
         return False
     longest = max(_words(text), key=len)
