@@ -92,7 +92,8 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement
         return built_in(problem, parsed, config)
     what = f"{functions.VERIFIER} {problem.domain!r}"
     returned = functions.call(domain.verifier, what, problem, parsed.extracted)
-    result, reason = returned if _is_pair(returned) else (returned, "")
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    result, reason = returned if is_pair else (returned, "")
     share = functions.number(result, bools=True)
     if share is None or not 0 <= share <= 1:
         wanted = "True, False or a number from 0 to 1"
@@ -100,10 +101,6 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement
     answer = parsed.extracted
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return Judgement(outcome_of(share, domain), str(reason), text, share)
-
-
-def _is_pair(returned: Any) -> bool:
-    return isinstance(returned, tuple) and len(returned) == 2
 
 
 def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:

@@ -238,6 +238,6 @@ def _roots(coefficients: list[Any]) -> list[Any] | None:
         return [] if square < 0 and root else [(-b - root) / (2 * a), (-b + root) / (2 * a)]
     try:
         roots = mpmath.polyroots(coefficients[::-1], maxsteps=100, extraprec=200)
-    except mpmath.NoConvergence:
+    except mpmath.mp.NoConvergence:
         return None
     return [mpmath.re(root) for root in roots if _close(mpmath.im(root), mpmath.mpf(0))]

@@ -340,6 +340,12 @@ _LETTER_D = re.compile(
 )
 
 
+# The parser reads `3(10)` and `(3)(10)` as mixed numbers: as 13.
+_PRODUCT = re.compile(
+    r"(?:(?<![\w.^\\])\d+|\(\s*\d+\s*\))\s*(?=\(\s*(?:\d+|\\frac\s*\{\d+\}\s*\{\d+\})\s*\))"
+)
+
+
 @lru_cache(maxsize=256)
 def parse_latex(text: str) -> Any:
     """The SymPy object of a piece of LaTeX; None if it cannot be parsed.
@@ -350,6 +356,7 @@ def parse_latex(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
+    text = _PRODUCT.sub(r"\g<0>\\cdot ", text)
     if not _DIFFERENTIAL.search(text):
         text = _LETTER_D.sub(lambda m: m[1] or r"\mathbf{d}", text)
     config = NormalizationConfig(basic_latex=True, malformed_operators=True, boxed="none")

@@ -141,31 +141,26 @@ def _exit_code(status: int) -> int:
 
 
 def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes) -> str:
-    if status == records.LATE:
-        return f"timed out after {limits.seconds:g} s"
-    if status == records.ASLEEP:
-        return f"timed out after {limits.asleep_seconds:g} s, most of it asleep"
-    if status == records.BUSY:
-        return f"the host was too busy to run it within {limits.clock_seconds:g} s"
-    if status == records.HOST:
-        return "the host had no process or memory left to run it"
-    if status == records.ALONE:
-        return "continued after the other side of its function test had ended"
-    if status == records.MEMORY:
-        return f"needed more than {limits.memory_mb} MB"
-    if status == records.CROWD:
-        return f"started more than {records.MAX_PROCESSES} processes"
-    if status == records.DISK:
-        return f"wrote more than {BOX_MB} MB, or {records.MAX_FILES:,} files"
-    if status == records.HIDDEN:
-        return "hid what its processes hold open"
+    reasons = {
+        records.LATE: f"timed out after {limits.seconds:g} s",
+        records.ASLEEP: f"timed out after {limits.asleep_seconds:g} s, most of it asleep",
+        records.BUSY: f"the host was too busy to run it within {limits.clock_seconds:g} s",
+        records.HOST: "the host had no process or memory left to run it",
+        records.ALONE: "continued after the other side of its function test had ended",
+        records.MEMORY: f"needed more than {limits.memory_mb} MB",
+        records.CROWD: f"started more than {records.MAX_PROCESSES} processes",
+        records.DISK: f"wrote more than {BOX_MB} MB, or {records.MAX_FILES:,} files",
+        records.HIDDEN: "hid what its processes hold open",
+    }
+    if status in reasons:
+        return reasons[status]
     code = _exit_code(status)
     if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
         return f"printed more than {OUTPUT_BYTES >> 20} MB"
     lines = errors.decode(errors="replace").strip().splitlines()
     line = next((x for x in lines if "error:" in x), lines[-1] if lines else "")
     if "MemoryError" in line or "bad_alloc" in line:
-        return f"needed more than {limits.memory_mb} MB"
+        return reasons[records.MEMORY]
     end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     return f"{end}: {line[:200]}" if line else end
 
@@ -204,12 +199,6 @@ def _threads_of_user() -> int:
     return total
 
 
-def kill_group(group: int) -> None:
-    """Kill the rest of a process group, if there is any."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-
-
 def _prepare() -> None:
     """Give the new process an ordinary shell's settings, whatever the judge's are."""
     die_with_parent()
@@ -243,7 +232,8 @@ class Sandbox:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_SECONDS)
-        kill_group(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # The namespaces' first process dies a moment after its parent; the pipe closes with it.
         self.results.drain(GRACE_SECONDS)
