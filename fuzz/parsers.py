@@ -122,7 +122,7 @@ def check_pair(prediction: str, reference: str) -> None:
 
 def check_same(text: str) -> None:
     """An answer is not wrong for itself, unless the judge gives a reason."""
-    outcome, reason, _ = judge_answer(text, text)
+    outcome, reason, *_ = judge_answer(text, text)
     assert outcome != "wrong" or reason not in ("", "not the reference"), reason
 
 
@@ -164,9 +164,9 @@ def check_numbers(left: str, right: str) -> None:
 
 
 def _judge(prediction: str, reference: str) -> str:
-    outcome, reason, answer = judge_answer(prediction, reference)
+    outcome, reason, answer, share = judge_answer(prediction, reference)
     assert outcome in ("right", "wrong", "unscorable")
-    assert (outcome == "right") == (not reason)
+    assert (outcome == "right") == (not reason) == bool(share)
     assert answer is None or answer == normalize(prediction)
     return outcome
 

@@ -45,7 +45,8 @@ ANSWERS = [
     "204_5", r"x^2 + 2x + 1", r"(x+1)^2", r"\sin^2 x + \cos^2 x", r"\binom{5}{2}", "5!", "1 + i",
     r"2 \pm \sqrt{3}", r"x \in \{1, 2\}", r"[0, 2] \cap (1, 3)", "a = 1, b = 2", r"y = mx + b",
     r"\sum_{k=1}^{n} k", r"\log_2 8", r"\frac{\sqrt{3}}{3}", r"\infty", "5 or 6", "1 = 2 = 5",
-    "=", "9^{9^{9}}",
+    "=", "9^{9^{9}}", "C(5,2)", "{}_5C_2", "C_5^2", r"120^\circ", r"\frac{2\pi}{3}",
+    r"\overline{AB}", r"\{x : x^2 < 4\}", r"0.333\ldots",
 ]  # fmt: skip
 _PROBLEM = {"id": "a", "problem": "What is 1+1?", "response": r"<think>t</think>\boxed{2}"}
 _TESTS = {"type": "stdio", "cases": [{"input": "1", "output": "2"}], "checker": "float"}

@@ -270,6 +270,16 @@ class Progress:
     busy_seconds: float
 
 
+class Judgement(NamedTuple):
+    """A verifier's judgement of one answer. `share` is the share of the correctness reward, and
+    `answer` what was judged: the extracted answer, or the program."""
+
+    outcome: Outcome
+    reason: str
+    answer: str | None = None
+    share: float = 0.0
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A verifier's judgement of one completion.

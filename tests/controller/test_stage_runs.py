@@ -25,8 +25,7 @@ from tramontane.run.recorder import Recorder
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
 from tramontane.types import Request, SamplingParams
-from tramontane.verifier.length import length_penalty
-from tramontane.verifier.reward import grade
+from tramontane.verifier.reward import grade, length_penalty
 
 pytestmark = pytest.mark.slow
 

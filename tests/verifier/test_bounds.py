@@ -13,11 +13,11 @@ from tramontane.config import BUILT_IN, VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import VerifierPool, math
 from tramontane.verifier.format import check_format
-from tramontane.verifier.math import caps, values
-from tramontane.verifier.math.latex import parse_latex
+from tramontane.verifier.math import structure, values
 from tramontane.verifier.math.normalize import normalize
 from tramontane.verifier.math.numbers import to_number
 from tramontane.verifier.math.structure import read_shape, split
+from tramontane.verifier.math.symbolic import parse_latex
 from tramontane.verifier.math.units import split_unit
 
 JUDGE_SECONDS = 3.0  # processor time that a quiet machine uses within verifier.timeout_s
@@ -209,10 +209,10 @@ def test_any_text_is_judged_in_bounded_time(prediction, reference):
 def test_no_rule_backtracks(piece):
     """Every function that reads an answer, on repeated pieces up to the caps."""
     for text in (piece * 1000, "5" + piece * 999, piece * 999 + "x", "x = " + piece * 900 + "!"):
-        text = text[: caps.MAX_LENGTH]
+        text = text[: structure.MAX_LENGTH]
         with processor.at_most(1.5, text):
             normalized = normalize(text)
-            for function in (to_number, split_unit, split, read_shape, caps.too_large):
+            for function in (to_number, split_unit, split, read_shape, structure.too_large):
                 function(normalized)
             math.judge_answer(text, "5")
     long = (piece * 100_000)[:100_000]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier import grade
-from tramontane.verifier.length import length_penalty
+from tramontane.verifier.reward import length_penalty
 
 CONFIG = VerifierConfig()
 SUM = Problem("sum", "math", "What is the sum of $2$ and $3$?", "5", language="en")

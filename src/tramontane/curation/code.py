@@ -38,8 +38,7 @@ from tramontane.data.code import Solution, parse_solutions
 from tramontane.errors import InputError
 from tramontane.types import PAPER_TAGS, Problem
 from tramontane.verifier.code import sandbox
-from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX
-from tramontane.verifier.code.trial import Trial, TrialOutput
+from tramontane.verifier.code.grade import MAX_TIMEOUTS, NO_SANDBOX, Trial, TrialOutput
 from tramontane.workplace import Journal, write_whole
 
 BATCH = 50  # inputs per sandbox

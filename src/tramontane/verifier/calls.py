@@ -162,8 +162,7 @@ def mismatch(call: Call, expected: Expected) -> str:
 
 
 def _has_type(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """True for the described type, or the type of the accepted values, which may name a
-    variable."""
+    """True for the described type, or the type of the accepted values."""
     expected = _TYPES.get(kind, object)
     if expected is float and type(value) is int:
         return True
@@ -178,8 +177,7 @@ def _item_type(parameter: Mapping[str, Any]) -> str:
 
 
 def _has_items(value: Any, kind: str, accepted: Sequence[Any]) -> bool:
-    """True if all items have the described type, or the type of an accepted list's items. As on the
-    leaderboard, types are not checked if the argument may be omitted."""
+    """The same for all items. As on the leaderboard, not if the argument may be omitted."""
     return not isinstance(value, list) or any(
         not isinstance(choice, list)
         or all(type(item) in (_TYPES[kind], _first_type(choice)) for item in value)
@@ -192,8 +190,7 @@ def _first_type(accepted: Sequence[Any]) -> type | None:
 
 
 def _same(value: Any, accepted: Any) -> bool:
-    """True for equal values; texts are compared without case, spaces and most punctuation, a
-    dictionary with the accepted values of each of its keys."""
+    """True for equal values: texts up to case and punctuation, dictionaries key by key."""
     if isinstance(value, str) and isinstance(accepted, str):
         return _plain(value) == _plain(accepted)
     if isinstance(value, dict) and isinstance(accepted, dict):
@@ -227,11 +224,7 @@ def _from_node(node: ast.expr) -> Call:
 
 
 def _value(node: ast.expr) -> Any:
-    """The value of a literal or of arithmetic; the source text of a name or another expression.
-
-    Raises:
-        ValueError: a number that is too large.
-    """
+    """The value of a literal or of arithmetic; the source text of any other expression."""
     match node:
         case ast.Constant(value):
             if isinstance(value, int) and value > MAX_NUMBER:
@@ -253,12 +246,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _number(node: ast.expr) -> int | float:
-    """The value of arithmetic on numbers.
-
-    Raises:
-        ValueError: anything else, or numbers that are too large.
-        ArithmeticError: a division by zero, or a float that is too large.
-    """
+    """The value of arithmetic on numbers; `ValueError` or `ArithmeticError` for others."""
     value: Any = None
     match node:
         case ast.Constant(constant):
@@ -285,8 +273,7 @@ def _json(text: str) -> Any:
 
 
 def _from_object(value: Any) -> Call:
-    """A call from `{"name", "arguments"}` or `{NAME: ARGUMENTS}`; arguments may be JSON text, and
-    must be present."""
+    """A call from `{"name", "arguments"}` or `{NAME: ARGUMENTS}`; arguments may be text."""
     if not isinstance(value, dict):
         raise NoCalls(f"no function call: {value!r:.80}")
     name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))

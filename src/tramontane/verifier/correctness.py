@@ -11,41 +11,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from tramontane.config import DomainConfig, VerifierConfig
 from tramontane.errors import InputError
-from tramontane.types import Outcome, Problem
+from tramontane.types import Judgement, Outcome, Problem
 from tramontane.verifier import calls, code, custom, functions, instructions, math
 from tramontane.verifier.format import Parsed, boxes
 
 PARAMETERS = ("problem", "answer")
 
 
-class Judgement(NamedTuple):
-    """The judgement of one answer.
-
-    `answer` is the extracted answer as text, `share` the share of the correctness reward.
-    """
-
-    outcome: Outcome
-    reason: str
-    answer: str | None
-    share: float
-
-
 def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
     policy = config.math
-    outcome, reason, answer = math.judge_answer(str(parsed.extracted), problem.answer, policy)
-    if outcome == "right" and policy.boxes == "equal":
+    judged = math.judge_answer(str(parsed.extracted), problem.answer, policy)
+    if judged.outcome == "right" and policy.boxes == "equal":
         contents = [parsed.answer[start : end - 1] for _, start, end in boxes(parsed.answer)]
         if any(math.judge_answer(c, problem.answer, policy).outcome != "right" for c in contents):
-            outcome, reason = "wrong", "boxes that differ"
-    return Judgement(outcome, reason, answer, float(outcome == "right"))
+            return Judgement("wrong", "boxes that differ", judged.answer)
+    return judged
 
 
 def _judge_code(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
-    return Judgement(*code.judge(parsed.answer, problem, config))
+    return code.judge(parsed.answer, problem, config)
 
 
 def _judge_instructions(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
@@ -104,7 +92,8 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement
         return built_in(problem, parsed, config)
     what = f"{functions.VERIFIER} {problem.domain!r}"
     returned = functions.call(domain.verifier, what, problem, parsed.extracted)
-    result, reason = returned if _is_pair(returned) else (returned, "")
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    result, reason = returned if is_pair else (returned, "")
     share = functions.number(result, bools=True)
     if share is None or not 0 <= share <= 1:
         wanted = "True, False or a number from 0 to 1"
@@ -112,10 +101,6 @@ def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement
     answer = parsed.extracted
     text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
     return Judgement(outcome_of(share, domain), str(reason), text, share)
-
-
-def _is_pair(returned: Any) -> bool:
-    return isinstance(returned, tuple) and len(returned) == 2
 
 
 def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:

@@ -133,11 +133,7 @@ def call_group(reward: CustomReward, problem: Problem, call: GroupCall) -> Group
 
 
 def _values(reward: CustomReward, returned: Any, count: int) -> list[float | None]:
-    """One number or None for each completion.
-
-    Raises:
-        FunctionFailed: anything else was returned.
-    """
+    """One number or None for each completion; `FunctionFailed` if anything else was returned."""
     wanted, what = f"a list of {count} numbers", _what(reward)
     if isinstance(returned, str | bytes | dict) or not hasattr(returned, "__len__"):
         raise functions.refused(reward.function, what, returned, wanted)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from tramontane.config import FormatConfig
 from tramontane.types import PAPER_TAGS, ThinkingTags
-from tramontane.verifier.schema import read_json
 
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 # As in CommonMark: only these end a line, and no backtick may follow an opening of backticks.
@@ -95,7 +94,7 @@ def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
         return "", match["answer" if "answer" in names else 1 if match.re.groups else 0]
     if form.json_schema is not None:
         blocks = fences(answer)
-        return read_json(blocks[-1].body if blocks else answer, form.json_schema)
+        return _read_json(blocks[-1].body if blocks else answer, form.json_schema)
     if form.answer == "boxed":
         box = last_box(answer)
         return (r"no balanced \boxed{} in the answer part" if box is None else ""), box
@@ -105,6 +104,34 @@ def _extract(answer: str, form: FormatConfig) -> tuple[str, Any]:
             return "no fenced block with a language tag in the answer part", None
         return "", blocks[0].body
     return "", answer
+
+
+def _read_json(text: str, schema: dict[str, Any]) -> tuple[str, Any]:
+    """The failed condition of a JSON schema on a text (empty if none), and the parsed value.
+
+    The reason names the place and the schema's keyword, not the value, so that equal errors of
+    different completions can be counted together.
+
+    Raises:
+        Exception: the schema refers to another document, which is never fetched.
+    """
+    from jsonschema.exceptions import best_match
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return "no JSON in the answer part", None
+    registry: Registry[Any] = Registry()  # the default one reads from the network
+    errors = validator_for(schema)(schema, registry=registry).iter_errors(value)
+    if (error := best_match(errors)) is not None:
+        return f"JSON does not fit the schema at {error.json_path} ({error.validator})", None
+    return "", value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def sample(form: FormatConfig, content: str, tags: ThinkingTags = PAPER_TAGS) -> str:

@@ -95,8 +95,7 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def _name_file(function: Any, file: str) -> None:
-    """Restore the file name of a function, and of those pickled with it, which cloudpickle
-    omits."""
+    """Restore the file name of a function and those pickled with it, which cloudpickle omits."""
     if not isinstance(function, FunctionType):
         return
     dynamic = function.__code__.co_filename
@@ -125,15 +124,11 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> None:
-    """Load a function, and check that it takes its arguments.
-
-    Args:
-        path: path of the function.
-        key: config key of the function, for the message.
-        call: returns the fault in a function's parameters, or an empty text.
+    """Load a function, and check that it takes its arguments: `call` returns the fault in them.
 
     Raises:
-        InputError: it cannot be loaded, is not callable, or does not take these arguments.
+        InputError: it cannot be loaded, is not callable, or has a fault; the message
+            names its `key`.
     """
     try:
         function = load(path)
@@ -191,13 +186,7 @@ def _code(function: Any) -> CodeType | None:
 
 
 def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
-    """Call a function; a coroutine is run to its end.
-
-    Args:
-        path: path of the function.
-        what: the function's role, e.g. `reward 'brevity'`.
-        *arguments: arguments by position.
-        **named: arguments by keyword.
+    """Call a function; a coroutine is run to its end. `what` is its role, e.g. `reward 'brevity'`.
 
     Raises:
         FunctionFailed: it raised an exception.
@@ -231,11 +220,8 @@ def failed(reason: str) -> bool:
 
 
 def number(value: Any, *, bools: bool = False) -> float | None:
-    """A finite number as a float; None for anything else, such as a text or an array.
-
-    Args:
-        value: a function's result; a NumPy scalar counts as its value.
-        bools: treat True and False as 1 and 0.
+    """A finite number, or NumPy scalar, as a float; None for anything else, such as a text or an
+    array. True and False are 1 and 0 only with `bools`.
     """
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         value = value.item()
@@ -251,14 +237,12 @@ async def _awaited(value: Any) -> Any:
 
 @lru_cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """One loop for the life of the process, since a client kept by a user's module is bound to
-    it."""
+    """One loop for the life of the process: a client kept by a user's module is bound to it."""
     return asyncio.new_event_loop()
 
 
 def _place(error: BaseException) -> str:
-    """File, line and function of the user's code that raised an exception: the deepest frame
-    outside of libraries, unless the function itself is a library's."""
+    """File, line and function of an exception: its deepest frame outside of libraries, if any."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -281,8 +265,7 @@ def _file(name: str) -> str:
 
 
 class _Trail:
-    """The function that this process is calling, in a file that outlives the process: the pool
-    reads it to find out which function hangs, or has killed its worker."""
+    """The function being called, in a file that tells the pool what hung or killed a worker."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tramontane.config import VerifierConfig
@@ -163,27 +162,28 @@ class VerifierPool:
         return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
 
     def _equal_answers(self, responses: Sequence[Response]) -> list[list[int]]:
-        """Indices of the responses that answer alike: each program may go to another worker, and
-        is run once."""
+        """Indices of the responses that answer alike: each program is run once, on any worker."""
         parts: dict[str, list[int]] = {}
         for index, response in enumerate(responses):
-            parts.setdefault(response.text.rpartition(self.config.tags.closing)[2], []).append(
-                index
-            )
+            answer = response.text.rpartition(self.config.tags.closing)[2]
+            parts.setdefault(answer, []).append(index)
         return list(parts.values())
 
     def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
         if self._closing:
-            raise RuntimeError("the verifier pool is closed")
+            raise _closed()
         group.future.set_running_or_notify_cancel()
         if not group.items:
             group.future.set_result([])
             return group.future
+        self._queue(group, tasks)
+        return group.future
+
+    def _queue(self, group: _Group, tasks: list[_Task]) -> None:
         for task in tasks:
             self._tasks.put(task)
-        if self._closing:  # since the check above: the workers may have taken their last task
-            self._fail(group, RuntimeError("the verifier pool was closed"))
-        return group.future
+        if self._closing:  # the workers may have taken their last task
+            self._fail(group, _closed())
 
     def stats(self) -> PoolStats:
         """A copy of the counts so far."""
@@ -207,12 +207,7 @@ class VerifierPool:
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------ called by supervising threads
@@ -230,8 +225,7 @@ class VerifierPool:
             group.complete()
 
     def _call_on_group(self, group: _Group) -> bool:
-        """Have the rewards of the whole group called, once all verdicts are there; False if there
-        are none to call."""
+        """Queue the rewards of the whole group, once; False if none are due."""
         if group.calls is not None or group.problem is None:
             return False
         group.calls = group.rewards_due()
@@ -240,10 +234,7 @@ class VerifierPool:
         if not group.calls:
             return False
         limit = correctness.call_time_limit(group.problem, first, self.config)
-        for index in range(first, len(group.items)):
-            self._tasks.put(_Task(group, [index], limit))
-        if self._closing:  # the workers may have taken their last task
-            self._fail(group, RuntimeError("the verifier pool was closed"))
+        self._queue(group, [_Task(group, [i], limit) for i in range(first, len(group.items))])
         return True
 
     def _fail_waiting(self) -> None:
@@ -251,7 +242,7 @@ class VerifierPool:
         with contextlib.suppress(queue.Empty):
             while True:
                 if task := self._tasks.get_nowait():
-                    self._fail(task.group, RuntimeError("the verifier pool was closed"))
+                    self._fail(task.group, _closed())
 
     def _fail(self, group: _Group, error: Exception) -> None:
         with self._lock:
@@ -274,10 +265,13 @@ def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
             pool.try_functions(problems)
 
 
+def _closed() -> RuntimeError:
+    return RuntimeError("the verifier pool was closed")
+
+
 @dataclass
 class _Group:
-    """The completions of one problem and their verdicts; or, without a problem, one program and
-    its outputs."""
+    """The completions of a problem and their verdicts; or one program and its outputs."""
 
     problem: Problem | None
     items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
@@ -375,7 +369,7 @@ class _Worker:
         """Get a result for each of the task's items, with as many processes as that takes."""
         while task.pending:
             if self.pool._closing:
-                raise RuntimeError("the verifier pool was closed")
+                raise _closed()
             connection = self._ready()
             try:
                 connection.send((task.group.problem, task.pending_items, *task.group.lengths))
@@ -406,8 +400,7 @@ class _Worker:
         return True
 
     def _waited(self) -> float:
-        """Seconds that the process has been ready to run, and waited for a processor; 0 where the
-        kernel does not count them."""
+        """Seconds that the process has waited for a processor; 0 if they are not counted."""
         assert self.process is not None
         statistics = Path(f"/proc/{self.process.pid}/schedstat")
         return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
@@ -475,7 +468,7 @@ class _Worker:
                 pass
             ending = self._stop()
             if self.pool._closing:
-                raise RuntimeError("the verifier pool was closed")
+                raise _closed()
         raise RuntimeError(f"a verifier worker could not be started ({ending}); see stderr for why")
 
     def _stop(self) -> str:
@@ -496,8 +489,7 @@ class _Worker:
 
 
 def _limit_transfers(connection: Connection) -> None:
-    """Let a transfer fail (`OSError`) when the worker stops in the middle of a message, as it fails
-    when the worker is gone: a pipe's buffer is soon full, and half a message may have been read."""
+    """Let a transfer fail with `OSError` when the worker stops in the middle of a message."""
     limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -16,13 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tramontane.config import CustomReward, DomainConfig, VerifierConfig
-from tramontane.types import Problem, Verdict
+from tramontane.types import Judgement, Problem, Verdict
 from tramontane.verifier import correctness, custom, language
-from tramontane.verifier.correctness import Judgement, outcome_of
+from tramontane.verifier.correctness import outcome_of
 from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
 from tramontane.verifier.format import check_format
 from tramontane.verifier.functions import FunctionFailed
-from tramontane.verifier.length import length_penalty
 
 
 def grade(
@@ -175,15 +174,28 @@ def _grade(
     return Verdict(sum(parts.values()), parts, judged.outcome, judged.reason, answer=judged.answer)
 
 
+def length_penalty(n_tokens: int, l_max: int, l_cache: int, scale: float = 0.1) -> float:
+    """The soft length penalty (equation 2) for a completion of `n_tokens` tokens: −scale to 0.
+
+    0 up to l_max − l_cache tokens, then linear, −scale from l_max on. With an `l_cache` of 0 it is
+    a step: 0 up to l_max, −scale beyond.
+    """
+    excess = n_tokens - (l_max - l_cache)
+    if excess <= 0:
+        return 0.0
+    if n_tokens > l_max:
+        return -scale
+    return -scale * excess / l_cache
+
+
 def _judge_by_rewards(
     earned: float, rewards: Sequence[CustomReward], domain: DomainConfig
 ) -> Judgement:
-    """The judgement in a domain without a verifier: the rewards' share of their possible
-    maximum."""
+    """The judgement without a verifier: the rewards' share of their possible maximum."""
     most = sum(reward.weight for reward in rewards if reward.weight > 0)
     outcome = outcome_of(earned / most if most else 0.0, domain)
     reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"
-    return Judgement(outcome, reason, None, 0.0)
+    return Judgement(outcome, reason)
 
 
 def unscorable(

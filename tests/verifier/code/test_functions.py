@@ -18,9 +18,9 @@ from tests.paths import DATA
 from tramontane.config import VerifierConfig
 from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.functions import names_of
 from tramontane.verifier.code.grade import judge
 from tramontane.verifier.code.inside import tests_side, wire
-from tramontane.verifier.code.names import names_of
 
 # Long enough on a loaded machine; hostile programs, which may be late, have little time.
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)

@@ -108,7 +108,7 @@ def test_the_share_passed_is_of_the_tests_that_were_run():
         update={"code_tests": 2, "reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
     )
     judged = run("print(input())", problem, config=config)
-    assert judged.passed == 0.5
+    assert judged.share == 0.5
     assert judged.reason == f"1 of 2 tests; test {number} of 5: wrong output"
 
 
@@ -230,7 +230,7 @@ def test_a_row_s_own_checker_decides_where_several_outputs_are_right(language, c
     fraction = CONFIG.model_copy(
         update={"reward": CONFIG.reward.model_copy(update={"code": "fraction"})}
     )
-    assert run(halves, problem, config=fraction).passed == 1.0
+    assert run(halves, problem, config=fraction).share == 1.0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tramontane.types import Problem
 from tramontane.verifier.code import sandbox
 from tramontane.verifier.code.grade import NO_SANDBOX, judge
 from tramontane.verifier.code.sandbox import ladder
-from tramontane.verifier.code.sandbox.system import ENVIRONMENT, INSIDE
+from tramontane.verifier.code.sandbox.rungs import ENVIRONMENT, INSIDE
 
 # Long enough on a loaded machine; what is expected to be late has little time.
 CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.verifier import processor
 from tramontane.verifier.math.grade import judge_answer
+from tramontane.verifier.math.numbers import to_number
 
 LINES = (Path(__file__).parent / "spellings.txt").read_text(encoding="utf-8").splitlines()
 DRAWN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -446,6 +447,74 @@ def test_a_set_is_its_condition(end, order, bar, element, letter):
     right(condition, built)
     wrong(built.replace(f"{end}", f"{end + 1}"), condition)
     wrong(rf"\{{x \in \mathbb{{Z}} \mid {condition}\}}", condition)
+
+
+# ------------------------------------------------- counts, angles, solutions, repeating decimals
+
+COUNTS = [
+    "C({n},{k})", "C_{{{n}}}^{{{k}}}", "{{}}_{{{n}}}C_{{{k}}}", "{n}C{k}", "{n}C_{{{k}}}",
+    r"\binom{{{n}}}{{{k}}}", r"\mathrm{{C}}_{{{n}}}^{{{k}}}", "^{{{n}}}C_{{{k}}}",
+]  # fmt: skip
+
+
+@DRAWN
+@given(st.integers(3, 20), st.integers(1, 9), st.sampled_from(COUNTS), st.sampled_from(COUNTS))
+def test_combinations_in_every_notation(n, k, form, other):
+    assume(k < n)
+    count = math.comb(n, k)
+    spelt = form.format(n=n, k=k)
+    right(spelt, str(count))
+    right(str(count), spelt)
+    right(other.format(n=n, k=k), spelt)
+    right(f"x = {spelt}", str(count))
+    wrong(spelt, str(count + 1))
+    wrong(spelt, f"{count}x")
+    wrong(form.format(n=n + 1, k=k), str(count))
+    if "binom" not in form:
+        permutations = spelt.replace("C", "P")
+        right(permutations, str(math.perm(n, k)))
+        wrong(permutations, str(math.perm(n, k) + 1))
+        wrong(f"{permutations} x", f"{math.perm(n, k)} x")
+
+
+@DRAWN
+@given(st.integers(-48, 48).filter(bool), st.integers(1, 60))
+def test_degrees_are_multiples_of_pi(turns, other):
+    radians = rf"\frac{{{turns}\pi}}{{12}}"
+    right(rf"{15 * turns}^\circ", radians)
+    right(radians, rf"{15 * turns}^\circ")
+    wrong(f"{15 * turns}", radians)
+    wrong(rf"{15 * turns + other}^\circ", radians)
+    wrong(rf"{radians}^\circ", radians)
+
+
+@DRAWN
+@given(ENDS, ENDS, st.sampled_from([("<", "()"), (r"\le", "[]")]), st.booleans())
+def test_a_quadratic_condition_is_its_interval(a, b, order, expanded):
+    assume(a < b)
+    sign, (left, right_end) = order
+    product = f"x^2 + ({-a - b})x + ({a * b})" if expanded else f"(x - ({a}))(x - ({b}))"
+    built = rf"\{{x : {product} {sign} 0\}}"
+    right(built, f"{left}{a}, {b}{right_end}")
+    right(f"{left}{a}, {b}{right_end}", built)
+    wrong(built, f"({a}, {b}]")
+    wrong(built, f"{left}{a}, {b + 1}{right_end}")
+    wrong(f"{product} {sign} 0", f"{left}{a}, {b}{right_end}")
+
+
+BLOCKS = st.sampled_from(["3", "12", "142857", "07", "09", "381", "6"])
+
+
+@DRAWN
+@given(BLOCKS, st.sampled_from(["0.", "2.4", "0.25", ".", "-1.0"]), st.integers(3, 5))
+def test_dots_continue_a_block_that_stands_there_three_times(block, before, times):
+    exact = to_number(f"{before}({block})")
+    fraction = rf"{exact.numerator}/{exact.denominator}"
+    for dots in (r"\ldots", "...", "…", r"\dots"):
+        right(before + block * times + dots, fraction)
+        wrong(before + block * 2 + dots, fraction)
+        wrong(before + block * times + "8" + dots, fraction)
+    right(before + block * times + "...", rf"{before}\overline{{{block}}}")
 
 
 # -------------------------------------------------------------------------------------- length

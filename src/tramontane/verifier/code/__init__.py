@@ -1,14 +1,5 @@
 """Verdicts on programs: right, wrong or unscorable, by their tests, in a sandbox."""
 
-from tramontane.verifier.code.grade import Judgement, draw_tests, judge, time_limit
-from tramontane.verifier.code.trial import Trial, TrialOutput, run_trial
+from tramontane.verifier.code.grade import Trial, TrialOutput, judge, run_trial, time_limit
 
-__all__ = [
-    "Judgement",
-    "Trial",
-    "TrialOutput",
-    "draw_tests",
-    "judge",
-    "run_trial",
-    "time_limit",
-]
+__all__ = ["Trial", "TrialOutput", "judge", "run_trial", "time_limit"]

@@ -1,7 +1,8 @@
 """Judgement of the first fenced program of an answer, by its tests (arXiv 2506.10910, section 2.2).
 
 Programs run in the best sandbox that works on this machine (`sandbox`), all tests of a program in
-one sandbox. A program receives inputs only: its output is compared here, outside.
+one sandbox. A program receives inputs only: its output is compared here, outside. A trial runs a
+program on inputs without expected outputs, for curation.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from tramontane.config import VerifierConfig
 from tramontane.temporary import temporary_folder
-from tramontane.types import Outcome, Problem
+from tramontane.types import Judgement, Outcome, Problem
 from tramontane.verifier.code import functions, sandbox
 from tramontane.verifier.code.comparing import fault_of, same_output
 from tramontane.verifier.format import fences
@@ -44,19 +45,6 @@ _PRELUDE = "".join(f"from {name} import *\n" for name in _STARRED) + (
 )
 
 
-class Judgement(NamedTuple):
-    """The code verifier's judgement.
-
-    `answer` is the program that was graded. `passed` is the share of the tests that it passed,
-    known for a wrong program only if all tests are run (`reward.code: fraction`).
-    """
-
-    outcome: Outcome
-    reason: str
-    answer: str | None
-    passed: float = 0.0
-
-
 @dataclass(frozen=True)
 class _Run:
     """A program on the tests of a problem."""
@@ -71,10 +59,14 @@ class _Run:
 
 
 def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgement:
-    """Run the first fenced block of the answer part on the problem's tests; all must pass."""
+    """Run the first fenced block of the answer part on the problem's tests; all must pass.
+
+    `share` is the share of the tests that it passed, known for a wrong program only if all tests
+    are run (`reward.code: fraction`).
+    """
     blocks = fences(answer_part)
     if not blocks:
-        return Judgement("wrong", "no program", None)
+        return Judgement("wrong", "no program")
     program = blocks[0].body
     tag = blocks[0].tag.lower() or "python"
     language = language_of(tag)
@@ -90,10 +82,10 @@ def judge(answer_part: str, problem: Problem, config: VerifierConfig) -> Judgeme
         return Judgement("unscorable", NO_COMPILER, program)
     if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
         return Judgement("unscorable", NO_SANDBOX, program)
-    outcome, reason, passed = _run_tests(_Run(program, language, problem, config))
-    if outcome == "unscorable":  # the machine's fault: the next completion is tried again
+    judged = _run_tests(_Run(program, language, problem, config))
+    if judged.outcome == "unscorable":  # the machine's fault: the next completion is tried again
         _run_tests.cache_clear()
-    return Judgement(outcome, reason, program, passed)
+    return judged._replace(answer=program)
 
 
 def language_of(tag: str) -> Language | None:
@@ -129,21 +121,16 @@ def draw_tests(problem: Problem, n: int) -> list[tuple[int, dict[str, Any]]]:
 
 
 @lru_cache(maxsize=1)  # the pool hands equal answers of a group to one worker, in a row
-def _run_tests(run: _Run) -> tuple[Outcome, str, float]:
-    """(outcome, reason, share of the tests that are passed) of a program."""
-    stdio = (run.problem.tests or {}).get("type") == "stdio"
+def _run_tests(run: _Run) -> Judgement:
+    tests = run.problem.tests or {}
     with temporary_folder("code") as folder:
-        return (_run_stdio_tests if stdio else _run_function_tests)(run, Path(folder))
+        if tests.get("type") == "stdio":
+            return _run_stdio_tests(run, Path(folder))
+        prelude = prelude_of(tests)
+        return functions.run_tests(run.program, prelude, run.problem, run.config, Path(folder))
 
 
-def _run_function_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
-    """The code of a function test counts as one test."""
-    prelude = prelude_of(run.problem.tests or {})
-    outcome, reason = functions.run_tests(run.program, prelude, run.problem, run.config, folder)
-    return outcome, reason, float(outcome == "right")
-
-
-def _run_stdio_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
+def _run_stdio_tests(run: _Run, folder: Path) -> Judgement:
     problem, config = run.problem, run.config
     tests = problem.tests or {}
     cases = draw_tests(problem, config.code_tests)
@@ -159,12 +146,12 @@ def _run_stdio_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
     with sandbox.Sandbox(job, sandbox.probe()) as running:
         if job.compiler and (compiled := next(running.results)).failure:
             outcome: Outcome = "unscorable" if compiled.is_unjudged else "wrong"
-            return outcome, f"does not compile: {compiled.failure}", 0.0
+            return Judgement(outcome, f"does not compile: {compiled.failure}")
         # A killed sandbox ends the results early.
         for place, ((number, case), result) in enumerate(zip(cases, running.results, strict=False)):
             failure = result.failure
             if result.is_unjudged:
-                return "unscorable", f"test {number} of {total}: {failure}", 0.0
+                return Judgement("unscorable", f"test {number} of {total}: {failure}")
             outputs.append(result.output)
             if (
                 not failure
@@ -182,17 +169,18 @@ def _run_stdio_tests(run: _Run, folder: Path) -> tuple[Outcome, str, float]:
         triples = [(cases[i][1]["input"], outputs[i], cases[i][1]["output"]) for i in ran]
         checked = _run_checker(tests, triples, config, folder / "checker")
         if isinstance(checked, str):
-            return "unscorable", checked, 0.0
+            return Judgement("unscorable", checked)
         failures |= {i: f for i, f in zip(ran, checked, strict=True) if f}
     passed = len(outputs) - len(failures)
     if passed == len(cases):
-        return "right", "", 1.0
+        return Judgement("right", "", share=1.0)
     place = min(failures)
     first = f"test {cases[place][0]} of {total}: {failures[place]}"
     first = first if total > 1 else failures[place]
     if config.reward.code == "all_tests":
-        return "wrong", first, 0.0
-    return "wrong", f"{passed} of {len(cases)} tests; {first}", passed / len(cases)
+        return Judgement("wrong", first)
+    share = passed / len(cases)
+    return Judgement("wrong", f"{passed} of {len(cases)} tests; {first}", share=share)
 
 
 def _run_checker(
@@ -246,3 +234,62 @@ def stdio_job(
     job.keep_going = config.reward.code == "fraction"
     job.set_program(program, language)
     return job
+
+
+# ----------------------------------------------------------------------------------------- trials
+
+
+class Trial(NamedTuple):
+    """A program, its inputs, and the number of timeouts after which the rest are not run."""
+
+    language: Language
+    program: str
+    inputs: list[str]
+    max_timeouts: int = MAX_TIMEOUTS
+
+    def time_limit(self, config: VerifierConfig) -> float:
+        """Longest time of the whole trial in seconds, including the compiler."""
+        return seconds_for(len(self.inputs), compilers=1, config=config)
+
+
+class TrialOutput(NamedTuple):
+    """The output of one execution, or in `failure` why it is not used."""
+
+    output: str
+    failure: str = ""
+
+
+def run_trial(trial: Trial, config: VerifierConfig) -> list[TrialOutput]:
+    """Run a program on each input, in the sandbox.
+
+    After `max_timeouts`, or if the program kills the sandbox, the remaining inputs are not run:
+    each gets the last failure.
+    """
+    if trial.language != "python" and shutil.which("g++") is None:
+        return [TrialOutput("", NO_COMPILER)] * len(trial.inputs)
+    if sandbox.probe() == "rlimits" and not config.allow_unsandboxed:
+        return [TrialOutput("", NO_SANDBOX)] * len(trial.inputs)
+    timeouts, outputs = 0, []
+    with temporary_folder("code") as folder:
+        job = stdio_job(trial.program, trial.language, trial.inputs, config, Path(folder))
+        job.keep_going = True
+        with sandbox.Sandbox(job, sandbox.probe()) as running:
+            if job.compiler and (failure := next(running.results).failure):
+                return [TrialOutput("", f"does not compile: {failure}")] * len(trial.inputs)
+            for result in running.results:
+                outputs.append(_as_output(result))
+                timeouts += result.failure.startswith("timed out")
+                if timeouts == trial.max_timeouts:
+                    break
+    return outputs + [outputs[-1]] * (len(trial.inputs) - len(outputs))
+
+
+def _as_output(result: sandbox.Result) -> TrialOutput:
+    if result.failure:
+        return TrialOutput("", result.failure)
+    if len(result.output) > MAX_OUTPUT:
+        return TrialOutput("", f"printed more than {MAX_OUTPUT >> 20} MB")
+    try:
+        return TrialOutput(result.output.decode())
+    except UnicodeDecodeError:
+        return TrialOutput("", "printed what is not UTF-8")

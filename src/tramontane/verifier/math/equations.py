@@ -12,10 +12,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
-from tramontane.verifier.math.numbers import to_number
-from tramontane.verifier.math.numerals import numeral_value
-from tramontane.verifier.math.refusals import Refused, Unscorable
-from tramontane.verifier.math.structure import split
+from tramontane.verifier.math.numbers import numeral_value, to_number
+from tramontane.verifier.math.structure import Refused, Unscorable, split
 from tramontane.verifier.math.units import split_unit
 
 Equal = Callable[[str, str], bool]
@@ -169,8 +167,7 @@ def refuse_contradiction(pred: str, equal: Equal) -> None:
 
 
 def _holds(left: str, right: str, equal: Equal) -> bool:
-    """Compare two members of the prediction, with `left` as the reference, but a member that cannot
-    be judged is still the prediction's fault. Numerals with different bases may be equal."""
+    """Compare two members of a prediction; one that cannot be judged is the prediction's fault."""
     if None not in (numbers := (numeral_value(left), numeral_value(right))):
         return numbers[0] == numbers[1]
     try:

@@ -3,8 +3,8 @@ r"""Decides whether an answer (for maths, the content of the last `\boxed{}`) eq
 
 Both sides are normalised (`normalize`). Cheap and exact rules come first: words (`wording`), lists
 and tuples item by item (`items`), numbers (`numbers`) and their units (`units`). Only the rest is
-parsed as LaTeX (`latex`) and compared by value (`symbolic`, `regions`, `values`). Every step has a
-cap (`caps`), and the worker process is killed from outside when late. The policies are in
+parsed as LaTeX and compared by value (`symbolic`, `regions`, `values`). Every step has a cap
+(`structure`), and the worker process is killed from outside when late. The policies are in
 docs/rewards.md.
 """
 
@@ -12,88 +12,66 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 from tramontane.config import MathConfig
-from tramontane.types import Outcome
-from tramontane.verifier.math import equations
-from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
+from tramontane.types import Judgement
+from tramontane.verifier.math import equations, items, numbers, structure, units, wording
 from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
-from tramontane.verifier.math.items import same_builder, same_structure, without_builder
 from tramontane.verifier.math.modular import same_remainder
-from tramontane.verifier.math.normalize import normalize
-from tramontane.verifier.math.numbers import read_numbers, same_number, same_ratio
-from tramontane.verifier.math.numerals import same_numeral
-from tramontane.verifier.math.refusals import (
-    Refused,
-    Unreadable,
-    Unscorable,
-    refuse_more_than_a_number,
-    refuse_notation,
-)
-from tramontane.verifier.math.structure import read_shape, split
-from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
-from tramontane.verifier.math.vectors import same_vector
-from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap, without_reason
+from tramontane.verifier.math.normalize import normalize, with_counts
 
 DEFAULT = MathConfig()
-
-
-class Judgement(NamedTuple):
-    """The maths verifier's result; `answer` is the extracted answer, normalised, or the letter of a
-    choice."""
-
-    outcome: Outcome
-    reason: str
-    answer: str | None
 
 
 def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DEFAULT) -> Judgement:
     """Compare two answers as strings: LaTeX or plain text, without the box.
 
     Equal spellings are right whatever their length; only others must stay within the limits
-    (`caps`).
+    (`structure`).
     """
     if reference is None or not reference.strip():
-        return Judgement("unscorable", "the problem has no reference answer", None)
-    if len(prediction) > max(MAX_LENGTH, 2 * len(reference)):
+        return Judgement("unscorable", "the problem has no reference answer")
+    if len(prediction) > max(structure.MAX_LENGTH, 2 * len(reference)):
         return _too_long()
     pred, gold = normalize(prediction), normalize(reference)
     if policy.log == "natural":
         pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
     if policy.explained == "right":
-        pred = without_reason(gold, pred)
-    answer = chosen(gold, pred) or None
+        pred = wording.without_reason(gold, pred)
+    answer = wording.chosen(gold, pred) or None
     if not gold:
         return Judgement("unscorable", "the reference is empty", answer)
     if not pred:
         return Judgement("wrong", "the box is empty", answer)
     if gold == pred or _compact(gold) == _compact(pred):
-        return Judgement("right", "", answer if len(prediction) <= MAX_LENGTH else None)
-    if len(prediction) > MAX_LENGTH:
+        is_long = len(prediction) > structure.MAX_LENGTH
+        return Judgement("right", "", None if is_long else answer, 1.0)
+    if len(prediction) > structure.MAX_LENGTH:
         return _too_long()
-    if len(reference) > MAX_LENGTH:
-        reason = f"the reference is longer than {MAX_LENGTH:,} characters"
-        return Judgement("unscorable", reason, None)
-    if nesting(pred) > MAX_NESTING:
-        return Judgement("wrong", f"brackets nested deeper than {MAX_NESTING}", answer)
-    if nesting(gold) > MAX_NESTING:
-        reason = f"the reference nests brackets deeper than {MAX_NESTING}"
+    if len(reference) > structure.MAX_LENGTH:
+        reason = f"the reference is longer than {structure.MAX_LENGTH:,} characters"
+        return Judgement("unscorable", reason)
+    if structure.nesting(pred) > structure.MAX_NESTING:
+        return Judgement("wrong", f"brackets nested deeper than {structure.MAX_NESTING}", answer)
+    if structure.nesting(gold) > structure.MAX_NESTING:
+        reason = f"the reference nests brackets deeper than {structure.MAX_NESTING}"
         return Judgement("unscorable", reason, answer)
     try:
         right = _equal(gold, pred, policy.rounded_places)
-    except Refused as refused:
+    except structure.Refused as refused:
         return Judgement("wrong", str(refused), answer)
-    except Unscorable as unscorable:
-        as_written = isinstance(unscorable, Unreadable) and policy.unreadable == "wrong"
+    except structure.Unscorable as unscorable:
+        as_written = isinstance(unscorable, structure.Unreadable) and policy.unreadable == "wrong"
         return Judgement("wrong" if as_written else "unscorable", str(unscorable), answer)
     if right and policy.unevaluated == "wrong" and is_unevaluated(pred, gold):
         return Judgement("wrong", "unevaluated arithmetic", answer)
-    return Judgement("right" if right else "wrong", "" if right else "not the reference", answer)
+    if right:
+        return Judgement("right", "", answer, 1.0)
+    return Judgement("wrong", "not the reference", answer)
 
 
 def _too_long() -> Judgement:
-    return Judgement("wrong", f"the answer is longer than {MAX_LENGTH:,} characters", None)
+    return Judgement("wrong", f"the answer is longer than {structure.MAX_LENGTH:,} characters")
 
 
 def warm_up() -> None:
@@ -103,28 +81,29 @@ def warm_up() -> None:
 
 
 def _equal(gold: str, pred: str, places: int | None) -> bool:
-    """Compare normalised answers. Each step accepts, rejects, or defers to the next; `places` is
-    `MathConfig.rounded_places`."""
+    """Compare normalised answers. Each step accepts, rejects, or defers to the next."""
     equal = partial(_equal, places=places)
     if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
         return True
-    for rule in (choice, same_text):
+    for rule in (wording.choice, wording.same_text, wording.same_segment):
         if (decided := rule(gold, pred)) is not None:
             return decided
     if "\\boxed" in pred:
-        raise Refused("a box within the box")
-    gold, pred = without_builder(gold, pred)
-    if (decided := same_builder(gold, pred, equal)) is not None:
+        raise structure.Refused("a box within the box")
+    gold, pred, built = items.without_builder(gold, pred)
+    if (decided := items.same_builder(gold, pred, equal)) is not None:
         return decided
+    if any(built) and _same_set(gold, pred, built):
+        return True
     pred = equations.with_constant(gold, pred)
     gold = equations.value_last(equations.exact(gold), is_reference=True)
     pred = equations.value_last(equations.exact(pred))
-    if (decided := same_vector(gold, pred, equal)) is not None:
+    if (decided := items.same_vector(gold, pred, equal)) is not None:
         return decided
-    refuse_notation(gold, pred)
+    structure.refuse_notation(gold, pred)
     if (decided := same_remainder(gold, pred)) is not None:
         return decided
-    if (decided := same_structure(gold, pred, equal)) is not None:
+    if (decided := items.same_structure(gold, pred, equal)) is not None:
         return decided
     refuse_contradiction(pred, equal)
     refuse_unsolved(gold, pred, equal)
@@ -135,21 +114,24 @@ def _equal(gold: str, pred: str, places: int | None) -> bool:
 
 
 def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
-    """Compare single values with their units: as numbers if both are plain numbers, else as
-    expressions."""
-    if (decided := same_numeral(gold, pred)) is not None:
+    """Compare single values with their units, as plain numbers if both are."""
+    if (decided := numbers.same_numeral(gold, pred)) is not None:
         return decided
+    gold, pred = with_counts(gold, pred), with_counts(pred, gold)
     gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
-    if units_clash(gold_unit, pred_unit):
-        raise Refused(f"the unit is {pred_unit}, not {gold_unit}")
-    if (decided := same_ratio(gold, pred)) is not None:
+    if (decided := units.same_angle(gold, gold_unit, pred, pred_unit)) is not None:
         return decided
-    scales = percent_scales(gold_unit, pred_unit)
-    gold_number, pred_number = read_numbers(gold, pred)
+    if units.units_clash(gold_unit, pred_unit):
+        raise structure.Refused(f"the unit is {pred_unit}, not {gold_unit}")
+    if (decided := numbers.same_ratio(gold, pred)) is not None:
+        return decided
+    scales = units.percent_scales(gold_unit, pred_unit)
+    gold_number, pred_number = numbers.read_numbers(gold, pred)
     if gold_number is not None and pred_number is not None:
-        return any(same_number(gold_number * g / p, pred_number, pred, places) for g, p in scales)
+        wanted = (gold_number * scale / other for scale, other in scales)
+        return any(numbers.same_number(n, pred_number, pred, places) for n in wanted)
     if gold_number is not None:
-        refuse_more_than_a_number(pred)
+        structure.refuse_more_than_a_number(pred)
     return _equal_by_value(gold, pred, scales, places)
 
 
@@ -160,18 +142,24 @@ def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
     reference they are one only if the prediction names it as a unit. Words that are not units are
     removed if both sides end in them.
     """
-    gold_body, gold_unit = split_unit(gold)
-    pred_body, pred_unit = split_unit(pred, attached=not equations.variables(gold_body))
+    gold_body, gold_unit = units.split_unit(gold)
+    pred_body, pred_unit = units.split_unit(pred, attached=not equations.variables(gold_body))
     if gold_unit and not pred_unit:
-        pred_body, pred_unit = split_unit(pred, named=gold_unit)
+        pred_body, pred_unit = units.split_unit(pred, named=gold_unit)
     if pred_unit and not gold_unit:
-        body, unit = split_unit(gold, attached=True)
+        body, unit = units.split_unit(gold, attached=True)
         if unit == pred_unit:
             return body, unit, pred_body, pred_unit
     words = _LAST_WORDS.search(gold)
     if words and not (gold_unit or pred_unit) and pred.endswith(words[0].strip()):
         return gold[: words.start()], "", pred.removesuffix(words[0].strip()), ""
     return gold_body, gold_unit, pred_body, pred_unit
+
+
+def _same_set(gold: str, pred: str, solved: list[bool]) -> bool:
+    from tramontane.verifier.math import symbolic
+
+    return symbolic.same_set(gold, pred, solved)
 
 
 def _equal_by_value(
@@ -190,15 +178,17 @@ def is_unevaluated(answer: str, reference: str) -> bool:
     from tramontane.verifier.math import symbolic
 
     undone, known = (
-        any(map(symbolic.has_arithmetic, _values(side))) for side in (answer, reference)
+        any(with_counts(value, "") != value or symbolic.has_arithmetic(value) for value in values)
+        for values in map(_values, (answer, reference))
     )
     return undone and not known
 
 
 def _values(answer: str) -> list[str]:
     """The values of an answer's items, without names and units."""
-    items = read_shape(normalize(answer)).items
-    return [split_unit((split(equations.exact(item), "=") or [""])[-1])[0] for item in items]
+    shape = structure.read_shape(normalize(answer))
+    members = (structure.split(equations.exact(item), "=") or [""] for item in shape.items)
+    return [units.split_unit(values[-1])[0] for values in members]
 
 
 def _without_vectors(text: str) -> str:
@@ -215,4 +205,4 @@ _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
 
 def _compact(text: str) -> str:
     """An answer without spaces, text commands and a final full stop."""
-    return _SPACE.sub("", unwrap(text)).rstrip(".")
+    return _SPACE.sub("", wording.unwrap(text)).rstrip(".")

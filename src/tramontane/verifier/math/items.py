@@ -1,7 +1,10 @@
-r"""Lists, sets, tuples and intervals, compared item by item.
+r"""Lists, sets, tuples, intervals, vectors and matrices, compared item by item.
 
 Lists and sets are compared in any order, tuples and intervals in order. Labels (`x = 1, y = 2`) are
 matched by name, or read as a tuple if the other side is one.
+
+A vector may be written as a column, as a row, or as a tuple in round or angle brackets; a column is
+not a row. `[1, 2]`, which is an interval elsewhere, is a vector where the reference is a matrix.
 """
 
 from __future__ import annotations
@@ -10,11 +13,19 @@ import re
 from collections.abc import Callable
 from functools import reduce
 from itertools import product
+from typing import NamedTuple
 
-from tramontane.verifier.math.caps import MAX_ITEMS
 from tramontane.verifier.math.numbers import read_numbers
-from tramontane.verifier.math.refusals import Refused
-from tramontane.verifier.math.structure import Shape, label, read_shape
+from tramontane.verifier.math.structure import (
+    MAX_CELLS,
+    MAX_ITEMS,
+    Refused,
+    Shape,
+    balanced,
+    label,
+    read_shape,
+    split,
+)
 from tramontane.verifier.math.units import split_unit
 
 _RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])|<|>")
@@ -85,8 +96,7 @@ def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, s
 
 
 def _without_label(gold: str, pred: str) -> tuple[str, str]:
-    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without their labels, if the other side has none or
-    the same one."""
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without labels, unless the two labels differ."""
     g, p = label(gold), label(pred)
     if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
         return gold, pred
@@ -114,8 +124,7 @@ def _without_labels(side: Shape, other: Shape) -> Shape:
 
 
 def _is_named(shape: Shape) -> bool:
-    """True for the values of several names, `a = 1, b = 2`, but not for `x = 1, x = 2` or `x_1 = 1,
-    x_2 = 2`: without the names, the order tells which value is whose."""
+    """True for values of several names, unlike `x = 1, x = 2` or `x_1 = 1, x_2 = 2`."""
     names = {name.partition("_")[0].strip() for name, _ in _labels(shape) or ()}
     return len(names) == len(shape.items)
 
@@ -127,8 +136,7 @@ def _labels(shape: Shape) -> list[tuple[str, str]] | None:
 
 
 def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | None:
-    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the same names recur in the same
-    order."""
+    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the names recur in order."""
     period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
     repeats = len(names) // period
     if period < 2 or repeats < 2 or names != names[:period] * repeats:
@@ -141,8 +149,7 @@ MAX_SIGNS = 3  # signs of an item that are written out; beyond that, all `\pm` h
 
 
 def _shape_with_signs(text: str) -> Shape:
-    """The shape of an answer, each item of a list with `\\pm` written out: (±1, 2) is two points,
-    (±1, ±2) four."""
+    """The shape with `\\pm` written out: (±1, 2) is two points, (±1, ±2) four."""
     shape = read_shape(text)
     if shape.kind == "()" and _PLUS_MINUS.search(text):
         shape = Shape("list", [text])
@@ -180,26 +187,24 @@ _COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9}
 _SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
-def without_builder(gold: str, pred: str) -> tuple[str, str]:
+def without_builder(gold: str, pred: str) -> tuple[str, str, list[bool]]:
     r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
-    as `2k`, on either side. A set's letter is bound, so it takes the other side's name.
+    as `2k`, on either side; and which sides were such sets. A set's letter is bound, so it takes
+    the other side's name.
 
     Sets of pairs, and most conditions on integers, are left unchanged (`same_builder`).
     """
-    sides = []
+    sides, is_bound = [], []
     for side in (gold, pred):
-        if "\\mathbb{R}" in side:
-            side = _REAL_LETTER.sub("", side)
-        sides.append(_BUILDER.sub(_condition, side) if "{" in side else side)
+        plain = _REAL_LETTER.sub("", side) if "\\mathbb{R}" in side else side
+        sides.append(_BUILDER.sub(_condition, plain) if "{" in plain else plain)
+        is_bound.append(sides[-1] != side and bool(_BUILDER.search(side)))
     letters = [set(_SINGLE.findall(side.replace("\\mathbb{R}", " "))) for side in sides]
-    is_bound = [
-        new != old and _BUILDER.search(old) for new, old in zip(sides, (gold, pred), strict=True)
-    ]
     if any(is_bound) and len(letters[0]) == len(letters[1]) == 1 and letters[0] != letters[1]:
         sides[1] = re.sub(
             rf"(?<![A-Za-z\\{{]){letters[1].pop()}(?![A-Za-z])", letters[0].pop(), sides[1]
         )
-    return sides[0], sides[1]
+    return sides[0], sides[1], is_bound
 
 
 def same_builder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
@@ -243,3 +248,85 @@ def _counted(name: str, condition: str) -> str:
     if last - first >= MAX_ITEMS:
         return ""
     return f"\\{{{', '.join(map(str, range(first, last + 1)))}\\}}"
+
+
+# --------------------------------------------------------------------------- vectors and matrices
+
+_MATRIX = re.compile(
+    r"(?:[\[(]\s*)?\\begin\s*\{(?P<kind>[pbB]?(?:small)?matrix|array)\}\s*(?:\{[lcr|\s]*\})?"
+    r"(?P<cells>.*)\\end\s*\{(?P=kind)\}(?:\s*[\])])?",
+    re.DOTALL,
+)
+_TRANSPOSED = re.compile(
+    r"(.*)\^\s*(?:\{\s*(?:T|\\top|\\mathsf\s*\{?T\}?)\s*\}|T|\\top)", re.DOTALL
+)
+_ANGLED = re.compile(r"\\langle(?![A-Za-z])(.*)\\rangle|<([^<>]*)>", re.DOTALL)
+
+
+class Matrix(NamedTuple):
+    """Cells by row. A tuple is a row whose `kind` is its brackets; of a matrix it is ""."""
+
+    rows: list[list[str]]
+    kind: str = ""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), len(self.rows[0])
+
+
+def read_matrix(text: str) -> Matrix | None:
+    """Read a matrix or a tuple, perhaps transposed; None for any other text."""
+    text = text.strip()
+    if match := _TRANSPOSED.fullmatch(text):
+        inner = read_matrix(match[1])
+        return (
+            None if inner is None else Matrix([list(row) for row in zip(*inner.rows, strict=True)])
+        )
+    if (match := _MATRIX.fullmatch(text)) and text.count("\\begin") == 1:
+        lines = [line for line in re.split(r"\\\\(?:\[[^\]]*\])?", match["cells"]) if line.strip()]
+        rows = [[cell.strip() for cell in line.split("&")] for line in lines]
+        return Matrix(rows) if _is_regular(rows) else None
+    if (match := _ANGLED.fullmatch(text)) and balanced(inside := match[1] or match[2] or ""):
+        items = split(inside, ",", ";")
+        return Matrix([items], "()") if len(items) > 1 else None
+    shape = read_shape(text)
+    if shape.kind not in ("()", "[]"):
+        return None
+    nested = [read_shape(item) for item in shape.items]
+    if shape.kind == "[]" and all(row.kind == "[]" for row in nested):
+        rows = [row.items for row in nested]
+        return Matrix(rows) if _is_regular(rows) else None
+    return Matrix([shape.items], shape.kind)
+
+
+def _is_regular(rows: list[list[str]]) -> bool:
+    cells = sum(map(len, rows))
+    return 0 < cells <= MAX_CELLS and all(
+        len(row) == len(rows[0]) and all(cell.strip() for cell in row) for row in rows
+    )
+
+
+def same_vector(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare matrices and vectors entry by entry; None where no side is a matrix or in angle
+    brackets, or one of them is neither a matrix nor a tuple."""
+    if not re.search(r"matrix|array|\\langle|<", gold + pred):
+        return None
+    g, p = (read_matrix(_value_of(side)) for side in (gold, pred))
+    if g is None or p is None:
+        return False if g and g.kind == "()" and "\\langle" in gold else None
+    if g.kind and p.kind and g.kind != p.kind:
+        return False
+    if p.kind == "[]" and g.kind:  # an interval
+        return False
+    if g.shape != p.shape:
+        is_turned = bool(g.kind) != bool(p.kind) and g.shape == p.shape[::-1] and 1 in g.shape
+        if not is_turned:
+            return False
+    entries = [[cell for row in side.rows for cell in row] for side in (g, p)]
+    return all(equal(a, b) for a, b in zip(*entries, strict=True))
+
+
+def _value_of(text: str) -> str:
+    r"""The value of `\vec{v} = …`."""
+    pair = label(text)
+    return pair[1] if pair else text

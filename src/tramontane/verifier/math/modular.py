@@ -3,14 +3,10 @@ r"""Remainders: `17 \bmod 7` is the number 3, `17 \equiv 3 \pmod 7` is a class o
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tramontane.verifier.math.numbers import to_number
-from tramontane.verifier.math.refusals import Refused
-from tramontane.verifier.math.structure import split
-
-MAX_EXPONENT_BITS = 4096
-MAX_FACTORIAL = 10_000
+from tramontane.verifier.math.structure import Refused, split, too_large
 
 _WORD = r"\\(?:text|mathrm|operatorname|textrm|mbox)\s*\{\s*mod\s*\}"
 _MOD = rf"(?:\\[bp]?mod(?![A-Za-z])|{_WORD}|(?<![A-Za-z\\])mod(?![A-Za-z]))"
@@ -117,8 +113,7 @@ def _written(text: str) -> tuple[set[int], set[int]] | None:
 
 
 def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
-    """The number as written, if it is one and not an operation, and the remainders of all members
-    without variables."""
+    """The number as written, unless an operation, and the remainders of all constant members."""
     remainders, written = set(), set()
     for member in modular.members:
         remainder = remainder_of(member, modular.modulus)
@@ -145,76 +140,17 @@ def remainder_of(text: str, modulus: int) -> int | None:
     """The remainder of an expression without variables, by modular arithmetic: powers may be too
     large to write out. None for other expressions."""
     if (number := to_number(text)) is not None:
-        return _fraction(number.numerator, number.denominator, modulus)
-    from tramontane.verifier.math.caps import too_large
-    from tramontane.verifier.math.latex import parse_latex  # SymPy takes a second to import
+        return of_fraction(number.numerator, number.denominator, modulus)
+    from tramontane.verifier.math import symbolic, values  # SymPy takes a second to import
 
-    if too_large(text) or (parsed := parse_latex(text)) is None:
+    if too_large(text) or (parsed := symbolic.parse_latex(text)) is None:
         return None
-    return remainder(parsed, modulus)
+    return values.remainder(parsed, modulus)
 
 
-def _fraction(numerator: int, denominator: int, modulus: int) -> int | None:
+def of_fraction(numerator: int, denominator: int, modulus: int) -> int | None:
+    """The remainder of a fraction; None if the denominator has no inverse."""
     try:
         return numerator * pow(denominator, -1, modulus) % modulus
-    except ValueError:  # no inverse
+    except ValueError:
         return None
-
-
-def remainder(e: Any, modulus: int) -> int | None:
-    """The remainder of a SymPy expression of integers, in small steps; None for other objects."""
-    import sympy
-
-    if isinstance(e, sympy.Rational):
-        return _fraction(int(e.p), int(e.q), modulus)
-    if isinstance(e, sympy.UnevaluatedExpr):
-        return remainder(e.args[0], modulus)
-    if isinstance(e, sympy.Add | sympy.Mul):
-        parts = [remainder(a, modulus) for a in e.args]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
-            return None
-        total = sum(known) if isinstance(e, sympy.Add) else _product(known, modulus)
-        return total % modulus
-    if isinstance(e, sympy.Pow):
-        base, exponent = remainder(e.base, modulus), _exact(e.exp)
-        if base is None or exponent is None:
-            return None
-        try:
-            return pow(base, exponent, modulus)
-        except ValueError:  # a negative exponent without an inverse
-            return None
-    if isinstance(e, sympy.factorial) and (n := _exact(e.args[0])) is not None:
-        if n >= modulus:
-            return 0
-        return _product(range(1, n + 1), modulus) if 0 <= n <= MAX_FACTORIAL else None
-    return None
-
-
-def _product(factors: Any, modulus: int) -> int:
-    result = 1
-    for factor in factors:
-        result = result * factor % modulus
-    return result % modulus
-
-
-def _exact(e: Any) -> int | None:
-    """The value of a small tower of integers, such as the exponent in `2^{3^4}`."""
-    import sympy
-
-    if isinstance(e, sympy.Integer):
-        return int(e)
-    if isinstance(e, sympy.UnevaluatedExpr):
-        return _exact(e.args[0])
-    if not isinstance(e, sympy.Add | sympy.Mul | sympy.Pow):
-        return None
-    parts = [_exact(a) for a in e.args]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or any(abs(k).bit_length() > MAX_EXPONENT_BITS for k in known):
-        return None
-    if isinstance(e, sympy.Pow):
-        base, exponent = known
-        if exponent < 0 or abs(base).bit_length() * exponent > MAX_EXPONENT_BITS:
-            return None
-        return int(base**exponent)
-    return sum(known) if isinstance(e, sympy.Add) else int(sympy.prod(known))

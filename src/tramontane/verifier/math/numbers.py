@@ -1,13 +1,15 @@
 r"""Plain numbers, read and compared exactly.
 
 `to_number` reads integers, decimals, fractions, mixed numbers, powers and repeating decimals as
-fractions. Ratios have their own rule.
+fractions. Ratios have their own rule, and so have numerals with a base: `52_8`, `(52)_{8}`,
+`52_{\text{eight}}`, `52 (base 8)`, `0x2A`.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from typing import NamedTuple
 
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
@@ -161,3 +163,86 @@ def same_ratio(gold: str, pred: str) -> bool | None:
     if is_time or not b or not d:
         return (a, b) == (c, d)
     return a * d == b * c
+
+
+# --------------------------------------------------------------------------- numerals with a base
+
+_BASE_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_NAMES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15,
+    "sixteen": 16, "twenty": 20,
+}  # fmt: skip
+_PREFIXES = {"0x": 16, "0o": 8, "0b": 2}
+_FONT = re.compile(r"\\(?:text|mathrm|textrm|mathbf|mbox|rm)(?![A-Za-z])")
+_LABEL = re.compile(r"(?:[A-Za-z]|[A-Z]{2})=")
+_BASE = rf"(?:base)?(\d{{1,2}}|{'|'.join(_NAMES)})"
+_SUBSCRIPT = re.compile(rf"(-?)([\dA-Za-z.]+)(?:_{_BASE}|_?base{_BASE})", re.IGNORECASE)
+_INDEXED = re.compile(r"[-+]?[\d.]+\s*_.*")
+_PREFIXED = re.compile(r"(-?)(0[xob])([\dA-F]+)", re.IGNORECASE)
+
+
+class Numeral(NamedTuple):
+    """Digits in upper case, with their sign and without leading zeros, and their base."""
+
+    digits: str
+    base: int
+
+
+def read_numeral(text: str, *, lower: bool = False) -> Numeral | None:
+    """Read a numeral whose digits exist in its base; None for any other text.
+
+    A letter with an index is a name (`A_{12}`, `ab_{16}`); several capitals are digits, and with
+    `lower`, so are small letters.
+    """
+    bare = re.sub(r"[\s{}()]", "", _FONT.sub("", text))
+    bare = _LABEL.sub("", bare, count=1) if "=" in bare else bare
+    if match := _PREFIXED.fullmatch(bare):
+        return _numeral(match[1], match[3], _PREFIXES[match[2].lower()])
+    if match := _SUBSCRIPT.fullmatch(bare):
+        named = match[3] or match[4]
+        base = _NAMES.get(named.lower()) or int(named)
+        if (
+            lower
+            or any(c.isdigit() for c in match[2])
+            or (len(match[2]) > 1 and match[2].isupper())
+        ):
+            return _numeral(match[1], match[2], base)
+    return None
+
+
+def _numeral(sign: str, digits: str, base: int) -> Numeral | None:
+    digits = digits.upper()
+    if not 2 <= base <= len(_BASE_DIGITS) or digits.count(".") > 1:
+        return None
+    if not set(digits) <= set(_BASE_DIGITS[:base]) | {"."}:
+        return None
+    return Numeral(sign + (digits.lstrip("0") or "0"), base)
+
+
+def numeral_value(text: str) -> Fraction | None:
+    """The value of a numeral, or of a plain number; None for any other text."""
+    numeral = read_numeral(text)
+    if numeral is None or len(numeral.digits) > MAX_DIGITS:
+        return to_number(text)
+    whole, _, places = numeral.digits.lstrip("-").partition(".")
+    value = Fraction(int(whole + places, numeral.base), numeral.base ** len(places))
+    return -value if numeral.digits.startswith("-") else value
+
+
+def same_numeral(gold: str, pred: str) -> bool | None:
+    """Compare numerals by digits and base, as questions about bases ask for the digits; the
+    prediction may omit the base. None if neither is a numeral, or if only the prediction is and the
+    reference is not a number. A numeral with base 10 is the number itself."""
+    g, p = read_numeral(gold), read_numeral(pred)
+    if g is None:
+        if p is None and _INDEXED.fullmatch(pred) and to_number(gold) is not None:
+            return False  # digits that do not exist in the base
+        if p is None or (number := to_number(gold)) is None:
+            return None
+        return p.base == 10 and numeral_value(pred) == number
+    if p := read_numeral(pred, lower=True):
+        return g == p
+    bare = _FONT.sub("", re.sub(r"[\s{}()]", "", pred)).upper()
+    sign, digits = ("-", bare[1:]) if bare.startswith("-") else ("", bare)
+    return _numeral(sign, digits, g.base) == g

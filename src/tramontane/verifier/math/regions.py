@@ -1,13 +1,14 @@
-"""Sets of real numbers as unions of intervals, so that two notations of one set compare equal.
+"""Sets of real numbers, so that two notations of one set compare equal.
 
 Reads intervals, finite sets, their unions, intersections and differences, and inequalities with a
-single variable alone on one side, joined by "and" or "or": `x < 3` is `(-∞, 3)`.
+single variable alone on one side, joined by "and" or "or": `x < 3` is `(-∞, 3)`. The condition of a
+set may also be a polynomial inequality, which is solved: `{x : x^2 < 4}` is `(-2, 2)`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import mpmath
@@ -17,23 +18,19 @@ from sympy.core.relational import Equality, Relational, Unequality
 
 from tramontane.verifier.math import values
 
+MAX_DEGREE = 8  # of polynomials whose roots are computed
 _TOLERANCE = mpmath.mpf(10) ** (values.SLACK - values.DIGITS)
 
 
-class Piece(NamedTuple):
-    """An interval of real numbers; a point is closed at both of its equal ends."""
-
-    start: Any
-    start_open: bool
-    end: Any
-    end_open: bool
-
-
 class Region(NamedTuple):
-    """A set of real numbers: disjoint pieces in ascending order, and the variable that they
-    restrict, if named."""
+    """A set of real numbers, and the variable that it restricts, if named.
 
-    pieces: tuple[Piece, ...]
+    `contains` tells whether a number is in the set. The answer is the same for all numbers between
+    two neighboring `points`.
+    """
+
+    points: tuple[Any, ...]
+    contains: Callable[[Any], bool]
     name: str | None = None
 
 
@@ -41,107 +38,99 @@ def same_region(a: Region, b: Region) -> bool:
     """Compare two sets; a variable's name matters only if both sides have one."""
     if a.name and b.name and a.name != b.name:
         return False
-    return len(a.pieces) == len(b.pieces) and all(
-        _close(p.start, q.start)
-        and _close(p.end, q.end)
-        and (p.start_open, p.end_open) == (q.start_open, q.end_open)
-        for p, q in zip(a.pieces, b.pieces, strict=True)
-    )
+    with mpmath.workdps(values.DIGITS):
+        return all(a.contains(x) == b.contains(x) for x in _samples([*a.points, *b.points]))
 
 
-# ------------------------------------------------------------------------------------- reading
+def _samples(points: Iterable[Any]) -> list[Any]:
+    """The finite points, and a number in each gap between them, before and after them."""
+    distinct: list[Any] = []
+    for point in sorted(filter(mpmath.isfinite, points)):
+        if not distinct or not _close(distinct[-1], point):
+            distinct.append(point)
+    if not distinct:
+        return [mpmath.mpf(0)]
+    first, last = distinct[0], distinct[-1]
+    outside = [first - max(1, abs(first)), last + max(1, abs(last))]
+    return [*distinct, *((a + b) / 2 for a, b in pairwise(distinct)), *outside]
 
 
-def read_region(e: Any) -> Region | None:
-    """The region of a SymPy object; None if it is not a set of real numbers with known bounds."""
-    for kinds, read in _READERS:
-        if isinstance(e, kinds):
-            return read(e)
+def read_region(e: Any, *, solved: bool = False) -> Region | None:
+    """The region of a SymPy object; None if it is not a set of real numbers with known bounds.
+
+    With `solved`, polynomial inequalities are solved.
+    """
+    if isinstance(e, sympy.Or | sympy.And):
+        return _read_and_or(e, solved)
+    if isinstance(e, Equality) and isinstance(e.rhs, sympy.Set):  # a set with a name: x = (1, 2)
+        region = read_region(e.rhs, solved=solved) if e.lhs.is_Symbol else None
+        return region and region._replace(name=e.lhs.name)
+    if isinstance(e, Relational):
+        return _read_relation(e, solved)
+    if isinstance(e, sympy.Interval):  # also the real numbers
+        return _read_interval(e)
+    if isinstance(e, sympy.FiniteSet):
+        return _read_finite_set(e)
+    if e is sympy.S.EmptySet:
+        return Region((), lambda _: False)
+    if isinstance(e, sympy.Union | sympy.Intersection | sympy.Complement):
+        return _read_set_operation(e, solved)
     return None
 
 
-def _read_all(parts: Iterable[Any]) -> list[Region] | None:
+def _read_all(parts: Iterable[Any], solved: bool) -> list[Region] | None:
     """The regions of all parts; None if one has none."""
-    regions = [read_region(part) for part in parts]
+    regions = [read_region(part, solved=solved) for part in parts]
     known = [region for region in regions if region is not None]
     return known if len(known) == len(regions) else None
 
 
-def _read_and_or(e: Any) -> Region | None:
+def _joined(regions: Sequence[Region], contains: Callable[[Any], bool]) -> Region:
+    return Region(tuple(x for region in regions for x in region.points), contains)
+
+
+def _read_and_or(e: Any, solved: bool) -> Region | None:
     """Several conditions on one variable."""
-    regions = _read_all(e.args)
+    regions = _read_all(e.args, solved)
     if not regions or len({region.name for region in regions}) > 1:
         return None
-    joined = _union(regions) if isinstance(e, sympy.Or) else reduce(_intersection, regions)
-    return Region(joined.pieces, regions[0].name)
+    combine = any if isinstance(e, sympy.Or) else all
+    joined = _joined(regions, lambda x: combine(region.contains(x) for region in regions))
+    return joined._replace(name=regions[0].name)
 
 
-def _read_equation(e: Any) -> Region | None:
-    """A set with a name, `x = (1, 2)`; other equations are not regions."""
-    if not (isinstance(e.rhs, sympy.Set) and e.lhs.is_Symbol):
+def _read_set_operation(e: Any, solved: bool) -> Region | None:
+    regions = _read_all(e.args, solved)
+    if not regions:
         return None
-    region = read_region(e.rhs)
-    return region and Region(region.pieces, e.lhs.name)
-
-
-def _read_inequality(e: Any) -> Region | None:
-    """`x < 3`, `3 > x`, `x ≠ 3`, with a letter or `f(x)` alone on one side."""
-    differs = isinstance(e, Unequality)
-    reversed_ = _is_variable(e.rhs) and not differs
-    variable, bound = (e.rhs, e.lhs) if reversed_ else (e.lhs, e.rhs)
-    if not _is_variable(variable) or (value := values.number(bound)) is None:
-        return None
-    if differs:
-        return Region(_complement(Region((_point(value),))).pieces, str(variable))
-    is_less = isinstance(e, sympy.StrictLessThan | sympy.LessThan)
-    is_open = isinstance(e, sympy.StrictLessThan | sympy.StrictGreaterThan)
-    if is_less != reversed_:
-        piece = Piece(-mpmath.inf, True, value, is_open)
-    else:
-        piece = Piece(value, is_open, mpmath.inf, True)
-    return Region((piece,), str(variable))
-
-
-def _is_variable(e: Any) -> bool:
-    return e.is_Symbol or isinstance(e, AppliedUndef)
+    if isinstance(e, sympy.Complement):
+        whole, *removed = regions
+        return _joined(
+            regions, lambda x: whole.contains(x) and not any(r.contains(x) for r in removed)
+        )
+    combine = any if isinstance(e, sympy.Union) else all
+    return _joined(regions, lambda x: combine(region.contains(x) for region in regions))
 
 
 def _read_interval(e: Any) -> Region | None:
     start, end = values.number(e.start), values.number(e.end)
     if start is None or end is None:
         return None
-    return _tidy([Piece(start, bool(e.left_open), end, bool(e.right_open))])
+
+    def contains(x: Any) -> bool:
+        after = _before(start, x) or (not e.left_open and _close(start, x))
+        return after and (_before(x, end) or (not e.right_open and _close(x, end)))
+
+    return Region((start, end), contains)
 
 
 def _read_finite_set(e: Any) -> Region | None:
     if not all(isinstance(a, sympy.Expr) for a in e.args):
         return None
     numbers = [values.number(a) for a in e.args]
-    return None if any(n is None for n in numbers) else _tidy([_point(n) for n in numbers])
-
-
-def _read_set_operation(e: Any) -> Region | None:
-    regions = _read_all(e.args)
-    if not regions:
+    if any(n is None for n in numbers):
         return None
-    if isinstance(e, sympy.Union):
-        return _union(regions)
-    return reduce(_intersection if isinstance(e, sympy.Intersection) else _difference, regions)
-
-
-# The first kind that fits is used; `sympy.S.Reals` is an Interval.
-_READERS: tuple[tuple[Any, Callable[[Any], Region | None]], ...] = (
-    (sympy.Or | sympy.And, _read_and_or),
-    (Equality, _read_equation),
-    (Relational, _read_inequality),
-    (sympy.Interval, _read_interval),
-    (sympy.FiniteSet, _read_finite_set),
-    (type(sympy.S.EmptySet), lambda _: Region(())),
-    (sympy.Union | sympy.Intersection | sympy.Complement, _read_set_operation),
-)
-
-
-# ---------------------------------------------------------------------------------- arithmetic
+    return Region(tuple(numbers), lambda x: any(_close(n, x) for n in numbers))
 
 
 def _close(a: Any, b: Any) -> bool:
@@ -152,60 +141,103 @@ def _before(a: Any, b: Any) -> bool:
     return bool(a < b) and not _close(a, b)
 
 
-def _point(value: Any) -> Piece:
-    return Piece(value, False, value, False)
+# -------------------------------------------------------------------------- relations
 
 
-def _union(regions: Iterable[Region]) -> Region:
-    return _tidy([piece for region in regions for piece in region.pieces])
-
-
-def _intersection(a: Region, b: Region) -> Region:
-    """The numbers that are in both regions."""
-    return _complement(_union([_complement(a), _complement(b)]))
-
-
-def _difference(a: Region, b: Region) -> Region:
-    return _intersection(a, _complement(b))
-
-
-def _complement(region: Region) -> Region:
-    gaps, start, start_open = [], -mpmath.inf, True
-    for p in region.pieces:
-        gaps.append(Piece(start, start_open, p.start, not p.start_open))
-        start, start_open = p.end, not p.end_open
-    gaps.append(Piece(start, start_open, mpmath.inf, True))
-    return _tidy(gaps)
-
-
-def _tidy(pieces: list[Piece]) -> Region:
-    """Drop empty pieces; join pieces that overlap or touch."""
-    joined: list[Piece] = []
-    for piece in sorted(pieces, key=lambda p: (p.start, p.start_open)):
-        if _is_empty(piece):
+def _read_relation(e: Any, solved: bool) -> Region | None:
+    """`x < 3`, `3 > x`, `x ≠ 3`, with a letter or `f(x)` alone on one side; with `solved`, also
+    polynomials of a letter, and absolute values of them."""
+    for variable, bound, sign in ((e.rhs, e.lhs, -1), (e.lhs, e.rhs, 1)):
+        if not _is_variable(variable) or (isinstance(e, Equality) and not solved):
             continue
-        if joined and not _apart(joined[-1], piece):
-            joined[-1] = _join(joined[-1], piece)
-        else:
-            joined.append(piece)
-    return Region(tuple(joined))
+        value = values.number(bound)
+        if value is not None:
+            return _where(e, [-sign * value, mpmath.mpf(sign)], [value], str(variable))
+    if not solved or len(e.free_symbols) != 1:
+        return None
+    with mpmath.workdps(values.DIGITS):
+        return _solve(e, *e.free_symbols)
 
 
-def _is_empty(p: Piece) -> bool:
-    return _before(p.end, p.start) or (_close(p.start, p.end) and (p.start_open or p.end_open))
+def _solve(e: Any, letter: Any) -> Region | None:
+    """The region of a polynomial relation, or of one between an absolute value and a number."""
+    left, right = (_polynomial(side, letter) for side in (e.lhs, e.rhs))
+    if isinstance(e.lhs, sympy.Abs) and right and len(right) == 1 and right[0] >= 0:
+        inner = _polynomial(e.lhs.args[0], letter)
+        left, right = inner and _product(inner, inner), _product(right, right)
+    if left is None or right is None:
+        return None
+    coefficients = [a - b for a, b in zip_longest(left, right, fillvalue=mpmath.mpf(0))]
+    roots = _roots(coefficients)
+    return None if roots is None else _where(e, coefficients, roots, letter.name)
 
 
-def _apart(p: Piece, q: Piece) -> bool:
-    """True if `q`, which starts no earlier than `p`, neither overlaps nor touches it."""
-    return _before(p.end, q.start) or (_close(p.end, q.start) and p.end_open and q.start_open)
+def _is_variable(e: Any) -> bool:
+    return e.is_Symbol or isinstance(e, AppliedUndef)
 
 
-def _join(p: Piece, q: Piece) -> Piece:
-    """The union of two pieces that overlap or touch; `q` starts no earlier than `p`."""
-    end, end_open = p.end, p.end_open
-    if _close(q.end, end):
-        end_open = end_open and q.end_open
-    elif q.end > end:
-        end, end_open = q.end, q.end_open
-    start_open = p.start_open and (q.start_open or not _close(q.start, p.start))
-    return Piece(p.start, start_open, end, end_open)
+def _where(e: Any, coefficients: list[Any], roots: list[Any], name: str) -> Region:
+    """The region where a polynomial, left less right side, has the sign that `e` demands."""
+    is_less = isinstance(e, sympy.StrictLessThan | sympy.LessThan)
+    includes_roots = isinstance(e, sympy.LessThan | sympy.GreaterThan | Equality)
+
+    def contains(x: Any) -> bool:
+        if any(_close(x, root) for root in roots):
+            return includes_roots
+        if isinstance(e, Equality | Unequality):
+            return isinstance(e, Unequality)
+        return bool(mpmath.polyval(coefficients[::-1], x) < 0) == is_less
+
+    return Region(tuple(roots), contains, name)
+
+
+def _polynomial(e: Any, letter: Any) -> list[Any] | None:
+    """The coefficients, the constant first; None if not a polynomial of a low degree."""
+    if not e.has(letter):
+        value = values.number(e) if isinstance(e, sympy.Expr) else None
+        return None if value is None or mpmath.isinf(value) else [value]
+    if e == letter:
+        return [mpmath.mpf(0), mpmath.mpf(1)]
+    if isinstance(e, sympy.UnevaluatedExpr):
+        return _polynomial(e.args[0], letter)
+    if isinstance(e, sympy.Pow) and e.exp.is_Integer and 1 <= e.exp <= MAX_DEGREE:
+        parts = [_polynomial(e.base, letter)] * int(e.exp)
+    elif isinstance(e, sympy.Add | sympy.Mul):
+        parts = [_polynomial(a, letter) for a in e.args]
+    else:
+        return None
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or sum(len(part) - 1 for part in known) > 4 * MAX_DEGREE:
+        return None
+    if isinstance(e, sympy.Add):
+        return [mpmath.fsum(c) for c in zip_longest(*known, fillvalue=mpmath.mpf(0))]
+    total = [mpmath.mpf(1)]
+    for part in known:
+        total = _product(total, part)
+    return total if len(total) <= MAX_DEGREE + 1 else None
+
+
+def _product(a: list[Any], b: list[Any]) -> list[Any]:
+    result = [mpmath.mpf(0)] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            result[i + j] += x * y
+    return result
+
+
+def _roots(coefficients: list[Any]) -> list[Any] | None:
+    """The real roots of a polynomial that is not constant; None if they cannot be computed."""
+    while coefficients and _close(coefficients[-1], mpmath.mpf(0)):
+        coefficients = coefficients[:-1]
+    if len(coefficients) < 2:
+        return None
+    if len(coefficients) == 3:  # exact for double roots
+        c, b, a = coefficients
+        square = b * b - 4 * a * c
+        root = mpmath.sqrt(0 if _close(square, mpmath.mpf(0)) else square)
+        return [] if square < 0 and root else [(-b - root) / (2 * a), (-b + root) / (2 * a)]
+    try:
+        roots = mpmath.polyroots(coefficients[::-1], maxsteps=100, extraprec=200)
+    except mpmath.mp.NoConvergence:
+        return None
+    return [mpmath.re(root) for root in roots if _close(mpmath.im(root), mpmath.mpf(0))]

@@ -1,13 +1,85 @@
-"""The outer shape of a maths answer: its brackets, its items, its labels."""
+r"""The outer form of a maths answer: its size, its brackets, items and labels, and what is rejected
+for it.
+
+The size is limited before any parsing, in one pass over the text. The LaTeX parser drops unknown
+notation: `7\text{ or more}` would be 7, `f'(x)` would be `f(x)`. Contradictions and unsolved
+equations are handled in `equations`.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
+from tramontane.verifier.math.wording import WRAPPER
+
+MAX_LENGTH = 1000
+MAX_NESTING = 8  # the parser's time at least doubles with each level
+MAX_ITEMS = 64
+MAX_CELLS = 100
+MAX_TOKENS = 300
+MAX_OPERATORS = 150
+MAX_CHAIN = 12  # consecutive commands, and a third of it for exponents, which nest like brackets
+
+_OPERATOR = re.compile(r"[-+*/^_=<>!|%]|\\[A-Za-z]+")
+_SYMBOL = re.compile(r"\\[A-Za-z]+|\d+|\S")
+_CHAIN = re.compile(
+    rf"(?:\\[A-Za-z]+\s?){{{MAX_CHAIN}}}|(?:\^\s?\{{?\w+\}}?\s?){{{MAX_CHAIN // 3}}}"
+)
+_CHOOSE = re.compile(r"\\[dt]?binom|\\choose|\\brace|\\brack")
 _OPENING = ("(", "[", "{", "\\{")
 _CLOSING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 _TOKEN = re.compile(r"\\[{}|]|\\[A-Za-z]+|\\.|.", re.DOTALL)
+_DOTS = re.compile(r"\\ldots(?![A-Za-z])")
+_CLOSED_INFINITY = re.compile(r"\\infty\s*\]|\[\s*-\s*\\infty")
+_EQUALS = re.compile(r"(?<![<>!\\:])=")
+_PRIME = re.compile(r"(?<=[A-Za-z)}])\s*\^?\{?(?:'|(?<=[\^{])T\b|\\(?:prime|top)(?![A-Za-z]))")
+
+
+class Refused(Exception):
+    """The prediction is wrong, for the reason in the message."""
+
+
+class Unscorable(Exception):
+    """No prediction can be judged against this reference, for the reason in the message."""
+
+
+class Unreadable(Unscorable):
+    """The reference is in an unknown notation; it can only be compared as written."""
+
+
+# ------------------------------------------------------------------------------------------- size
+
+
+def nesting(text: str) -> int:
+    """The depth of the deepest bracket, of any kind."""
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def too_large(text: str) -> str:
+    """Why an answer must not be passed to the parser; empty if it may.
+
+    These limits bound the cost of parsing, and of functions computed while parsing. The size of
+    values is bounded later, in `values`.
+    """
+    if sum(1 for _ in _OPERATOR.finditer(text)) > MAX_OPERATORS:
+        return f"more than {MAX_OPERATORS} operators"
+    if sum(1 for _ in _SYMBOL.finditer(text)) > MAX_TOKENS:
+        return f"more than {MAX_TOKENS} symbols"
+    if _CHAIN.search(text):
+        return "a chain of functions or exponents"
+    if text.count("&") > MAX_CELLS:
+        return f"a matrix of more than {MAX_CELLS} cells"
+    if _CHOOSE.search(text) and re.search(r"\d{4}|\^|!", text):
+        return "a binomial coefficient is too large"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------ items
 
 
 class Shape(NamedTuple):
@@ -70,3 +142,35 @@ def label(item: str) -> tuple[str, str] | None:
     """("x", "5") of `x = 5`; None without exactly one `=`."""
     parts = split(item, "=")
     return (parts[0].replace(" ", ""), parts[1]) if len(parts) == 2 else None
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+def refuse_notation(gold: str, pred: str) -> None:
+    """Reject dots, a bracket that includes infinity, primes and transposes that the reference does
+    not have, since the parser drops them."""
+    if "\\approx" in pred:  # left by `equations.exact`, as in `5 \approx 6`
+        raise Refused("an approximation far from the value")
+    if _DOTS.search(pred) and not _DOTS.search(gold):
+        raise Refused("dots")
+    if _CLOSED_INFINITY.search(pred) and not _CLOSED_INFINITY.search(gold):
+        raise Refused("infinity is not a number")
+    if _count_primes(gold) != _count_primes(pred):
+        raise Refused("a derivative, a transpose, or another name")
+
+
+def _count_primes(text: str) -> int:
+    """Count the primes of the value only: `f'(x) = 2x` is 2x."""
+    return len(_PRIME.findall(_EQUALS.split(text)[-1]))
+
+
+def refuse_more_than_a_number(pred: str) -> None:
+    """Reject words, lists and notation in an answer whose reference is a single number."""
+    value = _EQUALS.split(pred)[-1]
+    if WRAPPER.search(value):
+        raise Refused("words beside the number")
+    if len(read_shape(value).items) > 1:
+        raise Refused("a list, not a number")
+    if re.search(r"\\(?:lor|vee|color|cancel|prime)(?![A-Za-z])|'", value):
+        raise Refused("not a number")

@@ -1,4 +1,4 @@
-"""Comparison of two answers as SymPy objects.
+"""LaTeX → SymPy objects, never evaluated, and the comparison of two of them.
 
 Expressions are compared by value (`values`), equations and inequalities up to a constant factor,
 sets of real numbers as unions of intervals (`regions`), matrices cell by cell. SymPy never
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -17,12 +18,16 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Equality, Relational, Unequality
 
 from tramontane.verifier.math import values
-from tramontane.verifier.math.caps import too_large
-from tramontane.verifier.math.latex import parse_answer
 from tramontane.verifier.math.numbers import DECIMAL
-from tramontane.verifier.math.refusals import Refused, Unreadable, Unscorable
 from tramontane.verifier.math.regions import read_region, same_region
-from tramontane.verifier.math.structure import balanced
+from tramontane.verifier.math.structure import (
+    Refused,
+    Unreadable,
+    Unscorable,
+    balanced,
+    split,
+    too_large,
+)
 
 
 def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | None) -> bool:
@@ -54,6 +59,22 @@ def equal(gold: str, pred: str, scales: list[tuple[int, int]], places: int | Non
             reason = "the reference cannot be judged: its value is too large"
             raise Unscorable(reason) from error
         raise Refused("the value is too large") from error
+
+
+def same_set(gold: str, pred: str, solved: list[bool]) -> bool:
+    """True if two answers are one set of real numbers, with the conditions of each side that is
+    `solved` solved: `x^2 < 4` is (-2, 2)."""
+    if too_large(gold) or too_large(pred):
+        return False
+    try:
+        regions = [
+            read_region(parse_answer(side), solved=is_solved)
+            for side, is_solved in zip((gold, pred), solved, strict=True)
+        ]
+    except values.TooLarge:
+        return False
+    g, p = regions
+    return g is not None and p is not None and same_region(g, p)
 
 
 def _same_scaled(gold: Any, pred: Any, gold_scale: int, pred_scale: int) -> bool:
@@ -189,11 +210,7 @@ def _same_arguments(gold: Any, pred: Any) -> bool:
 
 
 def _align_equations(gold: Any, pred: Any) -> tuple[Any, Any]:
-    """Reduce chains of equations to the parts that are compared.
-
-    Two chains are reduced to the equations of their ends; `y = 2x + 1` against `2x + 1` is reduced
-    to the value after the label.
-    """
+    """Reduce chains of equations to their ends, and labels of values (`y = 2x`) to the value."""
     g, p = _members(gold), _members(pred)
     if len(g) > 1 and len(p) > 1:
         ends = (sympy.Eq(side[0], side[-1], evaluate=False) for side in (g, p))
@@ -264,3 +281,92 @@ _COMPARISONS: tuple[tuple[type, Callable[[Any, Any], bool]], ...] = (
     (sympy.Set, _same_set),
     (sympy.Expr, values.equal),
 )
+
+
+# ---------------------------------------------------------------------------------------- parsing
+
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_ITERATED = re.compile(r"!\s*!")
+MAX_LABEL_WORDS = 4
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\{\\circ\}")
+
+
+def parse_answer(text: str) -> Any:
+    """The SymPy object of an answer; None if it cannot be parsed.
+
+    Degrees inside trigonometric functions become radians. If an equation as a whole cannot be
+    parsed, only its last member is read, since a label may be anything.
+    """
+    if _ITERATED.search(text):
+        return None  # the parser reads n!! as (n!)!
+    if (conditions := _parse_conditions(text)) is not None:
+        return conditions
+    text = text.replace("\\bmod", "\\mod")  # the parser knows only one of them
+    if _TRIGONOMETRIC.search(text):
+        text = _DEGREES.sub(r"(\1 \\pi / 180)", text)
+    parsed = parse_latex(text)
+    members = split(text, "=")
+    labelled = parsed is None and len(members) > 1 and not members[0].startswith("-")
+    return parse_latex(members[-1]) if labelled and not any(map(_is_prose, members)) else parsed
+
+
+def _is_prose(label: str) -> bool:
+    """True for several statements or sentences, whose last member is not their value."""
+    return len(split(label, ",", ";")) > 1 or len(_WORD.findall(label)) > MAX_LABEL_WORDS
+
+
+def _parse_conditions(text: str) -> Any:
+    r"""`x < 1` or `x > 2` (`\cup`), `x > 0` and `x \neq 2` (`\land`) as one object; None if a part
+    is not an inequality.
+
+    LaTeX has no standard notation for this, so the parser cannot read it as a whole.
+    """
+    for separator, join in (("\\cup", sympy.Or), ("\\land", sympy.And)):
+        if len(parts := split(text, separator)) > 1:
+            parsed = [_parse_conditions(part) or parse_latex(part) for part in parts]
+            if all(isinstance(p, Relational | sympy.And | sympy.Or) for p in parsed):
+                return join(*parsed, evaluate=False)
+            return None
+    return None
+
+
+# The parser reads `dn` as a differential, but only an integral or a derivative has one.
+_DIFFERENTIAL = re.compile(
+    r"\\i+nt(?![A-Za-z])|\\oint|\\partial|\\frac\s*\{\s*d[^{}]*\}\s*\{\s*d|\\(?:mathrm|text|rm)\s*\{\s*d\s*\}"
+)
+_LETTER_D = re.compile(
+    r"(\\(?:text|textbf|textrm|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+|_\s*d)|d"
+)
+
+
+# The parser reads `3(10)` and `(3)(10)` as mixed numbers: as 13.
+_PRODUCT = re.compile(
+    r"(?:(?<![\w.^\\])\d+|\(\s*\d+\s*\))\s*(?=\(\s*(?:\d+|\\frac\s*\{\d+\}\s*\{\d+\})\s*\))"
+)
+
+
+@lru_cache(maxsize=256)
+def parse_latex(text: str) -> Any:
+    """The SymPy object of a piece of LaTeX; None if it cannot be parsed.
+
+    Raises:
+        MemoryError, RecursionError: the process is at its limits, regardless of the text.
+    """
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+
+    text = _PRODUCT.sub(r"\g<0>\\cdot ", text)
+    if not _DIFFERENTIAL.search(text):
+        text = _LETTER_D.sub(lambda m: m[1] or r"\mathbf{d}", text)
+    config = NormalizationConfig(basic_latex=True, malformed_operators=True, boxed="none")
+    try:
+        return latex2sympy(
+            normalize_latex(text, config),
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
+        )
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # the library has no specific exception for unreadable text
+        return None

@@ -1,36 +1,66 @@
 r"""Units of measurement and counted things: split off an answer, so that "15 m" differs from "15
 cm".
 
-A unit is an expression: symbols with SI prefixes, names and counted things (`unit_names`), joined
-by products, quotients and powers. Words that are not in these lists are not units, so `5 \text{
+A unit is an expression: symbols with SI prefixes, names and counted things (units.txt), joined by
+products, quotients and powers. Words that are not in these lists are not units, so `5 \text{
 thirds}` and `5 \text{ k}` are not 5.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
-from tramontane.verifier.math.numbers import to_number
-from tramontane.verifier.math.unit_names import NAMES, NEUTRAL, QUALIFIERS, SYMBOLS, THINGS
+from tramontane.verifier.math.numbers import DECIMAL, to_number
+
+# Symbols that take an SI prefix.
+_SI_SYMBOLS = "m g s A K mol cd Hz N Pa J W C V F Ω S Wb T H lm lx Bq Gy Sv L l eV cal Wh bar B b M"
+_SI_PREFIXES = (*"YZEPTGMkhdcmµunpfa", "da")
+_SYMBOLS = {
+    prefix + symbol: (prefix.replace("u", "µ") + symbol.replace("l", "L", symbol == "l"))
+    for symbol in _SI_SYMBOLS.split()
+    for prefix in ("", *_SI_PREFIXES)
+}
+# "B" and "b" need a prefix, or a name; MM is millions.
+for _other in ("B", "b", "a", "u", *(f"{prefix}M" for prefix in "YZEPTGMkhdcfa"), "daM"):
+    _SYMBOLS.pop(_other, None)
+_PREFIX_NAMES = {
+    "": "", "kilo": "k", "mega": "M", "giga": "G", "tera": "T", "centi": "c", "deci": "d",
+    "milli": "m", "micro": "µ", "nano": "n", "pico": "p", "hecto": "h",
+}  # fmt: skip
+_LISTS = re.sub(r"^#.*\n", "", Path(__file__).with_name("units.txt").read_text("utf-8"), flags=re.M)
+_WORDS = dict(re.findall(r"\[(\w+)\]\n([^\[]*)", _LISTS))
+
+
+def _named(units: str, prefixes: dict[str, str]) -> dict[str, str]:
+    """Canonical names by lower-case name."""
+    table = {}
+    for names in units.split("|"):
+        canonical, *others = names.split()
+        for prefix, symbol in prefixes.items():
+            for word in (canonical, *others):
+                if word in _SYMBOLS or (len(word) == 1 and word.isascii() and word != "%"):
+                    continue  # case matters: `k` is not kelvin
+                plural = (f"{prefix}{word}s",) if len(word) > 2 else ()
+                for name in (prefix + word, *plural):
+                    table[name.lower()] = symbol + canonical
+    return table
+
+
+NAMES = _named(_WORDS["prefixable"], _PREFIX_NAMES) | _named(_WORDS["units"], {"": ""})
+SYMBOLS = {**_SYMBOLS, "h": "h", "t": "t", "Å": "Å", "°": "deg"}
+THINGS = {*(things := _WORDS["things"].split()), *(f"{word}s" for word in things if word.isascii())}
+QUALIFIERS = frozenset(_WORDS["qualifiers"].split())
+NEUTRAL = frozenset(_WORDS["neutral"].split())
 
 NEUTRAL_NAME = "unit"
 MAX_UNIT = 120  # characters
 MAX_STARTS = 12  # positions at which a unit may begin
 ATTACHED = {"m", "s", "h", "g", "L", "J", "W"}  # symbols of one letter, read as units in `3s`
 SPACED = ATTACHED | {"K", "N", "V", "in"}  # … and in `3 s`
-# … and symbols of several letters, which would be products of variables in a reference.
-_PLAUSIBLE_WORDS = """
-    mg ng pg ms ns ps nm pm mA kA mV mW mN mJ mC nC pC pF nF mF mH mT nT MB GB TB kB dB Gy Sv Wb
-    lx hL dL cL A l mi pt gm yr ha qt
-"""
-_PLAUSIBLE = SPACED | frozenset(_PLAUSIBLE_WORDS.split())
-# Symbols of several letters that are never a product of variables.
-_UNMISTAKABLE_WORDS = """
-    cm mm km dm kg kJ MJ kW MW GW kWh Wh Hz kHz MHz GHz Pa kPa MPa hPa mol mmol eV keV MeV
-    GeV mL ml kN kV kcal cal bar lm
-"""
-_UNMISTAKABLE = frozenset(_UNMISTAKABLE_WORDS.split())
+_PLAUSIBLE = SPACED | set(_WORDS["plausible"].split())
+_UNMISTAKABLE = frozenset(_WORDS["unmistakable"].split())
 # Products and quotients of such letters: `20 N m` is a torque, `20 L W` is not.
 _PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
 _DIVISORS = {"s", "h", "min", "m", "cm", "km", "kg", "L", "mL", "mol", "K", "A", "C", "ft"}
@@ -298,6 +328,32 @@ _SAME = [
 def units_clash(gold: str, pred: str) -> bool:
     """True if both sides name a unit and the units differ; `25 C` agrees with `25°C`."""
     return bool(gold and pred) and gold != pred and {gold, pred} not in _SAME
+
+
+_MULTIPLE_OF_PI = re.compile(
+    rf"(?P<sign>-?)\s*(?:\\frac\s*\{{\s*(?P<top>-?\d*)\s*\\pi\s*\}}\s*\{{\s*(?P<bottom>[1-9]\d*)\s*\}}"
+    rf"|(?P<factor>{DECIMAL}|\\frac\s*\{{\s*-?\d+\s*\}}\s*\{{\s*[1-9]\d*\s*\}})?\s*(?:\\cdot|\*)?\s*"
+    r"\\pi\s*(?:/\s*(?P<over>[1-9]\d*))?)\s*"
+)
+
+
+def same_angle(gold: str, gold_unit: str, pred: str, pred_unit: str) -> bool | None:
+    r"""Compare degrees with an angle in radians: `120^\circ` is `\frac{2\pi}{3}`. None unless one
+    side is in degrees, and the other a rational multiple of pi."""
+    if {gold_unit, pred_unit} not in ({"deg", ""}, {"deg", "rad"}):
+        return None
+    degrees, radians = (gold, pred) if gold_unit == "deg" else (pred, gold)
+    number, match = to_number(degrees), _MULTIPLE_OF_PI.fullmatch(radians)
+    if match is None:
+        return None
+    if number is None:  # 2π/3 degrees are not 2π/3
+        return False if _MULTIPLE_OF_PI.fullmatch(degrees) else None
+    top = match["factor"] or {"": "1", "-": "-1"}.get(match["top"] or "", match["top"])
+    factor = to_number(top)
+    if factor is None:
+        return None
+    factor *= -1 if match["sign"] else 1
+    return number == 180 * factor / int(match["bottom"] or match["over"] or 1)
 
 
 def percent_scales(gold_unit: str, pred_unit: str) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-from tramontane.verifier.math import modular
+from tramontane.verifier.math.modular import of_fraction
 from tramontane.verifier.math.numbers import is_rounded
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
@@ -35,6 +35,8 @@ FAR_POINTS = 2  # above and below zero, beyond a thousand: `|x - 100|` is not `1
 MAX_ROUNDED_BITS = 100  # magnitude, up and down, of constants that may be rounded
 ROUNDED_PLACES = 15
 MAX_ARGUMENT = 10**6  # limit for functions that are costly at large arguments
+MAX_EXPONENT_BITS = 4096  # limits of modular arithmetic
+MAX_FACTORIAL = 10_000
 MAX_GAMMA_DIGITS = 300  # precision above which factorials between integers take mpmath seconds
 
 
@@ -137,7 +139,7 @@ class _Evaluation:
             b = self._integer(e.args[1])
             if not b:
                 return mpmath.nan
-            known = modular.remainder(e.args[0], int(b)) if b > 0 else None
+            known = remainder(e.args[0], int(b)) if b > 0 else None
             return mpmath.fmod(self._integer(e.args[0]), b) if known is None else mpmath.mpf(known)
         if isinstance(e, sympy.Max | sympy.Min):
             values = [self(a) for a in e.args]
@@ -386,3 +388,61 @@ def rounded(e: Any, spelling: str, places: int | None) -> bool:
     nearest = Fraction(round(exact * 10**ROUNDED_PLACES), 10**ROUNDED_PLACES)
     terminates = abs(exact - nearest) <= abs(exact) * Fraction(1, 10**40)
     return is_rounded(nearest if terminates else exact, spelling, places, terminates=terminates)
+
+
+# ------------------------------------------------------------------------------------- remainders
+
+
+def remainder(e: Any, modulus: int) -> int | None:
+    """The remainder of a SymPy expression of integers, in small steps; None for other objects."""
+    if isinstance(e, sympy.Rational):
+        return of_fraction(int(e.p), int(e.q), modulus)
+    if isinstance(e, sympy.UnevaluatedExpr):
+        return remainder(e.args[0], modulus)
+    if isinstance(e, sympy.Add | sympy.Mul):
+        parts = [remainder(a, modulus) for a in e.args]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        total = sum(known) if isinstance(e, sympy.Add) else _product_modulo(known, modulus)
+        return total % modulus
+    if isinstance(e, sympy.Pow):
+        base, exponent = remainder(e.base, modulus), _exact(e.exp)
+        if base is None or exponent is None:
+            return None
+        try:
+            return pow(base, exponent, modulus)
+        except ValueError:  # a negative exponent without an inverse
+            return None
+    if isinstance(e, sympy.factorial) and (n := _exact(e.args[0])) is not None:
+        if n >= modulus:
+            return 0
+        return _product_modulo(range(1, n + 1), modulus) if 0 <= n <= MAX_FACTORIAL else None
+    return None
+
+
+def _product_modulo(factors: Any, modulus: int) -> int:
+    result = 1
+    for factor in factors:
+        result = result * factor % modulus
+    return result % modulus
+
+
+def _exact(e: Any) -> int | None:
+    """The value of a small tower of integers, such as the exponent in `2^{3^4}`."""
+    if isinstance(e, sympy.Integer):
+        return int(e)
+    if isinstance(e, sympy.UnevaluatedExpr):
+        return _exact(e.args[0])
+    if not isinstance(e, sympy.Add | sympy.Mul | sympy.Pow):
+        return None
+    parts = [_exact(a) for a in e.args]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or any(abs(k).bit_length() > MAX_EXPONENT_BITS for k in known):
+        return None
+    if isinstance(e, sympy.Pow):
+        base, exponent = known
+        if exponent < 0 or abs(base).bit_length() * exponent > MAX_EXPONENT_BITS:
+            return None
+        return int(base**exponent)
+    return sum(known) if isinstance(e, sympy.Add) else int(sympy.prod(known))

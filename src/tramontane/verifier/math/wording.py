@@ -60,6 +60,20 @@ def _option(text: str) -> tuple[str, str] | None:
     return match[1], match[3]
 
 
+_SEGMENT = re.compile(r"\\overline\s*\{\s*[A-Z]\s*[A-Z]\s*\}|[A-Z]\s*[A-Z]")
+
+
+def same_segment(gold: str, pred: str) -> bool | None:
+    r"""Compare the names of segments: `AB`, `\overline{AB}` and `\overline{BA}` are one segment.
+
+    None unless both sides are two capital letters, at least one with a bar.
+    """
+    sides = [side for side in (gold, pred) if _SEGMENT.fullmatch(side)]
+    if len(sides) < 2 or "\\overline" not in gold + pred:
+        return None
+    return sorted(re.findall("[A-Z]", gold)) == sorted(re.findall("[A-Z]", pred))
+
+
 _SHORT_WORDS = {"no", "ja", "si"}
 MAX_PHRASE = 60  # characters
 _LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
@@ -182,10 +196,7 @@ def _words(text: str) -> list[str]:
 
 
 def _is_words(text: str) -> bool:
-    """True for words, false for a product of variables.
-
-    Words consist of letters; in ASCII, one word has at least three letters and a vowel.
-    """
+    """True for words; in ASCII one of at least three letters with a vowel, so not `xyz`."""
     if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
         return False
     longest = max(_words(text), key=len)

@@ -69,11 +69,8 @@ def supported() -> bool:
 def filter_calls(namespaces: bool) -> None:
     """Block system calls for this process and its children: the calls fail with EPERM.
 
-    Args:
-        namespaces: the process has its own namespaces, so that more calls can be allowed.
-
-    Raises:
-        OSError: the kernel rejects the filter.
+    A process with `namespaces` of its own may make more calls. Raises `OSError` if the kernel
+    rejects the filter.
     """
     machine = os.uname().machine
     column = list(_AUDIT_ARCH).index(machine)
@@ -128,15 +125,10 @@ def _filter(architecture: int, denied: list[int], column: int) -> bytes:
 
 
 def hide_files(readable: list[str], devices: list[str], writable: str) -> None:
-    """Hide every file from this process and its children, except under these paths.
+    """Hide every file from this process and its children, except `readable` paths, `devices`, which
+    can also be written, and the folder `writable`, where everything is allowed.
 
-    Args:
-        readable: paths whose files can be read and executed.
-        devices: files that can be read and written.
-        writable: the folder where everything is allowed.
-
-    Raises:
-        OSError: the kernel has no Landlock, or a path does not exist.
+    Raises `OSError` if the kernel has no Landlock, or a path does not exist.
     """
     version = landlock_version()
     everything = (1 << (16 if version >= 5 else 15)) - 1

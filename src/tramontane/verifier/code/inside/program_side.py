@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import wire
-from .peer import MUTABLE_TYPES, Peer
+from .wire import MUTABLE_TYPES, Peer
 
 
 def serve(module: ModuleType) -> NoReturn:

@@ -1,4 +1,5 @@
-"""The first process in a sandbox: forks every execution of a program from a warm interpreter.
+"""The first process in a sandbox: forks every execution of a program from a warm interpreter, and
+runs Python programs in the fork.
 
 `sandbox.Sandbox` starts it in a bare interpreter with only the standard library. It imports as
 little as possible, because every program pays for every import. The job arrives on standard input
@@ -8,6 +9,7 @@ are never here.
 
 from __future__ import annotations
 
+import builtins
 import marshal
 import os
 import resource
@@ -15,51 +17,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from . import lockdown
-from .descriptors import (
-    CHANNEL,
-    hang_up,
-    has_hung_up,
-    memory_file,
-    read_block,
-    read_file,
-    sealed_file,
-    write_all,
-)
-from .files import Held, empty, inodes_of, size_of
-from .interpreter import run_source, show_error, warm_up
-from .processes import (
-    DUMPABLE,
-    PDEATHSIG,
-    SUBREAPER,
-    Times,
-    descendants,
-    kill_quietly,
-    kill_rest,
-    memory_of,
-    prctl,
-    wait_for,
-)
-from .records import (
-    ALONE,
-    CROWD,
-    DISK,
-    ERROR_BYTES,
-    HIDDEN,
-    HOST,
-    MAX_FILES,
-    MAX_PROCESSES,
-    MAX_SOCKETS,
-    MEMORY,
-    READY,
-    send_record,
-)
+from . import lockdown, processes, records
 
 FEW = 4  # so few processes cannot have too many sockets
 FORK_SECONDS = 2.0  # for the host to have a process again
 HANG_UP_SECONDS = 0.5  # for a program to end by itself when its tests have ended
+CHECKER_FAILED = 3  # testlib's exit code, to be distinguished from the rejection of an output
 
 
 def main() -> None:
@@ -67,20 +33,20 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    settings = marshal.loads(read_block(job))
+    settings = marshal.loads(records.read_block(job))
     confine(settings)
-    send_record(results, (READY, b"", b""), (0.0, 0.0, 0.0))
+    records.send_record(results, (records.READY, b"", b""), (0.0, 0.0, 0.0))
     command, source, program = settings["command"], settings["source"], None
     if settings["compile"] is not None:
         compiler, limits = settings["compile"]
         compilation = Execution(settings, limits, -1)
         record = compilation.run(b"", lambda _: execute(compiler))
-        if send_record(results, record, compilation.seconds) != 0:
+        if records.send_record(results, record, compilation.seconds) != 0:
             return
-        program = sealed_file(command[0])
+        program = records.sealed_file(command[0])
         if program is not None:  # otherwise an execution could replace it in the box
             settings["keep"] = None
-            empty(settings["box"], keep=None)
+            processes.empty(settings["box"], keep=None)
     warm_up(settings["prelude"])
 
     def run_program(arguments: list[str]) -> int:
@@ -91,11 +57,11 @@ def main() -> None:
 
     for number in range(settings["inputs"]):
         execution = Execution(settings, settings["limits"], number, program)
-        stdin = read_block(job)
+        stdin = records.read_block(job)
         if settings["has_files"]:
             execution.files, stdin = marshal.loads(stdin), b""
         record = execution.run(stdin, run_program)
-        status = send_record(results, record, execution.seconds)
+        status = records.send_record(results, record, execution.seconds)
         if status != 0 and not settings["keep_going"]:
             return
 
@@ -108,25 +74,26 @@ def confine(settings: dict[str, Any]) -> None:
         os.setresuid(*[settings["uid"]] * 3)
     if sys.platform == "linux":
         # After the change of user, which resets the first two.
-        prctl(PDEATHSIG, signal.SIGKILL if settings["namespaces"] else signal.SIGTERM)
-        prctl(DUMPABLE, 0)
-        prctl(lockdown.NO_NEW_PRIVS, 1)
-        prctl(SUBREAPER, 1)
+        at_death = signal.SIGKILL if settings["namespaces"] else signal.SIGTERM
+        processes.prctl(processes.PDEATHSIG, at_death)
+        processes.prctl(processes.DUMPABLE, 0)
+        processes.prctl(lockdown.NO_NEW_PRIVS, 1)
+        processes.prctl(processes.SUBREAPER, 1)
     if not settings["namespaces"]:  # the end of a namespace ends all processes in it
         signal.signal(signal.SIGTERM, lambda *_: kill_rest_and_exit(settings))
 
 
 def kill_rest_and_exit(settings: dict[str, Any]) -> None:
-    kill_rest(settings)
+    processes.kill_rest(settings)
     os._exit(1)
 
 
 def execute(command: list[str], program: int | None = None) -> int:
     """Replace this process by a compiler, or by a compiled program, whose file is then at
-    CHANNEL."""
+    `records.CHANNEL`."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    os.execve(command[0] if program is None else CHANNEL, command, os.environ)
+    os.execve(command[0] if program is None else records.CHANNEL, command, os.environ)
 
 
 def fork() -> int:
@@ -165,7 +132,7 @@ class Execution:
         self.program = program
         self.files: dict[str, bytes] = {}  # put into the home, by name
         self.hidden: set[str] = set()  # processes that hid what they hold open
-        self.times = Times()
+        self.times = processes.Times()
         self.hung_up: float | None = None  # when the other half of a function test ended
 
     @property
@@ -176,10 +143,10 @@ class Execution:
         """Run `action` in a child, with the names of its files; returns its record (status,
         output, errors)."""
         os.mkdir(self.home)
-        files = [memory_file() for _ in range(3)]
-        write_all(files[0], stdin)
+        files = [records.memory_file() for _ in range(3)]
+        records.write_all(files[0], stdin)
         os.lseek(files[0], 0, os.SEEK_SET)
-        self.times = Times()
+        self.times = processes.Times()
         ready, unready = os.pipe()
         pid = fork()
         if pid == 0:
@@ -191,49 +158,45 @@ class Execution:
         if pid < 0:
             for descriptor in files:
                 os.close(descriptor)
-            return HOST, b"", b""
-        status = wait_for(pid, self.limits, self.times, self._processes, self._excess)
+            return records.HOST, b"", b""
+        status = processes.wait_for(pid, self.limits, self.times, self._processes, self._excess)
         if self.channel is not None:
-            hang_up(self.channel)  # so that the other half sees the end of the program
-        kill_quietly(os.killpg, pid)
-        kill_rest(self.settings)
-        output, errors = (read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
+            records.hang_up(self.channel)  # so that the other half sees the end of the program
+        processes.kill_quietly(os.killpg, pid)
+        processes.kill_rest(self.settings)
+        output, errors = (records.read_file(f, int(self.limits["output_bytes"])) for f in files[1:])
         for descriptor in files:
             os.close(descriptor)
-        empty(self.settings["box"], keep=self.settings["keep"])
-        return status, output, errors[-ERROR_BYTES:]
+        processes.empty(self.settings["box"], keep=self.settings["keep"])
+        return status, output, errors[-records.ERROR_BYTES :]
 
     def _processes(self) -> list[str]:
-        return descendants(self.settings["namespaces"])
+        return processes.descendants(self.settings["namespaces"])
 
     def _excess(self, pids: list[str]) -> int:
-        """MEMORY, DISK, CROWD, HIDDEN or ALONE if the execution as a whole uses too much, hides
-        what it uses, or continues after the other half of its function test has ended; else 0.
-
-        The limits of each single process are enforced by the system (`restrict`).
-        """
-        if self.channel is not None and has_hung_up(self.channel):
+        """Why the execution as a whole must end, or 0; `restrict` limits each process."""
+        if self.channel is not None and records.has_hung_up(self.channel):
             self.hung_up = self.hung_up or self.times.clock
             if self.times.clock - self.hung_up > HANG_UP_SECONDS:
-                return ALONE
-        if len(pids) > MAX_PROCESSES:  # the system's limit is not enforced everywhere
-            return CROWD
-        if len(pids) > 1 and memory_of(pids) > int(self.limits["memory_mb"]) << 20:
-            return MEMORY
+                return records.ALONE
+        if len(pids) > records.MAX_PROCESSES:  # the system's limit is not enforced everywhere
+            return records.CROWD
+        if len(pids) > 1 and processes.memory_of(pids) > int(self.limits["memory_mb"]) << 20:
+            return records.MEMORY
         if sys.platform != "linux":
-            return DISK if size_of(self.home) > self.settings["box_bytes"] else 0
+            return records.DISK if processes.size_of(self.home) > self.settings["box_bytes"] else 0
         spaces = self.settings["namespaces"]
-        held = Held(pids if len(pids) > FEW or not spaces else [], with_maps=not spaces)
+        held = processes.Held(pids if len(pids) > FEW or not spaces else [], with_maps=not spaces)
         if held.hidden & self.hidden:  # twice, so it is not merely about to end
-            return HIDDEN
+            return records.HIDDEN
         self.hidden = held.hidden
-        if held.sockets > MAX_SOCKETS:
-            return MEMORY
+        if held.sockets > records.MAX_SOCKETS:
+            return records.MEMORY
         # In namespaces the box is a file system of limited size, but not of limited inodes.
         if spaces:
-            return DISK if inodes_of(self.home) > MAX_FILES else 0
-        size = size_of(self.home) + held.unnamed_bytes
-        return DISK if size > self.settings["box_bytes"] else 0
+            return records.DISK if processes.inodes_of(self.home) > records.MAX_FILES else 0
+        size = processes.size_of(self.home) + held.unnamed_bytes
+        return records.DISK if size > self.settings["box_bytes"] else 0
 
     def _child(self, files: list[int], action: Callable[[list[str]], int]) -> None:
         code = 1
@@ -249,19 +212,19 @@ class Execution:
         """Set up the child: session, descriptors, working directory, limits, locks."""
         os.setsid()
         if sys.platform == "linux":
-            prctl(PDEATHSIG, signal.SIGKILL)
-            prctl(DUMPABLE, 1)  # an ordinary process, which may inspect itself
+            processes.prctl(processes.PDEATHSIG, signal.SIGKILL)
+            processes.prctl(processes.DUMPABLE, 1)  # an ordinary process, which may inspect itself
         for name, content in self.files.items():
             with open(os.path.join(self.home, name), "wb") as file:
                 file.write(content)
         for descriptor, file_descriptor in enumerate(files):
             os.dup2(file_descriptor, descriptor)
         if self.channel is not None:
-            os.dup2(self.channel, CHANNEL)
+            os.dup2(self.channel, records.CHANNEL)
         elif self.program is not None:
-            os.dup2(self.program, CHANNEL, inheritable=False)
+            os.dup2(self.program, records.CHANNEL, inheritable=False)
         is_used = self.channel is not None or self.program is not None
-        os.closerange(CHANNEL + is_used, 256)
+        os.closerange(records.CHANNEL + is_used, 256)
         os.chdir(self.home)
         os.environ["HOME"] = os.environ["TMPDIR"] = self.home
         restrict(self.limits)
@@ -288,3 +251,94 @@ def restrict(limits: dict[str, float]) -> None:
         hard = resource.getrlimit(which)[1]
         amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
         resource.setrlimit(which, (amount, amount))
+
+
+# -------------------------------------------------------------------------------- Python programs
+
+
+def warm_up(prelude: str) -> None:
+    """Import what the prelude imports, once for all executions."""
+    exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), {})
+
+
+def run_source(path: str, settings: dict[str, Any], arguments: list[str]) -> int:
+    """Run a Python program, or one half of a function test; returns the exit code."""
+    prelude = settings["prelude"]
+    if settings["channel"] is None:
+        return run_python(path, prelude, arguments)
+    # Imported here: programs without function tests do not pay for the import.
+    if path:
+        from .program_side import serve
+
+        return run_python(path, prelude, arguments, serve)
+    from .tests_side import run_tests
+
+    return run_tests(marshal.loads(records.read_file(0, sys.maxsize)))
+
+
+def run_python(
+    path: str,
+    prelude: str,
+    arguments: list[str],
+    then: Callable[[ModuleType], None] | None = None,
+) -> int:
+    """Do what `python path` does, in a running process; returns the exit code.
+
+    `prelude` runs before the program, in its namespace. With `then`, the module is imported instead
+    of run as `__main__`, and passed to it.
+    """
+    with open(path, "rb") as file:
+        source = file.read()
+    module = ModuleType("solution" if then else "__main__")
+    module.__dict__.update(__builtins__=__builtins__, __file__=path)
+    sys.modules[module.__name__] = module
+    sys.argv = [path, *arguments]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as `site` would
+    sys.setrecursionlimit(1010)  # the default, plus the runner's own frames
+    code = 0
+    try:
+        exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), module.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+        if then:
+            then(module)
+    except SystemExit as end:
+        code = exit_code(end.code)
+    except BaseException:
+        show_error()
+        code = CHECKER_FAILED if arguments else 1
+    return code if shut_down() else code or 120
+
+
+def exit_code(code: object) -> int:
+    """The process's exit code for the argument of `sys.exit`, printed if it is a message."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def show_error() -> None:
+    """Print the current exception's traceback, without the frame of this package."""
+    kind, error, trace = sys.exc_info()
+    assert kind is not None
+    assert error is not None
+    sys.__excepthook__(kind, error, trace.tb_next if trace else None)
+
+
+def shut_down() -> bool:
+    """Perform the interpreter's shutdown: join threads, run exit functions, flush.
+
+    Returns False if the output cannot be flushed.
+    """
+    import atexit
+
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:
+        show_error()
+        return False
+    return True

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
 from . import wire
-from .peer import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
+from .wire import BROKEN, BUILTIN_ERRORS, GONE, MUTABLE_TYPES, Peer
 
 
 def run_tests(settings: dict[str, Any]) -> int:
@@ -95,41 +94,23 @@ class Handle:
     def _ask(self, *question: Any) -> Any:
         return self._tests.ask(question[0], self, *question[1:])[0]
 
-    def __getattr__(self, name: str) -> Any:
-        return self._ask("get", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._ask("set item", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._ask("delete item", key)
-
-    def __len__(self) -> int:
-        return self._ask("len")  # type: ignore[no-any-return]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._ask("iter")  # type: ignore[no-any-return]
-
-    def __next__(self) -> Any:
-        return self._ask("next")
-
-    def __str__(self) -> str:
-        return self._ask("str")  # type: ignore[no-any-return]
-
-    def __repr__(self) -> str:
-        return self._ask("repr")  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return self._ask("bool")  # type: ignore[no-any-return]
-
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, Handle) and bool(value._ask("has", self))
+
+
+def _forwarded(question: str) -> Any:
+    def method(self: Handle, *arguments: Any) -> Any:
+        return self._ask(question, *arguments)
+
+    return method
+
+
+for _name, _question in {
+    "__getattr__": "get", "__setattr__": "set", "__getitem__": "item", "__setitem__": "set item",
+    "__delitem__": "delete item", "__len__": "len", "__iter__": "iter", "__next__": "next",
+    "__str__": "str", "__repr__": "repr", "__bool__": "bool",
+}.items():  # fmt: skip
+    setattr(Handle, _name, _forwarded(_question))
 
 
 def update(old: Any, new: Any) -> Any:

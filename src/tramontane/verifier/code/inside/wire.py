@@ -1,4 +1,9 @@
-"""Encodes plain values as bytes, between processes that do not trust each other.
+"""The two halves of a function test: a Python program in one process, its tests in another.
+
+A socket joins them. Each half is a `Peer`: `program_side` answers, `tests_side` asks. The tests'
+process holds all expected values, and decides. It receives plain values, encoded as bytes; an
+object that is not plain stays in the program's process, and the tests use it through a
+`tests_side.Handle`. The tests' process never runs anything that comes from the program.
 
 A frame is a length (4 bytes) and a value. Decoding makes built-in objects and runs no code: the
 result is a plain value, or `Garbage` is raised. Numbers are little-endian.
@@ -6,17 +11,30 @@ result is a plain value, or `Garbage` is raised. Numbers are little-endian.
 
 from __future__ import annotations
 
+import builtins
+import os
 import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
+
+from .records import CHANNEL, write_all
 
 FRAME_BYTES = 16 * 1024 * 1024  # largest frame
 DEPTH = 200  # deepest nesting of a value
 MINE, YOURS = 77, 89  # references to objects that stay in the sender's or the receiver's process
 TYPES = [int, float, str, bool, bytes, list, tuple, set, dict, frozenset, complex, bytearray]
 TYPES += [range, deque, type(None), object]
+
+GONE, BROKEN = 97, 98  # exit codes of the tests' process: the program is gone; the tests are broken
+# Plain types that a function can change in place.
+MUTABLE_TYPES: tuple[type[Any], ...] = (list, tuple, dict, set, deque, bytearray)
+BUILTIN_ERRORS = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
 
 _SIZE = struct.Struct("<I")
 _FLOAT = struct.Struct("<d")
@@ -43,17 +61,10 @@ Resolve = Callable[[int, int], Any]
 
 
 def encode(value: Any, refer: Refer) -> bytes:
-    """The value's bytes.
+    """The value's bytes; subclasses of plain types are encoded as the plain type.
 
-    Subclasses of plain types are encoded as the plain type. A part that occurs twice is encoded
-    twice.
-
-    Args:
-        value: any object.
-        refer: gives MINE or YOURS and a number for an object that is not plain.
-
-    Raises:
-        Garbage: the value is nested too deeply, or contains itself.
+    `refer` gives MINE or YOURS and a number for an object that is not plain. Raises `Garbage` for a
+    value nested too deeply, or within itself.
     """
     out: list[bytes] = []
     _put(out, value, refer, DEPTH)
@@ -111,8 +122,7 @@ def _put_all(out: list[bytes], tag: int, items: list[Any], refer: Refer, depth: 
 
 
 def _put_numbers(out: list[bytes], value: list[Any] | tuple[Any, ...]) -> bool:
-    """Encode a list of four or more numbers in one call, thirty times as fast. False if it has
-    anything else."""
+    """Encode a list of four or more numbers in one call; False if it has anything else."""
     kinds = set(map(type, value)) if len(value) > 3 else set()
     if kinds != {int} and kinds != {float}:
         return False
@@ -131,14 +141,9 @@ def _is_instance(value: Any, module: str, name: str) -> bool:
 
 
 def decode(data: bytes, resolve: Resolve) -> Any:
-    """The value that the bytes encode.
+    """The value that the bytes encode; raises `Garbage` if they are anything but one value.
 
-    Args:
-        data: exactly one encoded value.
-        resolve: gives the object for MINE or YOURS and a number.
-
-    Raises:
-        Garbage: the bytes are anything else.
+    `resolve` gives the object for MINE or YOURS and a number.
     """
     try:
         reader = _Reader(data, resolve)
@@ -213,3 +218,105 @@ class _Reader:
         if tag in (MINE, YOURS):
             return self.resolve(tag, self.size())
         raise Garbage("no such kind of value")
+
+
+# ------------------------------------------------------------------------------------------ peers
+
+
+class Peer:
+    """One end of the channel: asks the other end, and answers requests while waiting."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []  # referred to by index from the other end; kept alive
+        self.numbers: dict[int, int] = {}  # index in `objects`, by id
+
+    def send(self, *message: Any) -> None:
+        """Send one frame; raises `Garbage` if the message is too long or nested too deeply."""
+        data = encode(message, self.refer)
+        if len(data) > FRAME_BYTES:
+            raise Garbage(f"a value of more than {FRAME_BYTES >> 20} MB")
+        data = len(data).to_bytes(4, "little") + data
+        try:
+            write_all(CHANNEL, data)
+        except OSError:
+            self.on_closed()
+
+    def receive(self) -> Any:
+        """Wait for one frame, a plain value; raises `Garbage` if it is too long, or not a value."""
+        size = int.from_bytes(self.read(4), "little")
+        if size > FRAME_BYTES:
+            raise Garbage(f"a value of more than {FRAME_BYTES >> 20} MB")
+        return decode(self.read(size), self.resolve)
+
+    def read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            try:
+                part = os.read(CHANNEL, min(size, 1 << 20))  # the module `socket` imports slowly
+            except OSError:
+                part = b""
+            if not part:
+                self.on_closed()
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def on_closed(self) -> NoReturn:
+        """End this process: the other end of the channel is closed."""
+        os._exit(GONE)
+
+    def number(self, value: Any) -> int:
+        """The number that identifies this object to the other end."""
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self.numbers[id(value)]
+
+    def refer(self, value: Any) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def resolve(self, tag: int, number: int) -> Any:
+        raise NotImplementedError
+
+    def answer(self, message: Any) -> None:
+        raise NotImplementedError
+
+    def reply(self, action: Callable[[], tuple[Any, ...]]) -> None:
+        """Send the action's result or error."""
+        try:
+            self.send("value", *action())
+        except Exception as error:
+            names = [kind.__name__ for kind in type(error).__mro__]
+            self.send("error", names, [_as_plain(x) for x in error.args])
+
+    def ask(self, *question: Any) -> Any:
+        """The parts of the other end's answer.
+
+        Raises the error that it answered with, as the nearest known class, or `Garbage`.
+        """
+        self.send(*question)
+        while True:
+            message = self.receive()
+            if not isinstance(message, tuple) or not message:
+                raise Garbage("no message")
+            if message[0] == "value":
+                return message[1:]
+            if message[0] == "error":
+                raise self.as_error(message)
+            self.answer(message)
+
+    def as_error(self, message: Any) -> Exception:
+        """The exception of an "error" message."""
+        _, names, args = message
+        for name in names:
+            kind = BUILTIN_ERRORS.get(name)
+            if kind is not None:
+                try:
+                    return kind(*args)
+                except TypeError:  # this class takes different arguments
+                    continue
+        return Exception(*args)
+
+
+def _as_plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, str, bytes, type(None))) else str(value)

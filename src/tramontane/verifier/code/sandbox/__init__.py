@@ -11,9 +11,7 @@ One sandbox serves all inputs of a program (`inside.runner`). The judge outside 
 of each execution and compares: expected outputs never enter the sandbox.
 """
 
-from tramontane.verifier.code.sandbox.headers import precompiled
 from tramontane.verifier.code.sandbox.job import (
-    ANSWER_SECONDS,
     ASLEEP_FACTOR,
     CLOCK_FACTOR,
     COMPILE_SECONDS,
@@ -23,13 +21,12 @@ from tramontane.verifier.code.sandbox.job import (
     Job,
     Limits,
     Rung,
+    precompiled,
 )
 from tramontane.verifier.code.sandbox.ladder import probe, why_not
-from tramontane.verifier.code.sandbox.results import Result, Results
-from tramontane.verifier.code.sandbox.running import Sandbox
+from tramontane.verifier.code.sandbox.running import Result, Results, Sandbox
 
 __all__ = [
-    "ANSWER_SECONDS",
     "ASLEEP_FACTOR",
     "CLOCK_FACTOR",
     "COMPILE_SECONDS",

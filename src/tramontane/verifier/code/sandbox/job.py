@@ -1,13 +1,16 @@
-"""A sandbox's job: a program, its inputs, and its limits."""
+"""A sandbox's job: a program, its inputs, and its limits; and the precompiled header of C++."""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import os
 import shutil
+import subprocess
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
-
-from tramontane.verifier.code.sandbox.headers import precompiled
 
 Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
 RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  # best first
@@ -18,6 +21,7 @@ GRACE_SECONDS = 2.0  # for a sandbox to end once asked to
 ANSWER_SECONDS = 10.0  # for a sandbox to start and to report, beyond an execution's clock
 ASLEEP_FACTOR = 2.0  # time that an execution may run and sleep, as a multiple of its processor time
 CLOCK_FACTOR = 10.0  # likewise by the clock, for hosts with several programs per processor
+TOOL_SECONDS = 120.0  # limit for g++ to print its version or compile a header
 CPP_FLAGS = ("-std=c++20", "-O2")
 COMPILERS = {"cpp": ("g++", *CPP_FLAGS), "c": ("gcc", "-std=gnu17", "-O2")}  # by language
 SUFFIXES = {"python": "py", "cpp": "cpp", "c": "c"}
@@ -49,6 +53,43 @@ COMPILER_LIMITS = Limits(10.0, 2048, clock_factor=4.0)
 COMPILE_SECONDS = COMPILER_LIMITS.clock_seconds  # longest by the clock
 
 
+@functools.cache
+def precompiled(flags: tuple[str, ...]) -> Path | None:
+    """A folder with `bits/stdc++.h` compiled with these flags; None if g++ has no such header.
+
+    The folder is made once and kept in the user's cache, or in the system's for root, since
+    programs then run as another user.
+    """
+    version = subprocess.run(
+        ["g++", "--version"], capture_output=True, text=True, timeout=TOOL_SECONDS
+    ).stdout
+    second = "#include_next <bits/stdc++.h>\n"  # for a program that includes the header twice
+    kind = (flags, version, os.uname().machine, second, "readable")
+    key = hashlib.sha256(repr(kind).encode()).hexdigest()[:16]
+    users = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path("/var/cache" if os.geteuid() == 0 else users)
+    folder = cache / "tramontane" / f"headers-{key}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    (made / "bits").mkdir()
+    (made / "bits" / "stdc++.h").write_text(second)
+    (made / "empty.hpp").write_text("#include <bits/stdc++.h>\n")
+    target = str(made / "bits" / "stdc++.h.gch")
+    command = ["g++", *flags, "-x", "c++-header", "-o", target, str(made / "empty.hpp")]
+    if subprocess.run(command, capture_output=True, timeout=TOOL_SECONDS).returncode != 0:
+        shutil.rmtree(made)
+        return None  # then programs that include the header do not compile either
+    for path in (folder.parent, made, *made.rglob("*")):  # programs may run as another user
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    try:
+        made.rename(folder)  # atomic: the folder is complete or absent
+    except OSError:  # another worker was faster
+        shutil.rmtree(made)
+    return folder
+
+
 @dataclass
 class Job:
     """A program and its inputs. Each input is one execution.
@@ -74,7 +115,7 @@ class Job:
     keep_going: bool = False  # continue after a failed execution
     prelude: str = ""
     has_files: bool = False
-    channel: int | None = None  # a socket, passed to the program as `inside.descriptors.CHANNEL`
+    channel: int | None = None  # a socket, passed to the program as `inside.records.CHANNEL`
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)

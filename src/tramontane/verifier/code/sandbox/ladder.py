@@ -10,10 +10,9 @@ import warnings
 from pathlib import Path
 
 from tramontane.temporary import temporary_folder
-from tramontane.verifier.code.sandbox import bubblewrap, landlock, namespaces
 from tramontane.verifier.code.sandbox.job import RUNGS, Job, Limits, Rung
+from tramontane.verifier.code.sandbox.rungs import ENVIRONMENT, INSIDE, TOOLS, why_no_landlock
 from tramontane.verifier.code.sandbox.running import Sandbox
-from tramontane.verifier.code.sandbox.system import ENVIRONMENT, INSIDE
 
 _PROBE = """
 import os, threading, heapq
@@ -46,11 +45,10 @@ def probe() -> Rung:
 
 def why_not(rung: Rung) -> str:
     """Run a small program on a rung; returns what went wrong, "" if nothing did."""
-    tools = {"bubblewrap": bubblewrap.TOOLS, "namespaces": namespaces.TOOLS}.get(rung, [])
     path = ENVIRONMENT["PATH"]
-    if missing := [tool for tool in tools if shutil.which(tool, path=path) is None]:
+    if missing := [tool for tool in TOOLS.get(rung, []) if shutil.which(tool, path=path) is None]:
         return f"{', '.join(missing)} not found"
-    if rung == "landlock" and (reason := landlock.why_unsupported()):
+    if rung == "landlock" and (reason := why_no_landlock()):
         return reason
     if reason := _hidden_from_users():
         return reason
@@ -84,8 +82,7 @@ def _hidden_from_users() -> str:
 
 
 def _hold_standard_streams() -> None:
-    """Open closed ones of the first three descriptors: otherwise a socket or pipe could become a
-    program's standard stream."""
+    """Open closed standard streams: otherwise a socket or pipe could become a program's."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

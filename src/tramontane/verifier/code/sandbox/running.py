@@ -1,37 +1,202 @@
-"""A running sandbox: starts the runner on a rung of the ladder, and kills everything at the end."""
+"""A running sandbox: starts the runner on a rung of the ladder, reads the results of the executions
+from its records, and kills everything at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import marshal
 import os
 import resource
+import select
 import signal
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tramontane.temporary import die_with_parent
-from tramontane.verifier.code.inside import files, lockdown
-from tramontane.verifier.code.sandbox import bubblewrap, landlock, namespaces
+from tramontane.verifier.code.inside import lockdown, processes, records
+from tramontane.verifier.code.sandbox import rungs
 from tramontane.verifier.code.sandbox.job import (
+    ANSWER_SECONDS,
     BOX_MB,
     COMPILER_LIMITS,
     GRACE_SECONDS,
     OUTPUT_BYTES,
+    PROCESSES,
     Job,
     Limits,
     Rung,
 )
-from tramontane.verifier.code.sandbox.processes import kill_group, new_user, process_limit
-from tramontane.verifier.code.sandbox.results import Results
-from tramontane.verifier.code.sandbox.system import (
-    ENVIRONMENT,
-    INSIDE,
-    INTERPRETER,
-    runner_command,
-)
+
+_next_user = itertools.count()
+
+
+class Times(NamedTuple):
+    """Seconds of an execution: of processor time, asleep, and by the clock."""
+
+    processor: float = 0.0
+    asleep: float = 0.0
+    clock: float = 0.0
+
+
+class Result(NamedTuple):
+    """The end of one execution: its output, or in `failure` why the output is not used.
+
+    With `is_unjudged` the failure is the host's fault, which was too busy or had no process left.
+    With `is_clock` the execution was stopped while asleep, or by the clock.
+    """
+
+    output: bytes
+    failure: str
+    code: int | None = None  # exit code, negative for a signal; None if the runner killed it
+    is_unjudged: bool = False
+    is_clock: bool = False
+    times: Times = Times()
+
+
+class Results(Iterator[Result]):
+    """Iterates over the results of a sandbox's executions, as they end.
+
+    Ends after the first failure, unless `keep_going`, and when the sandbox ends.
+
+    Args:
+        descriptor: the pipe with the runner's records, which are not trusted.
+        limits: limits of each execution, the compiler's first if there is one.
+        keep_going: continue after a failed execution.
+    """
+
+    def __init__(self, descriptor: int, limits: list[Limits], keep_going: bool) -> None:
+        self._descriptor, self._limits, self._keep_going = descriptor, limits, keep_going
+        self._ready = False  # the runner has begun
+
+    def __next__(self) -> Result:
+        if not self._limits:
+            raise StopIteration
+        return self.wait(self._limits[0].clock_seconds + ANSWER_SECONDS)
+
+    def wait(self, seconds: float) -> Result:
+        """The next result; one without a judgement if it does not come within `seconds`."""
+        limits = self._limits.pop(0)
+        deadline = time.monotonic() + seconds
+        head = self._read(records.RECORD.size, deadline)
+        if head is not None and not self._ready:
+            self._ready = records.RECORD.unpack(head)[0] == records.READY
+            head = self._read(records.RECORD.size, deadline) if self._ready else head
+        if head is None:
+            self._limits.clear()
+            late = time.monotonic() >= deadline
+            reason = "killed the sandbox" if self._ready else "the sandbox did not start"
+            if late:
+                reason = f"the sandbox gave no result within {seconds:g} s"
+            return Result(b"", reason, is_unjudged=late or not self._ready, is_clock=late)
+        status, n_output, n_errors, *seconds_of = records.RECORD.unpack(head)
+        times = Times(*seconds_of)
+        n_output = min(n_output, OUTPUT_BYTES)
+        output = self._read(n_output, deadline)
+        errors = self._read(min(n_errors, records.ERROR_BYTES), deadline)
+        if status == 0 and output is not None:
+            return Result(output, "", 0, times=times)
+        if not self._keep_going:
+            self._limits.clear()
+        failure = _describe_failure(status, limits, n_output, errors or b"")
+        code = None if status < 0 else _exit_code(status)
+        is_clock = status in (records.ASLEEP, records.BUSY)
+        is_unjudged = status in (records.BUSY, records.HOST)
+        return Result(b"", failure, code, is_unjudged, is_clock, times)
+
+    def drain(self, seconds: float) -> None:
+        """Read until the pipe closes, `seconds` at most, and close it."""
+        deadline = time.monotonic() + seconds
+        while self._readable(deadline) and os.read(self._descriptor, 1 << 20):
+            pass
+        os.close(self._descriptor)
+
+    def _readable(self, deadline: float) -> bool:
+        poll = select.poll()  # `select.select` accepts only descriptors below 1,024
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+
+    def _read(self, size: int, deadline: float) -> bytes | None:
+        """`size` bytes, or None if the deadline passes or the sandbox ends before."""
+        data = b""
+        while len(data) < size:
+            if not self._readable(deadline):
+                return None
+            part = os.read(self._descriptor, size - len(data))
+            if not part:
+                return None
+            data += part
+        return data
+
+
+def _exit_code(status: int) -> int:
+    """`os.waitstatus_to_exitcode` for any number: a broken sandbox may send an impossible one."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _describe_failure(status: int, limits: Limits, n_output: int, errors: bytes) -> str:
+    reasons = {
+        records.LATE: f"timed out after {limits.seconds:g} s",
+        records.ASLEEP: f"timed out after {limits.asleep_seconds:g} s, most of it asleep",
+        records.BUSY: f"the host was too busy to run it within {limits.clock_seconds:g} s",
+        records.HOST: "the host had no process or memory left to run it",
+        records.ALONE: "continued after the other side of its function test had ended",
+        records.MEMORY: f"needed more than {limits.memory_mb} MB",
+        records.CROWD: f"started more than {records.MAX_PROCESSES} processes",
+        records.DISK: f"wrote more than {BOX_MB} MB, or {records.MAX_FILES:,} files",
+        records.HIDDEN: "hid what its processes hold open",
+    }
+    if status in reasons:
+        return reasons[status]
+    code = _exit_code(status)
+    if code == -signal.SIGXFSZ or n_output >= OUTPUT_BYTES:
+        return f"printed more than {OUTPUT_BYTES >> 20} MB"
+    lines = errors.decode(errors="replace").strip().splitlines()
+    line = next((x for x in lines if "error:" in x), lines[-1] if lines else "")
+    if "MemoryError" in line or "bad_alloc" in line:
+        return reasons[records.MEMORY]
+    end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{end}: {line[:200]}" if line else end
+
+
+# -------------------------------------------------------------------------------------- running
+
+
+def new_user() -> int:
+    """A user id for one sandbox; eight for each worker, since some run at the same time."""
+    return 0x70000000 + 8 * os.getpid() + next(_next_user) % 8
+
+
+def process_limit(own_user: bool) -> int:
+    """The value of RLIMIT_NPROC for a sandbox, with its own user or user namespace or without."""
+    return PROCESSES + (0 if own_user and _counts_by_namespace() else _threads_of_user())
+
+
+@functools.cache
+def _counts_by_namespace() -> bool:
+    """True if the system counts processes by namespace and user, not by user alone (Linux 5.14)."""
+    if os.geteuid() == 0:
+        return True  # the user is reserved for the sandbox
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(c for c in minor if c.isdigit()))) >= (5, 14)
+
+
+def _threads_of_user() -> int:
+    """Outside namespaces the limit of the system counts all threads of the user."""
+    if sys.platform != "linux":
+        return 4096  # unknown there; more than a user runs
+    total, uid = 0, os.geteuid()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if entry.stat().st_uid == uid:
+                total += len(os.listdir(entry / "task"))
+    return total
 
 
 def _prepare() -> None:
@@ -67,13 +232,14 @@ class Sandbox:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_SECONDS)
-        kill_group(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         # The namespaces' first process dies a moment after its parent; the pipe closes with it.
         self.results.drain(GRACE_SECONDS)
         self.errors.close()
         if not self.has_namespaces:  # the runner may have been killed before doing this
-            files.empty(str(self.box), keep=None)
+            processes.empty(str(self.box), keep=None)
 
     def last_error(self) -> str:
         """The last line that the sandbox's own tools printed; only while the sandbox is open."""
@@ -95,7 +261,7 @@ class Sandbox:
                 stdout=writing,
                 stderr=self.errors,
                 cwd="/" if self.has_namespaces else self.box,
-                env=ENVIRONMENT,
+                env=rungs.ENVIRONMENT,
                 start_new_session=True,
                 preexec_fn=_prepare,
                 pass_fds=[] if self.job.channel is None else [self.job.channel],
@@ -106,13 +272,13 @@ class Sandbox:
     def _command(self, uid: int) -> list[str]:
         if not self.has_namespaces:
             # A rung that mounts can show any interpreter; Landlock cannot.
-            program = landlock.interpreter() if self.rung == "landlock" else INTERPRETER
-            return runner_command(program, str(INSIDE.parent))
-        shown = [("/program", str(self.job.folder)), ("/inside", str(INSIDE))]
+            program = rungs.interpreter() if self.rung == "landlock" else rungs.INTERPRETER
+            return rungs.runner_command(program, str(rungs.INSIDE.parent))
+        shown = [("/program", str(self.job.folder)), ("/inside", str(rungs.INSIDE))]
         if self.job.headers:
             shown.append(("/headers", str(self.job.headers)))
-        wrap = bubblewrap.wrap if self.rung == "bubblewrap" else namespaces.wrap
-        return wrap(runner_command(INTERPRETER, "/"), shown, uid)
+        wrap = rungs.wrap_in_bubblewrap if self.rung == "bubblewrap" else rungs.wrap_in_namespaces
+        return wrap(rungs.runner_command(rungs.INTERPRETER, "/"), shown, uid)
 
     def _settings(self, uid: int) -> bytes:
         """The job's settings for `inside.runner`."""
@@ -128,7 +294,7 @@ class Sandbox:
             "keep": [str(self.box / "main")],
             "prelude": job.prelude,
             "has_files": job.has_files,
-            "files": landlock.reachable_files(job) if self.rung == "landlock" else None,
+            "files": rungs.reachable_files(job) if self.rung == "landlock" else None,
             "box": str(self.box),
             "box_bytes": BOX_MB << 20,
             "limits": self._limits(job.limits),
