@@ -42,7 +42,7 @@ from measure import finish, machine
 import tramontane
 from tramontane.config import Config, load_config
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 from tramontane.data.playground.faults import RAW, TRUTH, Score, Truth, compare, read_truth, write
 from tramontane.evaluation.metrics import student_quantile
 from tramontane.run.folder import RunFolder

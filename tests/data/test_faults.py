@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 from tramontane.data.playground.faults import (
     PROGRAMS,
     RAW,
