@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 
 HERE = Path(__file__).parent
 RECENT = 50_000  # rows that a planted row may repeat, which limits this script's memory

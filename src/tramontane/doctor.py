@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
-def examine() -> list[Finding]:
+def doctor() -> list[Finding]:
     """Examine everything without changing anything; the sandbox runs one small program."""
     import platform
 

@@ -12,7 +12,7 @@ from tests.paths import ROOT
 from tests.runs import small_config
 from tramontane.config import GeneratorConfig, TrainerConfig, device
 from tramontane.config.sft import SFTConfig
-from tramontane.doctor import examine
+from tramontane.doctor import doctor
 from tramontane.run.prepare import dtype_warnings, prepare, resolved
 
 AVX2 = "fpu sse4_2 avx f16c fma avx2"
@@ -92,7 +92,7 @@ def test_first_lines_and_doctor_say_the_type_and_why(processor, tmp_path):
     processor(AVX2)
     lines = resolved(prepare(small_config(tmp_path, generator={"dtype": "float32"})))
     assert lines["number type"].startswith("float32 (auto: float32, this processor has no bfloat16")
-    (found,) = [f for f in examine() if f.name == "dtype: auto"]
+    (found,) = [f for f in doctor() if f.name == "dtype: auto"]
     assert found.found.startswith("float32 on the CPU: this processor has no bfloat16")
 
 

@@ -26,7 +26,7 @@ from tramontane.curation.agreement import (
 )
 from tramontane.curation.config import CodeConfig, CurateConfig
 from tramontane.curation.inputs import mutations
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 from tramontane.data.code import Solution
 from tramontane.types import Problem
 

@@ -21,7 +21,7 @@ from tramontane import InputError
 from tramontane.cli import app
 from tramontane.config import DataConfig
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 from tramontane.data.load import load_problems
 
 NAMES = ("kept.jsonl", "decisions.jsonl", "report.md", "report.html", "summary.json")

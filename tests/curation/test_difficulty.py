@@ -12,7 +12,7 @@ from tests.paths import ROOT
 from tramontane import InputError
 from tramontane.config import load_section, parse_settings
 from tramontane.curation.config import CurateConfig
-from tramontane.curation.pipeline import curate
+from tramontane.curation.pipeline import run_curation as curate
 
 torch.set_num_threads(1)  # the model is small: a second thread costs more than it brings
 

@@ -10,7 +10,6 @@ import pytest
 
 import tramontane
 from tests.forked import Command
-from tramontane import api
 from tramontane.errors import InputError
 from tramontane.evaluation.score import score_file
 
@@ -139,8 +138,6 @@ def test_config_and_overrides(tmp_path):
     assert tramontane.score(source, None, config, overrides).mean_reward == pytest.approx(1.4)
     with pytest.raises(InputError, match="only verifier"):
         tramontane.score(source, overrides=["trainer.ranks=2"])
-    with pytest.raises(tramontane.InputError, match=r"only verifier\.\* can be set here"):
-        api.grading(None, ["pipeline.l_max=5"])  # an evaluation has no length penalty
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tramontane import api
+import tramontane
 from tramontane.config import parse, parse_settings
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
@@ -116,7 +116,7 @@ def test_the_config_of_a_plan_passes_the_dry_run_on_its_gpus(
     settings = {"model": model, "gpus": gpus, "gpu": gpu, "n_batch": 128}
     found = plan(parse_settings(PlanConfig, settings, keys, "plan"))
     (tmp_path / "run.yaml").write_text(found.config_file)
-    checked = api.dry_run(tmp_path / "run.yaml", gpu=gpu, model_shape=model)
+    checked = tramontane.dry_run(tmp_path / "run.yaml", gpu=gpu, model_shape=model)
     assert checked.memory.refusals == ()
     config = checked.config
     assert config.generator.kind == ("slots" if keys == ["engine=slots"] else "vllm")
@@ -214,7 +214,7 @@ def test_a_plan_for_a_measured_cpu_is_a_config_for_its_cores(tmp_path: Path) -> 
     assert (config.train_mfu, config.train_flops, config.prefill_mfu) == (0.7, 6.0, 0.6)
     assert config.decode_bandwidth == 0.4  # a given key comes before a measured one
     (tmp_path / "run.yaml").write_text(found.config_file)
-    run = api.dry_run(tmp_path / "run.yaml", ["data.train=playground:"], model="tiny")
+    run = tramontane.dry_run(tmp_path / "run.yaml", ["data.train=playground:"], model="tiny")
     assert run.memory.refusals == ()
     assert run.config.generator.device == run.config.trainer.device == "cpu"
     assert run.config.trainer.threads + run.config.generator.workers <= 4

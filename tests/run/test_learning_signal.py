@@ -200,7 +200,7 @@ def test_a_model_that_solves_nothing_is_warned_of_before_training(tmp_path: Path
     rows = [{"id": f"p{n}", "problem": f"What is {n} + 1?", "answer": "no"} for n in range(4)]
     file = tmp_path / "data.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from tramontane.api import evaluate
+    from tramontane import evaluate
 
     result = evaluate("tiny", str(file), samples=2, max_tokens=64)
     assert result.format_rate > 0

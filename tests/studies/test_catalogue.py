@@ -19,16 +19,22 @@ from tramontane.config import DataConfig
 from tramontane.data.load import load_problems
 from tramontane.errors import InputError
 from tramontane.studies.catalogue import (
-    Planned,
+    DEFAULT_SEEDS,
     default_plans,
     further_claims,
     plan_catalogue,
-    run_catalogue,
+    smoke_plans,
     write_report,
 )
-from tramontane.studies.plan import GROUP_SHARE, Plan
-from tramontane.studies.runner import finished_runs, other_runs, settings_file, write_settings
-from tramontane.studies.smoke import run_smoke, smoke_plans
+from tramontane.studies.plan import (
+    GROUP_SHARE,
+    Plan,
+    finished_runs,
+    other_runs,
+    settings_file,
+    write_settings,
+)
+from tramontane.studies.runner import run_catalogue, run_smoke
 from tramontane.studies.study import load_study, names
 from tramontane.studies.verdicts import judge
 
@@ -44,17 +50,17 @@ def test_no_study_has_the_name_of_a_command_on_runs():
 @pytest.mark.parametrize("chosen", ["magistral", "siblings"])
 def test_the_default_budgets_of_a_set_take_at_most_six_hours(chosen, tmp_path):
     planned = plan_catalogue(tmp_path, seeds=3, chosen=chosen)
-    assert {item.plan.study.set for item in planned} == {chosen}
-    assert sum(item.minutes for item in planned) <= 360
-    assert {item.finished for item in planned} == {0}
-    assert all(item.runs == 3 * len(item.plan.study.arms) for item in planned)
+    assert {plan.study.set for plan in planned.values()} == {chosen}
+    assert sum(plan.minutes for plan in planned.values()) <= 360
+    assert {plan.finished for plan in planned.values()} == {0}
+    assert all(len([*p.runs()]) == 3 * len(p.study.arms) for p in planned.values())
 
 
 def test_a_budget_is_shared_by_all_studies(tmp_path):
     planned = plan_catalogue(tmp_path, seeds=2, budget=250)
-    assert sorted(item.name for item in planned) == names()
-    assert sum(item.minutes for item in planned) == pytest.approx(250)
-    shares = {item.plan.share for item in planned}
+    assert sorted(planned) == names()
+    assert sum(plan.minutes for plan in planned.values()) == pytest.approx(250)
+    shares = {plan.share for plan in planned.values()}
     assert len(shares) == 1 and 0 < shares.pop() < 1
 
 
@@ -67,10 +73,11 @@ def test_the_page_says_what_has_not_been_run(tmp_path):
     assert text.count("| not run yet |") == len(claims)
     assert f"not been run yet: {len(claims)}" in text
     assert all(f"tramontane study {name}\n" in text for name in names())
-    assert all(row.paper in text for row in further_claims())
-    # Each row of the table leads to the heading of its study.
+    assert all(row["paper"] in text for row in further_claims())
+    # Each row of the first table leads to the heading of its study.
     headings = {slugify(heading, "-") for heading in re.findall("^## (.*)$", text, re.M)}
-    assert set(re.findall(r"\(#(.*?)\)", text)) <= headings
+    links = re.findall(r"\(#(.*?)\)", text)
+    assert len(links) == len(names()) and set(links) <= headings
 
 
 @pytest.fixture
@@ -94,6 +101,7 @@ def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
 @pytest.mark.slow
 def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_path):
     default = inspect.signature(tramontane.study).parameters["seeds"].default
+    assert default == DEFAULT_SEEDS
     results = write_report(default_plans(tmp_path / "studies"), page)
     assert {result.seeds for result in results.values()} > {default}
     for name, result in results.items():
@@ -116,7 +124,8 @@ def test_results_of_other_arms_leave_the_page(page, tmp_path):
     file.write_text(json.dumps(found))
     assert "byol-linear" not in write_report(default_plans(tmp_path / "studies"), page)
     assert not list(page.with_suffix("").glob("byol-linear*"))
-    assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
+    section = page.read_text().partition("tramontane study byol-linear\n```\n")[2]
+    assert "Not run yet." in section.partition("\n## ")[0]
 
 
 @pytest.mark.slow
@@ -263,12 +272,11 @@ def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
     page = (tmp_path / "smoke/good/study.md").read_text()
     assert "without an interval" in page and "Undecided at this budget" in page
 
-    items = [
-        Planned(path.stem, Plan(load_study(str(path)), tmp_path / path.stem, 1), 1, 0, 2)
-        for path in (bad, good)
-    ]
+    plans = {
+        path.stem: Plan(load_study(str(path)), tmp_path / path.stem, 1) for path in (bad, good)
+    }
     finished = []
-    failed = run_catalogue(items, lambda *facts: finished.append(facts))
+    failed = run_catalogue(plans, lambda *facts: finished.append(facts))
     assert list(failed) == ["bad"] and "unsupported operand" in failed["bad"]
     assert [facts[0] for facts in finished].count("good") == 2
 

@@ -9,10 +9,15 @@ from typer.testing import CliRunner
 from tramontane.cli import app
 from tramontane.errors import InputError
 from tramontane.studies.analyses import study_curve, study_length
-from tramontane.studies.curve import Sigmoid, compute_series, fit_curve, least_squares_curve
-from tramontane.studies.length import fit_length
+from tramontane.studies.fits import (
+    Series,
+    Sigmoid,
+    compute_series,
+    fit_curve,
+    fit_length,
+    least_squares_curve,
+)
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.series import Series
 
 # ScaleRL's fits (C_mid, B, A), in GPU hours.
 SCALE_RL = [(2542, 1.92, 0.610), (11272, 1.89, 0.645), (4242, 1.65, 0.710), (10909, 1.70, 0.645)]

@@ -37,7 +37,7 @@ def write_run(folder, vectors, shapes=SHAPES, dtype=torch.float32):
             end += size
         save_file(parts | {"ids": torch.arange(4)}, weights / "model.safetensors")
         (weights / "config.json").write_text(json.dumps({"step": step}))
-    return trajectory(folder).folders
+    return list(trajectory(folder).values())
 
 
 def vector_of(folder, shapes=SHAPES):
@@ -137,7 +137,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-folders = trajectory(run).folders
+folders = list(trajectory(run).values())
 plane = principal_plane(folders, chunk)
 directions = write_directions(folders, plane, run / "out", chunk)
 write_point(folders[-1], directions, (0.1, 0.1), run / "point")

@@ -11,10 +11,16 @@ import tramontane
 from tests.runs import SMALL
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, FinishedRun
-from tramontane.studies.page import plot_curve
-from tramontane.studies.plan import LEAST_SHARE, Plan, minutes_of, share_of
+from tramontane.studies.plan import (
+    LEAST_SHARE,
+    Plan,
+    finished_runs,
+    minutes_of,
+    share_of,
+    write_settings,
+)
+from tramontane.studies.plots import plot_curve
 from tramontane.studies.procedures import collated, trained
-from tramontane.studies.runner import finished_runs, write_settings
 from tramontane.studies.study import load_study, names
 
 

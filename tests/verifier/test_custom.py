@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import tramontane
 from tests.runs import small_config
-from tramontane import api
 from tramontane.config import CustomReward, RewardConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
@@ -168,7 +168,7 @@ def test_a_failed_import_is_reported_before_a_run_starts(folder, tmp_path, funct
     reward = {"name": "mine", "function": function, "weight": 1}
     config = small_config(tmp_path / "run", verifier={"reward": {"custom": [reward]}})
     with pytest.raises(InputError, match=f"custom: mine: .*{message}"):
-        api.train(config, screen=QuietScreen())
+        tramontane.train(config, screen=QuietScreen())
     assert not (tmp_path / "run").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_reward_that_fails_ends_a_run_before_it_starts(folder, tmp_path, dry):
     config = small_config(tmp_path / "run", verifier={"reward": {"custom": [reward]}})
     place = r"test_custom_rewards.py:\d+, in check\)"
     with pytest.raises(InputError, match=rf"^reward 'never': KeyError: 'no such key' \(.*{place}"):
-        api.dry_run(config) if dry else api.train(config, screen=QuietScreen())
+        tramontane.dry_run(config) if dry else tramontane.train(config, screen=QuietScreen())
     assert not (tmp_path / "run").exists()
 
 
@@ -205,7 +205,7 @@ def test_a_run_records_and_reports_custom_parts(folder, tmp_path):
         verifier={"reward": {"custom": [brevity]}},
         pipeline={"updates": 1, "diversity": "none"},
     )
-    result = api.train(config, screen=QuietScreen())
+    result = tramontane.train(config, screen=QuietScreen())
     folder, again = RunFolder.open(run)
     [metrics] = folder.metrics()
     assert again.verifier.reward.custom == config.verifier.reward.custom
@@ -232,7 +232,7 @@ def test_groups_with_an_unscorable_completion_by_policy(folder, tmp_path, policy
         },
         verifier={"timeout_s": 0.5, "reward": {"custom": [sometimes]}},
     )
-    result = api.train(config, screen=QuietScreen(), report=False)
+    result = tramontane.train(config, screen=QuietScreen(), report=False)
     run = RunFolder(tmp_path / "run")
     [metrics] = run.metrics()
     rows = list(read_run(tmp_path / "run"))
@@ -274,7 +274,7 @@ def test_a_pickled_function_of_a_config_runs_with_consent_only(
     assert path.startswith("pickle:")
     config.write_text("verifier: {" + section.format(path) + "}")
     with pytest.raises(InputError, match="TRAMONTANE_ALLOW_PICKLE"):
-        api.score(rows, config=config)
+        tramontane.score(rows, config=config)
     assert not ran.exists()
 
 

@@ -6,7 +6,6 @@ import re
 import pytest
 
 import tramontane
-from tramontane import api
 from tramontane.config import FormatConfig, VerifierConfig, parse_settings
 from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
@@ -293,7 +292,7 @@ def test_score_ranks_rows_of_one_id_that_follow_each_other(tmp_path):
         "verifier: {reward: {custom: [{function: test_group_rewards_module.rank},"
         " {function: test_group_rewards_module.lengths, name: tokens}]}}"
     )
-    summary = api.score(tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "c.yaml")
+    summary = tramontane.score(tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "c.yaml")
     verdicts = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
     assert [v["parts"]["rank"] for v in verdicts] == [0.5, 1.0, 1.0]
     assert [v["parts"]["tokens"] for v in verdicts] == [30, 10, 10]
@@ -312,4 +311,4 @@ def test_score_ranks_rows_of_one_id_that_follow_each_other(tmp_path):
 )
 def test_a_fault_is_told_by_the_signature(function, message):
     with pytest.raises(InputError, match=message):
-        api.dry_run(model="tiny", data=[{"prompt": "?"}], rewards=[function])
+        tramontane.dry_run(model="tiny", data=[{"prompt": "?"}], rewards=[function])

@@ -1,7 +1,7 @@
 """The command `tramontane`: one short function per command, one parameter per flag.
 
-The work is in `api`. Each module holds related commands; they are imported in the order of
-`tramontane --help`.
+The functions that do the work are those of `import tramontane`. Each module holds related commands;
+they are imported in the order of `tramontane --help`.
 """
 
 from tramontane.cli import (  # noqa: F401, I001
@@ -9,7 +9,6 @@ from tramontane.cli import (  # noqa: F401, I001
     sampling,
     recipes,
     grading,
-    viewing,
     planning,
     studies,
     oversight,

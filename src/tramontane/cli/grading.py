@@ -7,10 +7,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from tramontane import api
-from tramontane.cli.terminal import DATA, LOOK, MEASURE, app, complain, console, progress_bar, say
+import tramontane
+from tramontane.cli.terminal import (
+    DATA,
+    LOOK,
+    MEASURE,
+    app,
+    complain,
+    progress,
+    progress_bar,
+    say,
+    show_table,
+)
 
 
 @app.command(rich_help_panel=MEASURE)
@@ -44,37 +53,25 @@ def score(
     ] = None,
 ) -> None:
     """Grade recorded responses; exit code 1 when rows could not be read."""
-    with progress_bar() as progress:
-        bar = progress.add_task("grading", total=None)
+    with progress("grading") as show:
         try:
-            summary = api.score(
-                path,
-                out,
-                config,
-                overrides,
-                progress=lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+            summary = tramontane.score(path, out, config, overrides, progress=show)
         except KeyboardInterrupt:
             kept = f"; {out} has the rows graded so far, and starting again replaces it"
             complain(f"stopped{kept if out else ''}")
             raise typer.Exit(130) from None
-    table = Table("verdict", "rows", "share")
-    rows = [(name, summary.outcomes[name]) for name in ("right", "wrong", "malformed")]
-    rows += [("unscorable", summary.outcomes["unscorable"]), ("not read", len(summary.bad_rows))]
-    total = sum(count for _, count in rows)
-    for name, count in rows:
-        table.add_row(name, f"{count:,}", f"{count / total:.1%}")
-    table.add_row("mean reward", f"{summary.mean_reward:.3f}", "")
-    console.print(table)
+    names = ("right", "wrong", "malformed", "unscorable")
+    counts = {name: summary.outcomes[name] for name in names} | {"not read": len(summary.bad_rows)}
+    total = sum(counts.values())
+    rows = [(name, f"{count:,}", f"{count / total:.1%}") for name, count in counts.items()]
+    rows += [("mean reward", f"{summary.mean_reward:.3f}", "")]
+    show_table(("verdict", "rows", "share"), rows)
     for reason, count in summary.unscorable.most_common(5):
         say(f"unscorable: {count:,} × {reason}")
     if summary.double_ids:
         some = ", ".join(f"{row_id} ({n} rows)" for row_id, n in summary.double_ids.most_common(5))
         say(f"warning: {len(summary.double_ids):,} ids occur more than once: {some}")
-    for line in summary.bad_rows:
-        complain(line)
-    if summary.bad_rows:
-        raise typer.Exit(1)
+    _end_with(summary.bad_rows)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -86,28 +83,18 @@ def audit(
 ) -> None:
     """Find signs of reward hacking and verifier error in recorded rollouts; exit code 1 when
     rows could not be read."""
-    with progress_bar() as progress:
-        bar = progress.add_task("asking other verifiers", total=None)
-        found = api.audit(
-            path,
-            out,
-            rows=rows,
-            sample=sample,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
-    table = Table("kind", "count", "share", "an example", show_lines=True)
+    with progress("asking other verifiers") as show:
+        found = tramontane.audit(path, out, rows=rows, sample=sample, progress=show)
+    table = []
     for kind in found.totals:
         examples = [
             f"{f.where}: {f.answer} for {f.reference} {f.detail}" for f in found.findings_of(kind)
         ]
         example = escape(examples[0][:200]) if examples else ""
-        table.add_row(kind, str(len(examples)), found.share(kind), example)
-    console.print(table)
+        table.append((kind, str(len(examples)), found.share(kind), example))
+    show_table(("kind", "count", "share", "an example"), table, show_lines=True)
     say(f"{found.completions:,} completions; every finding: {found.report}")
-    for line in found.broken:
-        complain(line)
-    if found.broken:
-        raise typer.Exit(1)
+    _end_with(found.broken)
 
 
 @app.command(rich_help_panel=DATA)
@@ -128,31 +115,28 @@ def curate(
     overrides = [s for s in sources if "=" in s and not Path(s).exists()]
     inputs = [s for s in sources if s not in overrides]
     config = inputs.pop(0) if inputs and inputs[0].endswith((".yaml", ".yml")) else None
-    with progress_bar() as progress:
+    chosen: dict[str, Any] = {"stages": stage or (), "against": decontaminate or (), "out": out}
+    with progress_bar() as shown:
         bars: dict[str, Any] = {}
 
         def show(name: str, chunks: int) -> None:
             if name not in bars:
-                bars[name] = progress.add_task(name, total=None)
-            progress.update(bars[name], completed=chunks)
+                bars[name] = shown.add_task(name, total=None)
+            shown.update(bars[name], completed=chunks)
 
-        result = api.curate(
-            config,
-            overrides,
-            inputs=inputs,
-            stages=stage or (),
-            against=decontaminate or (),
-            out=out,
-            progress=show,
-        )
-    table = Table("after", "rows left", "dropped there")
-    summary = result.summary
-    for step in summary["stages"]:
+        result = tramontane.curate(config, overrides, inputs=inputs, progress=show, **chosen)
+    rows = []
+    for step in result.summary["stages"]:
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in step["dropped"].items())
-        table.add_row(step["stage"], f"{step['left']:,}", dropped)
-    console.print(table)
+        rows.append((step["stage"], f"{step['left']:,}", dropped))
+    show_table(("after", "rows left", "dropped there"), rows)
     say(f"{result.rewritten:,} rewritten; everything: {result.report}")
-    for line in summary["malformed_rows"]:
+    _end_with(result.summary["malformed_rows"])
+
+
+def _end_with(unread: list[str]) -> None:
+    """List rows that could not be read, and exit with 1 if there are any."""
+    for line in unread:
         complain(line)
-    if summary["malformed"]:
+    if unread:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Commands for what comes before a run: plan, config and doctor."""
+"""Commands before and after a run: plan, config, doctor and view."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from tramontane import api
-from tramontane.cli.terminal import LOOK, app, console, say
+import tramontane
+from tramontane.cli.terminal import LOOK, app, console, say, show_table
 from tramontane.workplace import check_file, write_whole
 
 
@@ -37,15 +36,17 @@ def plan(
 ) -> None:
     """Split GPUs between generators and trainers by calculation, and print a config."""
     sizes = {"gpu": gpu, "n_batch": n_batch, "length_mean": length_mean, "length_max": length_max}
+    from tramontane.config import parse_settings
+    from tramontane.planning.config import PlanConfig
+
+    settings = sizes | {"model": model, "gpus": gpus}
+    config = parse_settings(PlanConfig, settings, assumptions or [], "plan")
     if out is not None:
         check_file(out)
-    found = api.plan(sizes | {"model": model, "gpus": gpus}, assumptions)
+    found = tramontane.plan(config)
     assumed = ", ".join(f"{key}={value}" for key, value in found.assumptions.items())
     say(f"assumed: {assumed}")
-    shown = Table("", "asynchronous", "synchronous, together")
-    for name, *values in found.rows():
-        shown.add_row(name, *values)
-    console.print(shown)
+    show_table(("", "asynchronous", "synchronous, together"), found.rows())
     for line in found.memory.verdicts():
         say(line)
     typer.echo(f"\n{found.config_file}", nl=False)
@@ -112,13 +113,30 @@ def doctor() -> None:
     """Report what works on this machine and how to fix the rest; exit code 1 if a required part is
     missing."""
     marks = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "optional": "[dim]absent[/]"}
-    findings = api.doctor()
-    table = Table("", "", "found")
-    for finding in findings:
-        table.add_row(finding.name, marks[finding.state], escape(finding.found))
-    console.print(table)
+    findings = tramontane.doctor()
+    show_table(("", "", "found"), ((f.name, marks[f.state], escape(f.found)) for f in findings))
     for finding in findings:
         if finding.mend:
             say(f"{finding.name}: {finding.mend}")
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command(rich_help_panel=LOOK)
+def view(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run folders, or a folder of run folders, such as runs.")
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = False,
+) -> None:
+    """Show runs on a local page: curves, rollouts, groups, comparisons, audits, timeline."""
+    from tramontane.view.server import view as serve
+
+    def announce(address: str) -> None:
+        say(address)
+        say("Ctrl-C ends it")
+        if browser:
+            typer.launch(address)
+
+    serve(runs, port, announce)

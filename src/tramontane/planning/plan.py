@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import yaml
 
-from tramontane.config import Config
+from tramontane.config import Config, parse_settings
 from tramontane.errors import InputError
 from tramontane.planning.config import PlanConfig
 from tramontane.planning.fit import RunMemory, run_memory
@@ -128,12 +128,19 @@ class Plan:
         }
 
 
-def plan(config: PlanConfig) -> Plan:
-    """Find the best split of `config.gpus` GPUs.
+def plan(settings: PlanConfig | Mapping[str, Any], assumptions: list[str] | None = None) -> Plan:
+    """Find the best split of GPUs between generators and trainers.
+
+    Args:
+        settings: a `PlanConfig`, or its keys; `model` and `gpus` are needed.
+        assumptions: `key=value` texts laid over them.
 
     Raises:
-        InputError: too few GPUs for the model, or an unknown model or GPU.
+        InputError: too few GPUs for the model, or an unknown model, GPU or key.
     """
+    config = settings
+    if not isinstance(config, PlanConfig):
+        config = parse_settings(PlanConfig, {**config}, assumptions or [], "plan")
     machine = Machine(config)
     splits = list(islice(_fitting(machine), CANDIDATES))
     found = cheapest(machine, 2 * config.n_batch, 0.0)

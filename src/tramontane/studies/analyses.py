@@ -6,22 +6,32 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tramontane.errors import InputError
 from tramontane.evaluation.settings import SamplingOptions
-from tramontane.studies import curve as curves
-from tramontane.studies.figures import colours, dash, new_figure, save
+from tramontane.studies.fits import (
+    COMPUTES,
+    LEAST_POINTS,
+    PERFORMANCES,
+    Compute,
+    CurveFit,
+    LengthLaw,
+    Performance,
+    Series,
+    compute_series,
+    fit_curve,
+    fit_length,
+    length_series,
+    pooled,
+    runs_in,
+)
 from tramontane.studies.landscape import Grid, Landscape, OnPoint, landscape
-from tramontane.studies.length import LengthLaw, fit_length, length_series
-from tramontane.studies.series import Series, pooled, runs_in
+from tramontane.studies.plots import COLOURS, line_style, new_figure, save
 from tramontane.workplace import owned_folder, write_whole
-
-T = TypeVar("T")
 
 
 def study_curve(
@@ -32,7 +42,7 @@ def study_curve(
     skip: int = 0,
     until: float | None = None,
     out: str | Path = "studies/curve",
-) -> dict[str, curves.CurveFit]:
+) -> dict[str, CurveFit]:
     """Fit ScaleRL's compute curve to runs, and write `curve.md`, `curve.svg` and `curve.json`.
 
     Args:
@@ -50,26 +60,33 @@ def study_curve(
     Raises:
         InputError: no runs, too few points, or an unknown name.
     """
-    _known("over", over, curves.COMPUTES)
-    _known("of", of, curves.PERFORMANCES)
+    for key, value, known in (("over", over, COMPUTES), ("of", of, PERFORMANCES)):
+        if value not in known:
+            raise InputError(f"{key} is {value!r}; there are {', '.join(known)}")
     points: dict[str, list[Series]] = {}
     fits = {}
     for path in runs:
         found = [
-            curves.compute_series(
-                run, cast(curves.Compute, over), cast(curves.Performance, of), skip
-            )
+            compute_series(run, cast(Compute, over), cast(Performance, of), skip)
             for run in runs_in(Path(path))
         ]
         starts = [start for _, start in found if start is not None]
         points[str(path)] = [series for series, _ in found]
         fitted = [_until(series, until, str(path)) for series, _ in found]
-        fits[str(path)] = curves.fit_curve(fitted, float(np.mean(starts)) if starts else None)
-    figure = _curve_figure(points, fits, until)
-    figure.axes[0].set_xlabel(f"{over} of training" if over == "seconds" else over)
-    figure.axes[0].set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
-    content = {k: asdict(v) for k, v in fits.items()}
+        fits[str(path)] = fit_curve(fitted, float(np.mean(starts)) if starts else None)
+    figure, (axes,) = new_figure()
+    for n, (label, fit) in enumerate(fits.items()):
+        x, _ = _draw(axes, n, points[label], label)
+        grid = np.linspace(0 if x.min() > 0 else x.min(), x.max(), 200)[1:]
+        axes.plot(grid, fit.curve(grid), **line_style(n))
+        axes.axhspan(fit.low, fit.high, color=line_style(n)["color"], alpha=0.1, linewidth=0)
+    if until is not None:
+        axes.axvline(until, color="#8a94a3", linewidth=0.8)
+    axes.legend(frameon=False, fontsize=8)
+    axes.set_xlabel(f"{over} of training" if over == "seconds" else over)
+    axes.set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
     with owned_folder(out, "written"):
+        content = {label: asdict(fit) for label, fit in fits.items()}
         _write(Path(out), "curve", _curve_page(fits, over, until), content)
         save(figure, Path(out) / "curve.svg")
     return fits
@@ -95,16 +112,13 @@ def study_length(
     figure, (axes,) = new_figure()
     for n, (label, law) in enumerate(laws.items()):
         _draw(axes, n, points[label], label)
-        x = np.geomspace(law.shortest, law.longest, 50)
-        line = law.slope * np.log(x) + law.intercept
-        axes.plot(x, line, dash(n), color=colours(n + 1)[n], linewidth=1.6)
-    _length_axes(axes)
+        _draw_law(axes, law, **line_style(n))
     axes.legend(frameon=False, fontsize=8)
     text = f"""# Length law
 
 Raw reward (without the length penalty) = a · ln(tokens) + b, over the updates of runs.
 
-{_law_table(laws)}
+{law_table(laws)}
 
 The interval is that of a jackknife: one run is left out at a time, or one of six consecutive parts
 of a single run. Within one run, both figures also change with time: a slope alone does not show
@@ -155,53 +169,39 @@ def study_landscape(
     return found
 
 
-def _known(key: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise InputError(f"{key} is {value!r}; there are {', '.join(known)}")
-
-
 def _until(series: Series, until: float | None, label: str) -> Series:
     """The points up to some compute."""
     if until is None:
         return series
     kept = series.x <= until
-    if kept.sum() < curves.LEAST_POINTS:
+    if kept.sum() < LEAST_POINTS:
         raise InputError(f"{label}: {kept.sum()} points up to {until:g}; a curve takes 5")
     return Series(series.x[kept], series.y[kept])
 
 
-def _curve_figure(
-    points: dict[str, list[Series]], fits: dict[str, curves.CurveFit], until: float | None
-) -> Figure:
-    """Points, fitted curves and the intervals of their asymptotes, one colour for each label."""
-    figure, (axes,) = new_figure()
-    for n, (label, fit) in enumerate(fits.items()):
-        _draw(axes, n, points[label], label)
-        x, _ = pooled(points[label])
-        grid = np.linspace(0 if x.min() > 0 else x.min(), x.max(), 200)[1:]
-        axes.plot(grid, fit.curve(grid), dash(n), color=colours(n + 1)[n], linewidth=1.6)
-        axes.axhspan(fit.low, fit.high, color=colours(n + 1)[n], alpha=0.1, linewidth=0)
-    if until is not None:
-        axes.axvline(until, color="#8a94a3", linewidth=0.8)
-    axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def _curve_page(fits: dict[str, curves.CurveFit], over: str, until: float | None) -> str:
-    rows = [
-        f"| {label} | {f.curve.asymptote:.3f} | {f.low:.3f} to {f.high:.3f}"
-        f"{'' if f.bounded else ' (not bounded)'} | {f.curve.midpoint:,.4g} | "
-        f"{f.curve.exponent:.2f} | {f.curve.start:.3f} | {f.points} | {f.rmse:.3f} |"
-        for label, f in fits.items()
+def curve_table(fits: dict[str, CurveFit]) -> str:
+    """The curves as a Markdown table."""
+    lines = [
+        "| runs | A | 95 % interval | C_mid | B | R_0 | points | RMSE |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    for label, fit in fits.items():
+        curve, bounded = fit.curve, "" if fit.bounded else " (not bounded)"
+        lines.append(
+            f"| {label} | {curve.asymptote:.3f} | {fit.low:.3f} to {fit.high:.3f}{bounded} | "
+            f"{curve.midpoint:,.4g} | {curve.exponent:.2f} | {curve.start:.3f} | {fit.points} | "
+            f"{fit.rmse:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def _curve_page(fits: dict[str, CurveFit], over: str, until: float | None) -> str:
     return f"""# Compute curve
 
 R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B), fitted by least squares over {over}
 {f"up to {until:g}" if until is not None else ""} (ScaleRL, arXiv 2510.13786).
 
-| runs | A | 95 % interval | C_mid | B | R_0 | points | RMSE |
-|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{curve_table(fits)}
 
 The interval of the asymptote A, drawn as a band, is that of a jackknife: one run is left out at a
 time, or one of six consecutive parts of a single run. *Not bounded*: it reaches 1 or the start, or
@@ -218,10 +218,8 @@ def _landscape_figures(found: Landscape, folder: Path) -> None:
     _contours(tokens, found, found.tokens, "tokens of a completion")
     save(figure, folder / "landscape.svg")
     figure, (axes,) = new_figure()
-    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=colours(1)[0])
-    x = np.geomspace(found.law.shortest, found.law.longest, 50)
-    axes.plot(x, found.law.slope * np.log(x) + found.law.intercept, color=colours(2)[1])
-    _length_axes(axes)
+    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=COLOURS[0])
+    _draw_law(axes, found.law, color=COLOURS[1])
     save(figure, folder / "length.svg")
 
 
@@ -244,7 +242,7 @@ plane's *length direction*, in which completions grow fastest.
 
 ## Length law on the plane
 
-{_law_table({name: found.law})}
+{law_table({name: found.law})}
 
 Correlation of the raw reward with the log of the length over the {found.reward.size} points:
 {found.correlation:.2f}.
@@ -259,11 +257,19 @@ Correlation of the raw reward with the log of the length over the {found.reward.
 """
 
 
-def _draw(axes: Axes, number: int, series: Sequence[Series], label: str) -> None:
-    axes.scatter(*pooled(series), s=12, alpha=0.7, color=colours(number + 1)[number], label=label)
+def _draw(
+    axes: Axes, number: int, series: Sequence[Series], label: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the points of some runs; returns them."""
+    x, y = pooled(series)
+    axes.scatter(x, y, s=12, alpha=0.7, color=line_style(number)["color"], label=label)
+    return x, y
 
 
-def _length_axes(axes: Axes) -> None:
+def _draw_law(axes: Axes, law: LengthLaw, **style: Any) -> None:
+    """Draw the line of a length law, on a logarithmic axis."""
+    x = np.geomspace(law.shortest, law.longest, 50)
+    axes.plot(x, law.slope * np.log(x) + law.intercept, **style)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter("{x:,.0f}")
@@ -271,7 +277,8 @@ def _length_axes(axes: Axes) -> None:
     axes.set_ylabel("raw reward, mean")
 
 
-def _law_table(laws: dict[str, LengthLaw]) -> str:
+def law_table(laws: dict[str, LengthLaw]) -> str:
+    """The laws as a Markdown table."""
     lines = [
         "| runs | a | 95 % interval | b | R² | tokens | points |",
         "|---|---|---|---|---|---|---|",

@@ -14,12 +14,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import import_module
 from tramontane.workplace import write_whole
+
+if TYPE_CHECKING:
+    from tramontane.run.summary import TrainResult
 
 # (the arm's keys, seed, folder) -> the run's measures by name.
 RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
@@ -57,15 +60,19 @@ def run(file: Path) -> None:
 
 
 def _train(settings: dict[str, Any], folder: Path) -> None:
-    from tramontane import api
-
-    # No report: drawing it would take a part of the budget, and the study has a page.
-    if (folder / "config.yaml").is_file():
-        result = api.train(resume=folder, report=False)
-    else:
-        result = api.train(parse(Config, settings, str(folder)), report=False)
-    if not result.finished:
+    if not start_or_resume(parse(Config, settings, str(folder)), folder).finished:
         sys.exit(130)
+
+
+def start_or_resume(config: Config, folder: Path) -> TrainResult:
+    """Train by a config, or continue its run in the folder; without a report, which would take a
+    part of the budget."""
+    from tramontane.run.folder import RunFolder
+    from tramontane.run.start import train
+
+    if RunFolder(folder).begun:
+        return train(resume=folder, report=False)
+    return train(config, report=False)
 
 
 def _call(settings: dict[str, Any], folder: Path) -> None:
@@ -76,13 +83,10 @@ def _call(settings: dict[str, Any], folder: Path) -> None:
     if missing := [name for name in settings["measures"] if name not in measures]:
         raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
     minutes = (time.monotonic() - started) / 60
-    summary = {"measures": _plain(measures), "minutes": minutes}
+    # JSON has no NaN and no infinity.
+    known = {name: value if math.isfinite(value) else None for name, value in measures.items()}
+    summary = {"measures": known, "minutes": minutes}
     write_whole(folder / "summary.json", json.dumps(summary, indent=1))
-
-
-def _plain(measures: dict[str, float]) -> dict[str, float | None]:
-    """Measures in JSON types; None for NaN and infinity, which JSON does not have."""
-    return {name: value if math.isfinite(value) else None for name, value in measures.items()}
 
 
 def main(files: list[str]) -> int:

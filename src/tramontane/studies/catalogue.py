@@ -1,12 +1,10 @@
-"""The whole catalogue of studies: its plan, its runs, and the page of all results."""
+"""The whole catalogue of studies: the plans of its runs, and the page of all results."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,68 +12,29 @@ from typing import Any
 import yaml
 from jinja2 import Environment, StrictUndefined
 
-from tramontane.errors import InputError
-from tramontane.studies.figures import save
 from tramontane.studies.page import (
     Result,
-    arms_table,
+    detectable,
+    difference,
     judge_runs,
-    plot_arms,
-    plots,
     recorded_result,
     size_of,
     write_data,
-    write_page,
 )
-from tramontane.studies.plan import Plan, minutes_of, share_of
-from tramontane.studies.runner import finished, finished_runs, run_study
-from tramontane.studies.study import Claim, Study, StudySet, load_study, names_in
-from tramontane.studies.verdicts import Verdict
-from tramontane.workplace import owned_file, owned_folder, write_whole
+from tramontane.studies.plan import Plan, finished_runs, share_of
+from tramontane.studies.plots import plot_arms, save
+from tramontane.studies.study import Claim, Study, StudySet, load_study, names, names_in
+from tramontane.workplace import owned_file, write_whole
 
-PLOTS_SHOWN = 2  # of each study
-OnFinished = Callable[[str, str, int, int], None]  # study, run, runs finished, runs in all
-
-
-@dataclass(frozen=True)
-class FurtherClaim:
-    """A claim of the paper that no study tests.
-
-    Args:
-        claim: the claim.
-        paper: finding of the paper, with its figures.
-        command: command that checks the claim, or its counterpart on a real checkpoint.
-        large: what only a large model could show.
-    """
-
-    claim: str
-    paper: str
-    command: str
-    large: str
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A study of the catalogue.
-
-    Args:
-        name: its name.
-        plan: its runs.
-        minutes: estimated minutes of all of its runs on two cores.
-        finished, runs: number of finished runs, and of all runs.
-    """
-
-    name: str
-    plan: Plan
-    minutes: float
-    finished: int
-    runs: int
+SMOKE_SHARE = 0.05  # of the default budget, for arms that are not training runs
+DEFAULT_SEEDS = 3  # of `tramontane study`
+NOT_RUN = "not run yet"
 
 
 def plan_catalogue(
     out: Path, seeds: int, budget: float | None = None, chosen: StudySet | None = None
-) -> list[Planned]:
-    """The plan of the whole catalogue, or of one of its sets.
+) -> dict[str, Plan]:
+    """The plan of each study of the catalogue, or of one of its sets, by its name.
 
     Args:
         out: folder of the studies.
@@ -85,44 +44,11 @@ def plan_catalogue(
     """
     studies = {name: load_study(name) for name in names_in(chosen)}
     share = 1.0 if budget is None else share_of(studies.values(), budget, seeds)
-    planned = []
-    for name, study in studies.items():
-        plan = Plan(study, out / name, seeds, share)
-        folders = [folder for _, _, folder in plan.runs()]
-        done = sum(map(finished, folders))
-        planned.append(Planned(name, plan, minutes_of(study, seeds, share), done, len(folders)))
-    return planned
-
-
-def run_catalogue(
-    planned: Sequence[Planned], on_finished: OnFinished = lambda study, run, done, total: None
-) -> dict[str, str]:
-    """Run all studies in order, and write their pages. Finished runs are kept.
-
-    A study that fails does not stop the others.
-
-    Args:
-        planned: the studies.
-        on_finished: called after each run.
-
-    Returns:
-        The error of each study that failed, by name.
-    """
-    failed = {}
-    for item in planned:
-        try:
-            with owned_folder(item.plan.out, "studied"):
-                run_study(item.plan, partial(on_finished, item.name))
-                write_page(item.plan)
-        except InputError as error:
-            failed[item.name] = str(error)
-        except Exception as error:  # a broken measure must not stop the other studies
-            failed[item.name] = f"{error!r}"
-    return failed
+    return {name: Plan(study, out / name, seeds, share) for name, study in studies.items()}
 
 
 def default_plans(out: Path) -> dict[str, Plan]:
-    """The plan of each shipped study with its own budget, for as many seeds as have a folder."""
+    """The plan of each study with its own budget, for as many seeds as have a folder."""
     plans = {}
     for name in names_in(None):
         study = load_study(name)
@@ -131,10 +57,19 @@ def default_plans(out: Path) -> dict[str, Plan]:
     return plans
 
 
+def smoke_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, Plan]:
+    """The plan of each study for the smoke test, which detects configs that do not run and missing
+    measures: one seed, and runs so small that their results are meaningless."""
+    return {
+        name: Plan(load_study(name), out / Path(name).stem, 1, SMOKE_SHARE, small=True)
+        for name in chosen or names()
+    }
+
+
 def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     """Write the page of all claims from finished runs, with its data and plots next to it.
 
-    `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_PLOT.svg`.
+    `docs/reproduction.md` has `docs/reproduction/NAME.json` and `docs/reproduction/NAME_arms.svg`.
     Runs with settings different from the plan's are skipped. Existing data with a larger share of
     the budget or more seeds than the runs are kept, since they may come from another machine. Data
     of arms that have changed since are removed.
@@ -156,92 +91,74 @@ def write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
 def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     data = page.with_suffix("")
     data.mkdir(parents=True, exist_ok=True)
-    entries, results = [], {}
-    for name, plan in plans.items():
-        study = plan.study
-        entry: dict[str, Any] = {"name": name, "study": study, "result": None}
-        if result := _published(name, plan, data):
-            results[name] = result
-            entry |= {
-                "result": result,
-                "size": size_of(study, result),
-                "table": arms_table(study, result),
-                "plots": [f"{data.name}/{name}_{plot}.svg" for plot in _plots_shown(study)],
-            }
-        entries.append(entry)
-    kept = {f"{name}.json" for name in results} | {
-        Path(plot).name for entry in entries for plot in entry.get("plots", [])
-    }
+    found = {name: _published(name, plan, data) for name, plan in plans.items()}
+    results = {name: result for name, result in found.items() if result}
+    kept = {file for name in results for file in (f"{name}.json", f"{name}_arms.svg")}
     for old in [*data.glob("*.svg"), *data.glob("*.json")]:
         if old.name not in kept:
             old.unlink()
+    entries = [_entry(name, plan.study, found[name], data.name) for name, plan in plans.items()]
+    outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
     source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(
-        difference=_difference, expected=_expected, smallest=_smallest, slug=_slug
-    )
-    counts: dict[str, int] = {}
-    for result in results.values():
-        for _, verdict in result.verdicts:
-            counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
     text = environment.from_string(source).render(
         entries=entries,
-        counts=counts,
-        waiting=sum(len(e["study"].claims) for e in entries if e["result"] is None),
+        waiting=outcomes.pop(NOT_RUN, 0),
+        outcomes=outcomes,
         further=further_claims(),
     )
     write_whole(page, text)
     return results
 
 
+def _entry(name: str, study: Study, result: Result | None, data: str) -> dict[str, Any]:
+    """What the page shows of a study."""
+    rows = []
+    for number, claim in enumerate(study.claims):
+        measure = study.shown[claim.measure]
+        row = {"claim": claim.text.strip(), "measure": measure.title, "expected": _expected(claim)}
+        row |= {"difference": "–", "detectable": "–", "verdict": NOT_RUN}
+        if result:
+            _, verdict = result.verdicts[number]
+            row["difference"] = difference(verdict, measure)
+            row["detectable"] = detectable(verdict, measure)
+            row["verdict"] = verdict.outcome
+        rows.append(row)
+    seeds = f" --seeds {result.seeds}" if result and result.seeds != DEFAULT_SEEDS else ""
+    return {
+        "study": study,
+        "anchor": re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", study.title).strip().lower()),
+        "large": f" Only a large model could show: {study.large.strip()}" if study.large else "",
+        "command": f"tramontane study {name}{seeds}",
+        "rows": rows,
+        "outcomes": Counter(row["verdict"] for row in rows),
+        "size": size_of(study, result) if result else None,
+        "data": f"{data}/{name}.json",
+        "plot": f"{data}/{name}_arms.svg",
+    }
+
+
 def _published(name: str, plan: Plan, data: Path) -> Result | None:
     """The result of a study in the page's folder `data`, brought up to date with its runs."""
     file = data / f"{name}.json"
-    recorded = recorded_result(plan.study, file)
+    result = recorded_result(plan.study, file)
     runs = finished_runs(plan)
     made = judge_runs(plan, runs) if any(runs.values()) else None
-    if made and (recorded is None or (made.share, made.seeds) >= (recorded.share, recorded.seeds)):
-        figures = plots(plan.study, runs, made)
-        for plot in _plots_shown(plan.study):
-            save(figures[plot], data / f"{name}_{plot}.svg")
-    elif recorded:
-        # Its curves are kept; figures and verdicts are recomputed.
-        made = recorded
-        save(plot_arms(plan.study, made), data / f"{name}_arms.svg")
-    if made:
-        write_data(file, plan, made)
-    return made
+    if made and (result is None or (made.share, made.seeds) >= (result.share, result.seeds)):
+        result = made
+    if result:
+        save(plot_arms(plan.study, result.values), data / f"{name}_arms.svg")
+        write_data(file, plan, result)
+    return result
 
 
-def _plots_shown(study: Study) -> list[str]:
-    """Names of the plots on the page: the arms, and the first curve."""
-    return ["arms", *study.plots][:PLOTS_SHOWN]
-
-
-def further_claims() -> list[FurtherClaim]:
-    """Claims of the paper that no study tests."""
+def further_claims() -> list[dict[str, str]]:
+    """Claims of the paper that no study tests: `claim`, `paper` (its finding, with its figures),
+    `command` (checks the claim, or its counterpart on a real checkpoint), and `large` (what only a
+    large model could show)."""
     text = resources.files("tramontane.studies").joinpath("further.yaml").read_text("utf-8")
-    return [FurtherClaim(**row) for row in yaml.safe_load(text)]
-
-
-def _slug(title: str) -> str:
-    """The anchor that a heading gets."""
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
-
-
-def _form(entry: dict[str, Any], claim: Claim) -> str:
-    form: str = entry["study"].shown[claim.measure].format
-    return form.replace(",", "")
-
-
-def _difference(entry: dict[str, Any], claim: Claim, verdict: Verdict) -> str:
-    """The difference with its interval, in the measure's format."""
-    form = _form(entry, claim)
-    if math.isnan(verdict.difference):
-        return "–"
-    if math.isinf(verdict.low):
-        return f"{verdict.difference:+{form}}"
-    return f"{verdict.difference:+{form}} [{verdict.low:+{form}}, {verdict.high:+{form}}]"
+    found: list[dict[str, str]] = yaml.safe_load(text)
+    return found
 
 
 def _expected(claim: Claim) -> str:
@@ -249,8 +166,3 @@ def _expected(claim: Claim) -> str:
     if claim.expect == "equal":
         return f"equal within {claim.margin:g}"
     return f"{claim.expect}; margin {claim.margin:g}"
-
-
-def _smallest(entry: dict[str, Any], claim: Claim, verdict: Verdict) -> str:
-    """The smallest detectable effect."""
-    return "–" if math.isinf(verdict.detectable) else f"{verdict.detectable:{_form(entry, claim)}}"

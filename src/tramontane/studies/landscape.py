@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
-from tramontane.studies.length import LengthLaw, fit_length
+from tramontane.studies.fits import LengthLaw, Series, fit_length
 from tramontane.studies.plane import (
     Plane,
     files_of,
@@ -30,7 +30,6 @@ from tramontane.studies.plane import (
     write_directions,
     write_point,
 )
-from tramontane.studies.series import Series
 from tramontane.workplace import Journal, check_same, read_log, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
@@ -119,7 +118,7 @@ def landscape(
             in `out`.
     """
     found = trajectory(run)
-    plane = _plane(run, out, found.updates, found.folders)
+    plane = _plane(run, out, found)
     axes = grid.axes(plane)
     settings = {"options": dict(options), "axes": [axis.tolist() for axis in axes]}
     record, remedy = out / "settings.json", "name another folder, or remove both files"
@@ -134,25 +133,25 @@ def landscape(
             if (i, j) in done:
                 continue
             place = (float(axes[0][i]), float(axes[1][j]))
-            write_point(found.folders[-1], directions, place, point := out / "point")
+            write_point(found[max(found)], directions, place, point := out / "point")
             row = {"i": i, "j": j, "place": place, **_measure(run, point, options)}
             journal.add(row)
             done[i, j] = row
             on_point(len(done), len(places))
     shutil.rmtree(out / "point", ignore_errors=True)
-    return _result(found.updates, plane, axes, [done[place] for place in places])
+    return _result(tuple(found), plane, axes, [done[place] for place in places])
 
 
-def _plane(run: Path, out: Path, updates: Sequence[int], folders: Sequence[Path]) -> Plane:
+def _plane(run: Path, out: Path, found: Mapping[int, Path]) -> Plane:
     """The plane and its directions in `out`, computed once.
 
     Raises:
         InputError: a plane of different checkpoints in `out`.
     """
-    file = out / "plane.json"
+    file, folders = out / "plane.json", [*found.values()]
     checkpoints = {
         "run": str(run.resolve()),
-        "updates": list(updates),
+        "updates": list(found),
         "files": [files_of(folder) for folder in folders],
     }
     if file.is_file():

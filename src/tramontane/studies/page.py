@@ -12,20 +12,14 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-from scipy import stats
 
 from tramontane.config import read_settings
-from tramontane.studies.figures import COLOURS, colours, dash, new_figure, save
 from tramontane.studies.measures import FinishedRun, Measure
-from tramontane.studies.plan import Plan
-from tramontane.studies.runner import finished_runs
+from tramontane.studies.plan import Plan, finished_runs
+from tramontane.studies.plots import plot_arms, plot_curve, save
 from tramontane.studies.study import Claim, Study, base_config
 from tramontane.studies.verdicts import Verdict, finite, judge, mean_and_interval
 from tramontane.workplace import write_whole
-
-MEASURES_SHOWN = 3  # in the plot of arms, side by side
 
 
 @dataclass(frozen=True)
@@ -131,79 +125,12 @@ def write_page(plan: Plan) -> Result:
     """
     runs = finished_runs(plan)
     result = judge_runs(plan, runs)
-    for name, figure in plots(plan.study, runs, result).items():
-        save(figure, plan.out / f"{name}.svg")
+    save(plot_arms(plan.study, result.values), plan.out / "arms.svg")
+    for key in plan.study.plots:
+        save(plot_curve(key, runs, plan.study.over), plan.out / f"{key}.svg")
     write_data(plan.out / "results.json", plan, result)
     write_whole(plan.out / "study.md", _markdown(plan.study, result))
     return result
-
-
-def plots(
-    study: Study, runs: Mapping[str, Sequence[FinishedRun]], result: Result
-) -> dict[str, Figure]:
-    """The plots of a study by the name of their file: `arms`, and each of `study.plots`."""
-    curves = {key: plot_curve(key, runs, study.over) for key in study.plots}
-    return {"arms": plot_arms(study, result), **curves}
-
-
-def plot_arms(study: Study, result: Result) -> Figure:
-    """The measures that the claims compare: each seed as a dot, means with intervals, by arm."""
-    names = list(dict.fromkeys(claim.measure for claim in study.claims))[:MEASURES_SHOWN]
-    figure, every = new_figure(len(names), 0.9 + 0.32 * len(study.arms))
-    places = np.arange(len(study.arms))[::-1]
-    for axes, name in zip(every, names, strict=True):
-        values = result.values[name]
-        found = [mean_and_interval(values[arm]) for arm in study.arms]
-        means, halves = np.array(found).T
-        for place, arm in zip(places, study.arms, strict=True):
-            axes.plot(values[arm], [place] * len(values[arm]), "o", color=COLOURS[5], markersize=3)
-        spread = np.where(np.isfinite(halves), halves, 0.0)
-        axes.errorbar(
-            means, places, xerr=spread, fmt="D", color=COLOURS[0], capsize=3, markersize=4
-        )
-        shown = study.arms if axes is every[0] else []
-        axes.set_yticks(places if len(shown) else [], list(shown))
-        axes.set_ylim(-0.6, len(places) - 0.4)
-        axes.set_title(study.shown[name].title, loc="left", fontsize=9)
-    return figure
-
-
-def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -> Figure:
-    """A metric over another: the mean of an arm's seeds as a line, with its 95 % interval over
-    seeds as a band. A moving mean of three points smooths every run first. The axis is logarithmic
-    if the largest value is over a thousand times the median, since a diverging run would flatten
-    all others."""
-    figure, (axes,) = new_figure()
-    values = np.concatenate([run.curve(key) for every in runs.values() for run in every])
-    values = values[values > 0]
-    if len(values) and values.max() > 1000 * np.median(values):
-        axes.set_yscale("log", nonpositive="mask")
-    for n, (colour, (arm, found)) in enumerate(zip(colours(len(runs)), runs.items(), strict=True)):
-        length = min(len(run.updates) for run in found)
-        if not length or not any(np.isfinite(run.curve(key)).any() for run in found):
-            continue  # this arm has no such metric, e.g. no sampled rewards on trajectories alone
-        table = np.stack([_smooth(run.curve(key)[:length]) for run in found])
-        x = np.mean([run.curve(over)[:length] for run in found], axis=0)
-        mean = table.mean(0)
-        axes.plot(x, mean, dash(n), color=colour, label=arm, linewidth=1.6)
-        if (seeds := len(table)) > 1:
-            half = stats.t.ppf(0.975, seeds - 1) * table.std(0, ddof=1) / np.sqrt(seeds)
-            axes.fill_between(x, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(over.replace("_", " "))
-    axes.set_title(key.replace("_", " "), loc="left", fontsize=10)
-    if axes.lines:
-        if len(axes.lines) > 6:  # they would cover the lines
-            axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-        else:
-            axes.legend(frameon=False, fontsize=8)
-    return figure
-
-
-def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
-    """A moving mean; the ends have shorter windows."""
-    padded = np.pad(curve, window // 2, mode="edge")
-    return np.convolve(padded, np.ones(window) / window, mode="valid")
 
 
 def write_data(file: Path, plan: Plan, result: Result) -> None:
@@ -240,10 +167,10 @@ def _markdown(study: Study, result: Result) -> str:
         study=study,
         result=result,
         size=size_of(study, result),
-        table=arms_table(study, result),
+        table=_arms_table(study, result),
         plots=["arms", *study.plots],
         sentences=[
-            sentence(claim, verdict, study.shown[claim.measure])
+            _sentence(claim, verdict, study.shown[claim.measure])
             for claim, verdict in result.verdicts
         ],
     )
@@ -261,7 +188,7 @@ def size_of(study: Study, result: Result) -> str:
     return f"{seeds}{lines} for each arm; runs of {minutes} minutes in all{budget}"
 
 
-def arms_table(study: Study, result: Result) -> str:
+def _arms_table(study: Study, result: Result) -> str:
     """The arms with their keys, and a Markdown table of their figures: a row for each measure."""
     lines = [f"- all arms: {_keys(study.base)}"] if study.base else []
     lines += [f"- **{arm}**: {_keys(changes)}" for arm, changes in study.arms.items()]
@@ -293,17 +220,31 @@ def _figure(runs: Sequence[float], form: str) -> str:
     return shown if known == len(runs) else f"{shown} ({known} of {len(runs)} runs)"
 
 
-def sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
-    """A verdict with its numbers, in one sentence."""
+def difference(verdict: Verdict, measure: Measure) -> str:
+    """The difference with its interval, in the measure's format."""
     form = measure.format.replace(",", "")
-    number = f"{verdict.difference:+{form}}"
+    if np.isnan(verdict.difference):
+        return "–"
+    if np.isinf(verdict.low):
+        return f"{verdict.difference:+{form}}"
+    return f"{verdict.difference:+{form}} [{verdict.low:+{form}}, {verdict.high:+{form}}]"
+
+
+def detectable(verdict: Verdict, measure: Measure) -> str:
+    """The detectable effect, in the measure's format."""
+    form = measure.format.replace(",", "")
+    return "–" if np.isinf(verdict.detectable) else f"{verdict.detectable:{form}}"
+
+
+def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
+    """A verdict with its numbers, in one sentence."""
     pair = f"{claim.arm} − {claim.against}"
     if np.isnan(verdict.difference):
         return f"{pair}: no figure."
+    shown = f"{pair}: {difference(verdict, measure)}"
     if np.isinf(verdict.low):
-        return f"{pair}: {number}, without an interval."
+        return f"{shown}, without an interval."
     return (
-        f"{pair}: {number} [{verdict.low:+{form}}, {verdict.high:+{form}}]; "
-        f"expected: {claim.expect} (margin {claim.margin:g}). The smallest effect that these runs "
-        f"would have shown: {verdict.detectable:{form}}."
+        f"{shown}; expected: {claim.expect} (margin {claim.margin:g}). The smallest effect that "
+        f"these runs would have shown: {detectable(verdict, measure)}."
     )

@@ -1,10 +1,10 @@
-"""The planned runs of a study: the settings of each, and the total minutes."""
+"""The planned runs of a study: the settings of each, the total minutes, and which are finished."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import yaml
 
 from tramontane.config import Config, parse, parse_settings, read_settings
 from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
 from tramontane.studies.arm import load_function
+from tramontane.studies.measures import FinishedRun
 from tramontane.studies.study import Study, base_config
+from tramontane.workplace import write_whole
 
 FIXED_MINUTES = 0.5  # of a training run: its start and its evaluations
 LEAST_SHARE = 0.01  # of the default budget
@@ -64,6 +67,26 @@ class Plan:
     def trajectories(self) -> Path | None:
         """Folder of the run whose rollouts the arms learn from; None if the study has none."""
         return self.out / "trajectories" if self.study.trajectories else None
+
+    @property
+    def minutes(self) -> float:
+        """Estimated minutes of all runs on two cores."""
+        return minutes_of(self.study, self.seeds, self.share)
+
+    @property
+    def finished(self) -> int:
+        """Number of the arms' runs that are finished."""
+        return sum(RunFolder(folder).finished for _, _, folder in self.runs())
+
+    def all_settings(self) -> dict[Path, dict[str, Any]]:
+        """The settings of each run by its folder; the run that makes the trajectories comes first.
+
+        Raises:
+            InputError: see `settings`.
+        """
+        first = self.trajectories
+        found = {first: self.trajectories_settings()} if first else {}
+        return found | {folder: self.settings(arm, n, folder) for arm, n, folder in self.runs()}
 
     def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
         """Everything that determines one run, in JSON types; see `studies.arm`.
@@ -198,3 +221,74 @@ def shrunk(settings: dict[str, Any], where: str) -> dict[str, Any]:
         section["problems"] = PROBLEMS
     config: dict[str, Any] = parse(Config, settings, where).model_dump(mode="json")
     return config
+
+
+def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
+    """The finished runs of each arm, in order of their seeds; only seeds that all arms have.
+
+    Runs with settings different from the plan's are skipped (`other_runs`).
+    """
+    study = plan.study
+    arms: dict[str, list[FinishedRun]] = {arm: [] for arm in study.arms}
+    others = set(other_runs(plan))
+    if plan.trajectories in others:
+        return arms
+    for seed in range(plan.seeds):
+        folders = {arm: plan.folder(arm, seed) for arm in arms}
+        if all(RunFolder(folder).finished and folder not in others for folder in folders.values()):
+            for arm, folder in folders.items():
+                arms[arm].append(FinishedRun(folder))
+    if study.runner:
+        return arms
+    runs = [run for found in arms.values() for run in found]
+    common = min((run.summary["training_seconds"] for run in runs), default=math.inf)
+    return {arm: [replace(run, common_seconds=common) for run in arms[arm]] for arm in arms}
+
+
+def other_runs(plan: Plan) -> list[Path]:
+    """Folders of finished runs whose settings differ from the plan's: a different base or budget,
+    or an arm that has changed since."""
+    made = plan.all_settings().items()
+    return [f for f, now in made if RunFolder(f).finished and not _is_same(f, now)]
+
+
+def check_same(folder: Path, settings: dict[str, Any]) -> None:
+    """Check that a run can continue in a folder, if it exists.
+
+    Raises:
+        InputError: the folder has a run with different settings.
+    """
+    if folder.is_dir() and not _is_same(folder, settings):
+        raise InputError(
+            f"{folder}: a run with different settings; name another folder (--out), or remove it"
+        )
+
+
+def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
+    """True if a run has these settings, wherever it lies."""
+    if not (file := settings_file(folder)).is_file():
+        return False
+    then = read_settings(file)
+    if "runner" in settings or "runner" in then:
+        return then == settings
+    configs = [parse(Config, found, str(folder)) for found in (then, settings)]
+    # Paths may differ if the study's folder was moved or is named differently.
+    dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
+    for found in dumps:
+        trajectories = found["data"]["trajectories"]
+        if trajectories:
+            trajectories["sources"] = [Path(source).name for source in trajectories["sources"]]
+    return dumps[0] == dumps[1]
+
+
+def settings_file(folder: Path) -> Path:
+    """The file with a run's settings, next to its folder."""
+    return folder.with_name(folder.name + ".yaml")
+
+
+def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
+    """Write a run's settings next to its folder, as a whole or not at all; returns the file."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    file = settings_file(folder)
+    write_whole(file, yaml.safe_dump(settings, sort_keys=False))
+    return file

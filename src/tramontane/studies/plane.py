@@ -22,22 +22,10 @@ from tramontane.config import load_config
 from tramontane.errors import InputError
 from tramontane.models.names import numbered, resolve
 from tramontane.models.weight_files import INDEX, Entry, WeightFiles, write_files
+from tramontane.run.folder import RunFolder
 
 CHUNK_BYTES = 64 << 20  # rows of one tensor, of all checkpoints, in float64
 LEAST_CHECKPOINTS = 3  # two directions
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """Checkpoints of a run in the Hugging Face layout, oldest first.
-
-    Args:
-        updates: updates done at each; 0 is the model that the run began with.
-        folders: weights of each.
-    """
-
-    updates: tuple[int, ...]
-    folders: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -56,15 +44,15 @@ class Plane:
     explained: np.ndarray
 
 
-def trajectory(run: Path) -> Trajectory:
-    """The checkpoints that a run has kept, after the model that it began with if that is a folder
-    with the same tensors and no cold start followed.
+def trajectory(run: Path) -> dict[int, Path]:
+    """The weights that a run has kept, by the updates done, oldest first: in the Hugging Face
+    layout, from 0, the model that the run began with, if that is a folder with the same tensors and
+    no cold start followed.
 
     Raises:
         InputError: not a run, too few checkpoints, or other tensors in one of them.
     """
-    if not (run / "config.yaml").is_file():
-        raise InputError(f"{run}: not a run folder (it has no config.yaml)")
+    RunFolder(run).check_begun()
     found = {
         int(folder.name.partition("_")[2]): folder / "weights"
         for folder in numbered(run / "checkpoints")
@@ -84,7 +72,7 @@ def trajectory(run: Path) -> Trajectory:
             f"{run}: {len(found)} checkpoints, and a plane takes {LEAST_CHECKPOINTS}; train with "
             f"checkpoint.every=1 checkpoint.keep=1000 checkpoint.weights_dtype=float32"
         )
-    return Trajectory(tuple(sorted(found)), tuple(found[update] for update in sorted(found)))
+    return dict(sorted(found.items()))
 
 
 def files_of(folder: Path) -> list[list[int]]:

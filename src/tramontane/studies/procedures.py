@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from tramontane import api
 from tramontane.config import Config, parse_settings, read_settings
+from tramontane.curation.pipeline import curate
 from tramontane.data.files import read_rows
 from tramontane.data.playground import problems
+from tramontane.evaluation.measure import evaluate
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
-from tramontane.studies.runner import check_same, write_settings
+from tramontane.run.start import sft
+from tramontane.studies.arm import start_or_resume
+from tramontane.studies.plan import check_same, write_settings
 from tramontane.studies.study import base_config
 from tramontane.trainer.collate import collate, padding_fraction
 from tramontane.workplace import owned_folder, write_whole
@@ -63,7 +66,7 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
                 "warmup_steps": 5,
             }
             _write(folder / "sft.json", settings)
-            api.sft(folder / "sft.json", resume=Path(model).exists())
+            sft(folder / "sft.json", resume=Path(model).exists())
             (folder / "sft.done").touch()
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
@@ -113,7 +116,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
             },
         }
         _write(folder / f"pass_{number}.json", settings)
-        result = api.curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
+        result = curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
         train = result.problems
     model = str(trained(folder / "run", _on(train, keys, seed)))
     selected = {
@@ -214,16 +217,13 @@ def trained(folder: Path, changes: dict[str, Any]) -> Path:
     check_same(folder, settings)
     write_settings(folder, settings)
     if not run.finished:
-        if (folder / "config.yaml").is_file():
-            api.train(resume=folder, report=False)
-        else:
-            api.train(config, report=False)
+        start_or_resume(config, folder)
     return run.checkpoints / f"step_{run.newest_version}" / "weights"
 
 
 def _figures(model: str, count: int) -> dict[str, float]:
     """Figures of a model on the base's held-out problems, the same for all arms and seeds."""
-    found = api.evaluate(model, None, base_config(), problems=count, seed=0)
+    found = evaluate(model, None, base_config(), problems=count, seed=0)
     return {
         "pass_at_1": found.pass_at_1.value,
         "format_rate": found.format_rate,

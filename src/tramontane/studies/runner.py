@@ -1,33 +1,69 @@
-"""Runs a study's arms: one run folder for each arm and seed; finished runs are kept."""
+"""Runs the arms of studies: one run folder for each arm and seed; finished runs are kept."""
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from tramontane.config import Config, parse, read_settings
 from tramontane.errors import InputError
 from tramontane.imports import command_of
-from tramontane.studies.measures import FinishedRun
-from tramontane.studies.plan import Plan
+from tramontane.run.folder import RunFolder
+from tramontane.studies.plan import Plan, check_same, share_of, write_settings
+from tramontane.studies.study import load_study
 from tramontane.temporary import die_with_parent
-from tramontane.workplace import write_whole
+from tramontane.workplace import owned_folder
+
+# Pages are drawn by matplotlib, which takes a second to import.
+if TYPE_CHECKING:
+    from tramontane.studies.page import Result
 
 LOG_LINES = 12  # shown of a run that failed
+SMOKE_SECONDS = 3600.0  # limit for all arms of the smoke test
+Settings = dict[str, Any]  # of a run
 Finished = Callable[[str, int, int], None]  # name of a run, runs finished, runs in all
 
 
-def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None) -> None:
-    """Run every arm with every seed; finished runs are skipped, and unfinished ones resume. The
-    caller owns the study's folder.
+def study(
+    name: str,
+    *,
+    seeds: int = 3,
+    budget: float | None = None,
+    base: str | Path | None = None,
+    out: str | Path = "studies",
+    on_finished: Finished | None = None,
+) -> Result:
+    """Run the arms of a study and judge its claims; see docs/studies.md.
+
+    Finished runs in the folder are kept, and an unfinished one resumes.
+
+    Args:
+        name: a study that is shipped, or the path of a study's YAML file.
+        seeds: runs of each arm.
+        budget: total minutes of all runs, which sets the number of updates (estimated from a run's
+            time on two cores); None: the base's updates.
+        base: the config that the arms change; None: the tiny base on the playground. Not for a
+            study with a `runner`.
+        out: folder for the studies' runs and pages.
+        on_finished: called with (run, runs finished, runs in all).
+
+    Raises:
+        InputError: no such study or base, an invalid key of an arm, runs with different settings in
+            the folder, a failed run, or another process working in the folder.
+    """
+    found = load_study(name)
+    share = 1.0 if budget is None else share_of([found], budget, seeds)
+    plan = Plan(found, Path(out) / Path(name).stem, seeds, share, Path(base) if base else None)
+    return run_study(plan, on_finished or (lambda run, done, total: None))
+
+
+def run_study(plan: Plan, on_finished: Finished) -> Result:
+    """Run every arm with every seed, and write the study's page. Finished runs are skipped, and
+    unfinished ones resume.
 
     As many runs as the cores allow run in parallel. They end with this process: a signal lets each
     take a checkpoint within its `checkpoint.grace`.
@@ -37,30 +73,34 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
         on_finished: called after each run.
 
     Raises:
-        InputError: invalid settings, before any run starts; runs with different settings in the
-            folder; or a failed run, with the end of its output.
+        InputError: see `study`; of a failed run, with the end of its output.
     """
-    runs = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
-    first = []
-    if plan.trajectories:
-        first = [(plan.trajectories, plan.trajectories_settings())]
-    for folder, settings in first + runs:
-        check_same(folder, settings)
-    todo = [(folder, settings) for folder, settings in runs if not finished(folder)]
-    cores = plan.study.cores
+    with owned_folder(plan.out, "studied"):
+        settings = plan.all_settings()
+        for folder, found in settings.items():
+            check_same(folder, found)
+        todo = [folder for folder in settings if not RunFolder(folder).finished]
+        _run_all({folder: settings[folder] for folder in todo}, plan, on_finished)
+        from tramontane.studies.page import write_page
+
+        return write_page(plan)
+
+
+def _run_all(todo: dict[Path, Settings], plan: Plan, on_finished: Finished) -> None:
+    cores, total = plan.study.cores, len(plan.study.arms) * plan.seeds
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // cores)) as pool:
         try:
-            for folder, settings in first:
-                if not finished(folder):
-                    pool.submit(_run, folder, settings, cores, running).result()
+            if (first := plan.trajectories) and first in todo:
+                pool.submit(_run, first, todo.pop(first), cores, running).result()
             started = {
-                pool.submit(_run, folder, found, cores, running): folder for folder, found in todo
+                pool.submit(_run, folder, settings, cores, running): folder
+                for folder, settings in todo.items()
             }
-            for done, future in enumerate(as_completed(started), len(runs) - len(todo) + 1):
+            for done, future in enumerate(as_completed(started), total - len(todo) + 1):
                 future.result()
                 folder = started[future]
-                on_finished(f"{folder.parent.name}, {folder.name}", done, len(runs))
+                on_finished(f"{folder.parent.name}, {folder.name}", done, total)
         except (KeyboardInterrupt, SystemExit):
             pool.shutdown(wait=False, cancel_futures=True)
             for process in [*running]:
@@ -71,101 +111,105 @@ def run_study(plan: Plan, on_finished: Finished = lambda name, done, total: None
             raise
 
 
-def finished(folder: Path) -> bool:
-    """True if the run in the folder came to its end."""
-    return (folder / "summary.json").is_file()
-
-
-def finished_runs(plan: Plan) -> dict[str, list[FinishedRun]]:
-    """The finished runs of each arm, in order of their seeds; only seeds that all arms have.
-
-    Runs with settings different from the plan's are skipped (`other_runs`).
-    """
-    study = plan.study
-    arms: dict[str, list[FinishedRun]] = {arm: [] for arm in study.arms}
-    others = set(other_runs(plan))
-    if plan.trajectories in others:
-        return arms
-    for seed in range(plan.seeds):
-        folders = {arm: plan.folder(arm, seed) for arm in arms}
-        if all(finished(folder) and folder not in others for folder in folders.values()):
-            for arm, folder in folders.items():
-                arms[arm].append(FinishedRun(folder))
-    if study.runner:
-        return arms
-    runs = [run for found in arms.values() for run in found]
-    common = min((run.summary["training_seconds"] for run in runs), default=math.inf)
-    return {arm: [replace(run, common_seconds=common) for run in arms[arm]] for arm in arms}
-
-
-def other_runs(plan: Plan) -> list[Path]:
-    """Folders of finished runs whose settings differ from the plan's: a different base or budget,
-    or an arm that has changed since."""
-    made = [(folder, plan.settings(arm, seed, folder)) for arm, seed, folder in plan.runs()]
-    if plan.trajectories:
-        made.append((plan.trajectories, plan.trajectories_settings()))
-    return [folder for folder, now in made if finished(folder) and not _is_same(folder, now)]
-
-
-def check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Check that a run can continue in a folder, if it exists.
-
-    Raises:
-        InputError: the folder has a run with different settings.
-    """
-    if folder.is_dir() and not _is_same(folder, settings):
-        raise InputError(
-            f"{folder}: a run with different settings; name another folder (--out), or remove it"
-        )
-
-
-def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
-    """True if a run has these settings, wherever it lies."""
-    if not (file := settings_file(folder)).is_file():
-        return False
-    then = read_settings(file)
-    if "runner" in settings or "runner" in then:
-        return then == settings
-    configs = [parse(Config, found, str(folder)) for found in (then, settings)]
-    # Paths may differ if the study's folder was moved or is named differently.
-    dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
-    for found in dumps:
-        trajectories = found["data"]["trajectories"]
-        if trajectories:
-            trajectories["sources"] = [Path(source).name for source in trajectories["sources"]]
-    return dumps[0] == dumps[1]
-
-
-def settings_file(folder: Path) -> Path:
-    """The file with a run's settings, next to its folder."""
-    return folder.with_name(folder.name + ".yaml")
-
-
-def write_settings(folder: Path, settings: dict[str, Any]) -> Path:
-    """Write a run's settings next to its folder, as a whole or not at all; returns the file."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file = settings_file(folder)
-    write_whole(file, yaml.safe_dump(settings, sort_keys=False))
-    return file
-
-
 def _run(
-    folder: Path, settings: dict[str, Any], cores: int, running: set[subprocess.Popen[bytes]]
+    folder: Path, settings: Settings, cores: int, running: set[subprocess.Popen[bytes]]
 ) -> None:
     """One run in a separate process, which is in `running` meanwhile: an error in one arm does not
     affect the others."""
-    file, log = write_settings(folder, settings), folder.with_name(folder.name + ".log")
+    log = folder.with_name(folder.name + ".log")
+    process = _start([write_settings(folder, settings)], log, cores)
+    running.add(process)
+    code = process.wait()
+    running.discard(process)
+    if code or not RunFolder(folder).finished:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
+        raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")
+
+
+def _start(files: Iterable[Path], log: Path, cores: int = 1) -> subprocess.Popen[bytes]:
+    """A process that runs arms one after the other, and ends with this one."""
     with open(log, "ab") as output:
-        process = subprocess.Popen(
-            command_of("tramontane.studies.arm", str(file)),
+        return subprocess.Popen(
+            command_of("tramontane.studies.arm", *map(str, files)),
             stdout=output,
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": str(cores), **os.environ},
             preexec_fn=die_with_parent,
         )
-    running.add(process)
-    code = process.wait()
-    running.discard(process)
-    if code or not finished(folder):
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        raise InputError(f"{folder}: the run failed ({code}); the end of {log}:\n{tail}")
+
+
+def run_catalogue(
+    plans: Mapping[str, Plan],
+    on_finished: Callable[[str, str, int, int], None] = lambda study, run, done, total: None,
+) -> dict[str, str]:
+    """Run several studies in order. A study that fails does not stop the others.
+
+    Args:
+        plans: the plan of each study by its name.
+        on_finished: called after each run with (study, run, runs finished, runs in all).
+
+    Returns:
+        The error of each study that failed, by name.
+    """
+    failed = {}
+    for name, plan in plans.items():
+        try:
+            run_study(plan, partial(on_finished, name))
+        except InputError as error:
+            failed[name] = str(error)
+        except Exception as error:  # a broken measure must not stop the other studies
+            failed[name] = f"{error!r}"
+    return failed
+
+
+def run_smoke(plans: Mapping[str, Plan], out: Path) -> dict[str, str]:
+    """Run every arm of some studies, and write their pages; finished runs in the folder are kept.
+
+    The arms share a process for each core, since importing torch takes longer than an arm.
+
+    Args:
+        plans: those of `catalogue.smoke_plans`.
+        out: folder of the studies.
+
+    Returns:
+        What failed in a study, by its name; empty if all is well.
+
+    Raises:
+        subprocess.TimeoutExpired: the arms take longer than `SMOKE_SECONDS`.
+    """
+    with owned_folder(out, "tested"):
+        arms = {folder: found for p in plans.values() for folder, found in p.all_settings().items()}
+        trajectories = [plan.trajectories for plan in plans.values() if plan.trajectories]
+        first = {folder: arms.pop(folder) for folder in trajectories}
+        logs = _run_together(first, out / "trajectories") + _run_together(arms, out / "smoke")
+        failed = {}
+        for name, plan in plans.items():
+            missing = [f"{a}, seed {s}" for a, s, f in plan.runs() if not RunFolder(f).finished]
+            if missing:
+                failed[name] = f"{'; '.join(missing)}: see {', '.join(map(str, logs))}"
+            elif error := _page_error(plan):
+                failed[name] = error
+        return failed
+
+
+def _page_error(plan: Plan) -> str:
+    """Write a study's page; returns what is wrong with it, so that other studies are checked."""
+    from tramontane.studies.page import write_page
+
+    try:
+        write_page(plan)
+    except Exception as error:  # a broken measure
+        return f"its page: {error!r}"
+    return ""
+
+
+def _run_together(runs: Mapping[Path, Settings], log: Path) -> list[Path]:
+    """Run the unfinished arms in one process per core; returns their logs, `LOG_NUMBER.log`."""
+    todo = {folder: found for folder, found in runs.items() if not RunFolder(folder).finished}
+    files = [write_settings(folder, found) for folder, found in todo.items()]
+    count = min(os.cpu_count() or 1, len(files))
+    logs = [log.with_name(f"{log.name}_{number}.log") for number in range(count)]
+    workers = [_start(files[number::count], logs[number]) for number in range(count)]
+    for worker in workers:
+        worker.wait(SMOKE_SECONDS)
+    return logs

@@ -128,24 +128,31 @@ def check_device(environment: Environment, device: str) -> None:
         )
 
 
-def set_up(folder: Path, say: Callable[[str], None], base: str = sys.executable) -> Environment:
+def set_up(
+    folder: str | Path | None = None,
+    *,
+    python: str | None = None,
+    on_command: Callable[[str], None] = print,
+) -> Environment:
     """Create a virtual environment with the tested version of vLLM: the CUDA build if torch in this
     environment sees a CUDA device, else the CPU build.
 
     Args:
-        folder: the environment's; an existing one is updated.
-        say: called with each command before it runs.
-        base: interpreter for the environment, Python 3.11 or newer.
+        folder: the environment's, by default `.venv-vllm`; an existing one is updated.
+        python: interpreter to create it with, Python 3.11 or newer; by default this one.
+        on_command: called with each command before it runs.
 
     Raises:
-        InputError: `base` is too old, a command failed, or another process is setting up the
-            folder.
+        InputError: the interpreter is too old, a command failed, or another process is setting up
+            the folder.
     """
+    base = python or sys.executable
     if not _recent(base):
         oldest = ".".join(map(str, OLDEST_PYTHON))
         raise InputError(f"vLLM needs Python {oldest}, and {base} is older; give another, --python")
+    folder = FOLDER if folder is None else Path(folder)
     with owned_folder(folder, "set up"):
-        return _set_up(folder, say, base)
+        return _set_up(folder, on_command, base)
 
 
 def _set_up(folder: Path, say: Callable[[str], None], base: str) -> Environment:

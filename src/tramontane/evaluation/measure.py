@@ -1,4 +1,4 @@
-"""Completions of checkpoints, and their evaluation."""
+"""Models measured, compared and sampled: `tramontane.evaluate`, `compare` and `generate`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
+from tramontane.evaluation import comparison
+from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, sample_checkpoint
+from tramontane.evaluation.settings import settings_for
+from tramontane.run.task import override_texts, rows_of
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
     from tramontane.evaluation import EvaluationResult
-    from tramontane.evaluation.comparison import Comparison, Progress
     from tramontane.evaluation.settings import SamplingOptions
     from tramontane.run.task import Rows, Settings
     from tramontane.types import Prompt
@@ -49,10 +52,6 @@ def evaluate(
         InputError: no such model or data, a prompt that does not fit, an invalid setting, or a file
             with completions of another evaluation.
     """
-    from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint
-    from tramontane.evaluation.settings import settings_for
-    from tramontane.run.task import override_texts, rows_of
-
     texts = override_texts(overrides)
     with (
         nullcontext(data)
@@ -74,9 +73,9 @@ def compare(
     config: Config | str | Path | None = None,
     overrides: Settings | None = None,
     *,
-    on_progress: Progress | None = None,
+    on_progress: comparison.Progress | None = None,
     **sampling: Unpack[SamplingOptions],
-) -> Comparison:
+) -> comparison.Comparison:
     """Measure several models on several suites, side by side; see docs/evaluation.md.
 
     Args:
@@ -93,10 +92,6 @@ def compare(
         InputError: no such model or data, an invalid setting, two suites with the same name, or a
             folder with completions for different settings, problems or weights.
     """
-    from tramontane.evaluation import comparison
-    from tramontane.evaluation.settings import settings_for
-    from tramontane.run.task import override_texts
-
     texts = override_texts(overrides)
     named = models if isinstance(models, Mapping) else comparison.labels(models)
     plan = {
@@ -135,9 +130,5 @@ def generate(
     Raises:
         InputError: no such model, a prompt that does not fit its context, or a size below 1.
     """
-    from tramontane.evaluation.checkpoint import sample_checkpoint
-    from tramontane.evaluation.settings import settings_for
-    from tramontane.run.task import override_texts
-
     settings = settings_for(model, None, config, override_texts(overrides), sampling)
     return sample_checkpoint(settings, prompt, n)

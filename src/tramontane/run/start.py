@@ -1,22 +1,20 @@
-"""Training: runs, supervised fine-tuning, and their prerequisites."""
+"""Starts, resumes and checks runs: `tramontane.train`, `dry_run` and `sft`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.run.task import config_of, new_run, override_texts, settings_without_sources
 
-# torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
+# Mistakes in a run's input are reported before torch is imported, which takes seconds.
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from tramontane.config import Config
-    from tramontane.generator.vllm.environment import Environment
-    from tramontane.models.fetch import Fetched
-    from tramontane.run.folder import RunFolder
     from tramontane.run.prepare import DryRunResult
     from tramontane.run.screen import Screen
     from tramontane.run.session import OnUpdate
@@ -77,17 +75,12 @@ def train(
     """
     _check_given(resume, config, model, data, rewards)
     if resume is not None:
-        from tramontane.run.folder import RunFolder
-
         RunFolder(resume).check_begun()
         with RunFolder.owned(resume):
             from tramontane.run.folder import open_run
-            from tramontane.run.task import override_texts
 
             folder, settings = open_run(resume, override_texts(overrides))
             return _train(settings, folder, **display)
-    from tramontane.run.task import config_of, new_run
-
     settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
     with new_run(settings, rows) as (folder, settings):
         return _train(settings, folder, **display)
@@ -138,34 +131,33 @@ def dry_run(
     Raises:
         InputError: for the same reasons as `train`; an unknown GPU or shape.
     """
-    from tramontane.run.task import config_of, new_run, override_texts, settings_without_sources
-
     _check_given(resume, config, model, data, rewards)
-    found: Mapping[str, Any] = {}
     if model_shape is not None:
         overrides = settings_without_sources(config, overrides)
+    rows: dict[str, list[dict[str, Any]]] = {}
     if resume is not None:
         from tramontane.run.folder import open_run
 
         _, settings = open_run(resume, override_texts(overrides))
     else:
-        settings, found = config_of(config, overrides, model=model, data=data, rewards=rewards)
+        settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
     if model_shape is not None:
         from tramontane.run.prepare import sizes_of_shape
 
         return sizes_of_shape(settings, model_shape, gpu)
+    if not rows:
+        return _sizes(settings, gpu)
+    with new_run(settings, rows) as (_, settings):
+        return _sizes(settings, gpu)
+
+
+def _sizes(settings: Config, gpu: str | None) -> DryRunResult:
     from tramontane.run.input import read_input
 
-    if not found:
-        given = read_input(settings)
-        from tramontane.run.prepare import prepare, sizes
+    given = read_input(settings)
+    from tramontane.run.prepare import prepare, sizes
 
-        return sizes(prepare(settings, given), gpu)
-    with new_run(settings, found) as (_, settings):
-        given = read_input(settings)
-        from tramontane.run.prepare import prepare, sizes
-
-        return sizes(prepare(settings, given), gpu)
+    return sizes(prepare(settings, given), gpu)
 
 
 def _check_given(
@@ -189,9 +181,15 @@ def sft(
     resume: bool = False,
     on_log: Callable[[Any], None] | None = None,
 ) -> Path:
-    """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`.
+    """Supervised fine-tuning; returns the folder of the result. See `sft.sft.sft`.
 
     The first Ctrl-C, or SIGTERM, saves the state after the current step.
+
+    Args:
+        config: an `SFTConfig` or the path of one.
+        overrides: `key.sub=value` texts, if `config` is a path.
+        resume: continue the config's output folder.
+        on_log: called with the `SFTMetrics` of each log line.
     """
     from tramontane.config import load_section
     from tramontane.config.sft import SFTConfig
@@ -202,35 +200,3 @@ def sft(
         config = load_section(SFTConfig, config, overrides)
     with Interrupt() as interrupt, interrupt.steps() as stopping:
         return run(config, resume, on_log, stopping)
-
-
-def fetch(name: str, out: str | Path | None = None) -> Fetched:
-    """Download a small pre-trained checkpoint; see `models.fetch.fetch`.
-
-    Args:
-        name: `smollm2`.
-        out: folder of the checkpoint; by default `models/NAME`.
-    """
-    from tramontane.models.fetch import fetch as run
-
-    return run(name, Path("models") / name if out is None else Path(out))
-
-
-def vllm(
-    folder: str | Path | None = None,
-    *,
-    python: str | None = None,
-    on_command: Callable[[str], None] = print,
-) -> Environment:
-    """Set up the environment of `generator.kind: vllm`; see `generator.vllm.environment.set_up`.
-
-    Args:
-        folder: the environment's folder; by default `.venv-vllm`.
-        python: interpreter to create it with; by default this one.
-        on_command: called with each command before it runs.
-    """
-    from tramontane.generator.vllm import environment
-
-    return environment.set_up(
-        environment.FOLDER if folder is None else Path(folder), on_command, python or sys.executable
-    )

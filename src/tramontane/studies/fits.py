@@ -1,5 +1,6 @@
-"""Compute curve: a sigmoid fitted to the performance of runs over their compute (ScaleRL, arXiv
-2510.13786), with an interval for the asymptote.
+"""Fits to the points of runs: ScaleRL's compute curve and Magistral's length law.
+
+The compute curve (arXiv 2510.13786) is a sigmoid of performance over compute:
 
     R(C) = R_0 + (A − R_0) / (1 + (C_mid / C)^B)
 
@@ -7,30 +8,115 @@ R_0 is the performance before training, A the asymptote, C_mid the compute at wh
 is reached, and B the exponent. ScaleRL searches a grid over A and C_mid, and fits B by least
 squares. Here A is solved exactly for every pair (C_mid, B) of a grid, and the best point is
 refined: the same least-squares problem without the grid's resolution.
+
+The length law (arXiv 2506.10910, its analysis) is raw reward, without the length penalty, = a ·
+log(length) + b. The points are the updates of runs, or models on the plane of a landscape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.optimize import least_squares
-from scipy.stats import f as f_distribution
 
 from tramontane.errors import InputError
+from tramontane.run.folder import read_log
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.series import Series, held_out, interval, pooled, training_seconds
 
 Compute = Literal["seconds", "tokens", "updates"]
 Performance = Literal["held_out", "pass_rate"]
 COMPUTES: tuple[Compute, ...] = get_args(Compute)
 PERFORMANCES: tuple[Performance, ...] = get_args(Performance)
-LEAST_POINTS = 5  # one more than the parameters
+LEAST_POINTS = 5  # of a curve: one more than the parameters
+LEAST_UPDATES = 4  # of a length law
+PARTS = 6  # of a single run; fewer and longer ones would widen its interval
 EXPONENTS = (0.2, 12.0)  # range of B; ScaleRL's fits lie between 1.6 and 2
 CEILING = 1.0  # of a pass rate
 END = 0.995  # the asymptote is unknown for a curve that may rise above it
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one run, in order.
+
+    Args:
+        x, y: float64, [points].
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def runs_in(folder: Path) -> list[FinishedRun]:
+    """The run in a folder, or all runs in its subfolders, e.g. the seeds of a study's arm.
+
+    Raises:
+        InputError: no run with metrics.
+    """
+    if (folder / "metrics.jsonl").is_file():
+        return [FinishedRun(folder)]
+    if not (found := sorted(file.parent for file in folder.glob("*/metrics.jsonl"))):
+        raise InputError(f"{folder}: neither a run nor a folder of runs (no metrics.jsonl)")
+    return [FinishedRun(run) for run in found]
+
+
+def held_out(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
+    """(updates done, pass@1 on the held-out problems) at each measurement of a run, update 0 first.
+
+    The measurement after the last update comes at the end, in the place of one during the run.
+    """
+    rows = [r for r in read_log(run.folder / "evaluations.jsonl") if r.get("set") == "held_out"]
+    found = {row["version"]: float(row["pass_at_1"]["value"]) for row in rows}
+    updates = sorted(found)
+    return np.array(updates, dtype=np.int64), np.array([found[update] for update in updates])
+
+
+def training_seconds(run: FinishedRun) -> np.ndarray:
+    """Seconds of training at the end of each of two updates or more: float64, [updates].
+
+    The first update's time, which includes the start, is replaced by the mean of the others, as in
+    `training_seconds` of a summary.
+    """
+    seconds = run.curve("wall_seconds")
+    return np.asarray(seconds - seconds[0] + np.diff(seconds).mean())
+
+
+def pooled(series: Sequence[Series]) -> tuple[np.ndarray, np.ndarray]:
+    """(x, y) of all points: [points of all runs] each."""
+    return np.concatenate([s.x for s in series]), np.concatenate([s.y for s in series])
+
+
+def interval(
+    series: Sequence[Series], estimate: Callable[[Sequence[Series]], float]
+) -> tuple[float, float]:
+    """95 % interval of an estimate from runs, by the jackknife (Tukey 1958): each run is left out
+    once, and the standard error of these estimates takes Student's t with one degree of freedom
+    less than there are runs.
+
+    Runs of one recipe differ by more than the noise within them, so the unit is the run. Of a
+    single run it is one of `PARTS` consecutive parts, since neighbouring points are alike.
+
+    Args:
+        series: of each run.
+        estimate: the figure of some runs.
+    """
+    units = list(series) if len(series) > 1 else _parts(series[0])
+    count = len(units)
+    without = np.array([estimate(units[:i] + units[i + 1 :]) for i in range(count)])
+    error = np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    from scipy.stats import t as student  # a second
+
+    middle, half = estimate(series), float(student.ppf(0.975, count - 1) * error)
+    return middle - half, middle + half
+
+
+def _parts(series: Series) -> list[Series]:
+    count = min(PARTS, len(series.x))
+    cuts = zip(np.array_split(series.x, count), np.array_split(series.y, count), strict=True)
+    return [Series(x, y) for x, y in cuts]
 
 
 @dataclass(frozen=True)
@@ -118,7 +204,7 @@ def compute_series(
 def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
     """Fit one curve to a run or to several runs of one recipe.
 
-    The interval of the asymptote is that of `series.interval`. It goes up to the ceiling if a curve
+    The interval of the asymptote is that of `interval`. It goes up to the ceiling if a curve
     that ends there fits the points about as well (F test): parts of a curve that has hardly begun
     to rise may agree by chance.
 
@@ -127,6 +213,8 @@ def fit_curve(series: Sequence[Series], start: float | None = None) -> CurveFit:
         start: performance before training, treated as exact: even if it is as noisy as a point, the
             asymptote's interval has the same coverage. None: it is fitted too.
     """
+    from scipy.stats import f as f_distribution
+
     compute, values = pooled(series)
     curve = least_squares_curve(compute, values, start)
     ends = interval(series, lambda units: least_squares_curve(*pooled(units), start).asymptote)
@@ -159,6 +247,8 @@ def least_squares_curve(
         start: R_0; None: it is fitted too.
         least: smallest A.
     """
+    from scipy.optimize import least_squares
+
     middles = np.geomspace(compute.min() / 4, compute.max() * 8, 40)
     exponents = np.geomspace(*EXPONENTS, 24)
     pairs = np.stack(np.meshgrid(middles, exponents, indexing="ij"), -1).reshape(-1, 2)
@@ -208,3 +298,73 @@ def _solve(
         starts = np.clip((squares * bottom - cross * top) / determinant, 0, CEILING)
     asymptotes = (rise @ values - starts * cross) / np.maximum(squares, 1e-12)
     return starts, np.clip(asymptotes, least, CEILING)
+
+
+@dataclass(frozen=True)
+class LengthLaw:
+    """reward = slope · ln(tokens) + intercept.
+
+    Args:
+        slope: change of the raw reward for lengths that grow by a factor of e.
+        low, high: 95 % interval of the slope.
+        intercept: reward at a length of one token.
+        r_squared: share of the reward's variance that the law explains.
+        points: number of points.
+        runs: number of runs.
+        shortest, longest: range of the lengths, in tokens.
+    """
+
+    slope: float
+    low: float
+    high: float
+    intercept: float
+    r_squared: float
+    points: int
+    runs: int
+    shortest: float
+    longest: float
+
+
+def length_series(run: FinishedRun) -> Series:
+    """Mean tokens of a completion and mean raw reward of every update of a run.
+
+    Raises:
+        InputError: too few updates.
+    """
+    if len(run.updates) < LEAST_UPDATES:
+        raise InputError(f"{run.folder}: {len(run.updates)} updates; the law takes {LEAST_UPDATES}")
+    penalty = np.nan_to_num(run.curve("reward_length"))  # zero or negative
+    return Series(run.curve("completion_tokens"), run.curve("reward") - penalty)
+
+
+def fit_length(series: Sequence[Series]) -> LengthLaw:
+    """Fit the law to the points of one run or of several, by least squares.
+
+    Args:
+        series: tokens of a completion (positive) and raw reward, by run.
+    """
+    logs = [Series(np.log(s.x), s.y) for s in series]
+    x, y = pooled(logs)
+    slope, intercept = _line(x, y)
+    low, high = interval(logs, lambda units: _line(*pooled(units))[0])
+    spread = float(((y - y.mean()) ** 2).sum())
+    unexplained = float(((y - slope * x - intercept) ** 2).sum())
+    return LengthLaw(
+        slope=slope,
+        low=low,
+        high=high,
+        intercept=intercept,
+        r_squared=1 - unexplained / spread if spread else np.nan,
+        points=len(x),
+        runs=len(series),
+        shortest=float(np.exp(x.min())),
+        longest=float(np.exp(x.max())),
+    )
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """(slope, intercept) of the least-squares line; a slope of 0 if all x are equal."""
+    centred = x - x.mean()
+    square = float(centred @ centred)
+    slope = float(centred @ y) / square if square else 0.0
+    return slope, float(y.mean() - slope * x.mean())

@@ -1,0 +1,109 @@
+"""The plots of studies, and their look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tramontane.studies.measures import FinishedRun
+from tramontane.studies.study import Study
+from tramontane.studies.verdicts import mean_and_interval
+
+MEASURES_SHOWN = 3  # in the plot of arms, side by side
+COLOURS = ("#1f77c9", "#e07b1a", "#17926b", "#8b5cd6", "#c03a2b", "#8a94a3")
+DASHES = ("-", "--", ":")  # for further lines once the colours are used up
+
+
+def new_figure(columns: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes]]:
+    """A figure with `columns` plots side by side, `height` inches high."""
+    figure = Figure(figsize=(6.4 if columns == 1 else 4.6 * columns, height), layout="constrained")
+    found = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in found:
+        axes.grid(alpha=0.3, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, list(found)
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of line `number`: the dashes differ where the colours repeat."""
+    dashes = DASHES[number // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": dashes, "linewidth": 1.6}
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as SVG with real text, the same bytes for the same figure."""
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": file.name}
+    with matplotlib.rc_context(style):
+        figure.savefig(file, metadata={"Date": None}, facecolor="white")
+
+
+def plot_arms(study: Study, figures: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """The measures that the claims compare: each seed as a dot, means with intervals, by arm.
+
+    Args:
+        study: its arms and claims.
+        figures: each run's figure, by measure and arm.
+    """
+    names = list(dict.fromkeys(claim.measure for claim in study.claims))[:MEASURES_SHOWN]
+    figure, every = new_figure(len(names), 0.9 + 0.32 * len(study.arms))
+    places = np.arange(len(study.arms))[::-1]
+    for axes, name in zip(every, names, strict=True):
+        values = figures[name]
+        found = [mean_and_interval(values[arm]) for arm in study.arms]
+        means, halves = np.array(found).T
+        for place, arm in zip(places, study.arms, strict=True):
+            axes.plot(values[arm], [place] * len(values[arm]), "o", color=COLOURS[5], markersize=3)
+        spread = np.where(np.isfinite(halves), halves, 0.0)
+        axes.errorbar(
+            means, places, xerr=spread, fmt="D", color=COLOURS[0], capsize=3, markersize=4
+        )
+        shown = study.arms if axes is every[0] else []
+        axes.set_yticks(places if len(shown) else [], list(shown))
+        axes.set_ylim(-0.6, len(places) - 0.4)
+        axes.set_title(study.shown[name].title, loc="left", fontsize=9)
+    return figure
+
+
+def plot_curve(key: str, runs: Mapping[str, Sequence[FinishedRun]], over: str) -> Figure:
+    """A metric over another: the mean of an arm's seeds as a line, with its 95 % interval over
+    seeds as a band. A moving mean of three points smooths every run first. The axis is logarithmic
+    if the largest value is over a thousand times the median, since a diverging run would flatten
+    all others."""
+    figure, (axes,) = new_figure()
+    values = np.concatenate([run.curve(key) for every in runs.values() for run in every])
+    values = values[values > 0]
+    if len(values) and values.max() > 1000 * np.median(values):
+        axes.set_yscale("log", nonpositive="mask")
+    for n, (arm, found) in enumerate(runs.items()):
+        length = min(len(run.updates) for run in found)
+        if not length or not any(np.isfinite(run.curve(key)).any() for run in found):
+            continue  # this arm has no such metric, e.g. no sampled rewards on trajectories alone
+        table = np.stack([_smooth(run.curve(key)[:length]) for run in found])
+        x = np.mean([run.curve(over)[:length] for run in found], axis=0)
+        mean, style = table.mean(0), line_style(n)
+        axes.plot(x, mean, label=arm, **style)
+        if len(table) > 1:
+            half = np.array([mean_and_interval(seeds)[1] for seeds in table.T])
+            band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(x, mean - half, mean + half, **band)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(over.replace("_", " "))
+    axes.set_title(key.replace("_", " "), loc="left", fontsize=10)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    if axes.lines:  # more than six names would cover the lines
+        axes.legend(frameon=False, fontsize=8, **(beside if len(axes.lines) > 6 else {}))
+    return figure
+
+
+def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
+    """A moving mean; the ends have shorter windows."""
+    padded = np.pad(curve, window // 2, mode="edge")
+    return np.convolve(padded, np.ones(window) / window, mode="valid")
