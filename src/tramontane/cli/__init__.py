@@ -12,7 +12,6 @@ from tramontane.cli import (  # noqa: F401, I001
     viewing,
     planning,
     studies,
-    oversight,
 )
 from tramontane.cli.terminal import app, main
 

@@ -33,8 +33,6 @@ _INTRODUCTION = (
     "docs/reliability.md). “The paper” is Magistral (arXiv 2506.10910); a "
     "default is ours unless its description names the paper."
 )
-# Readers of configs, by root, where the root is not the name of the command.
-READERS = {"": "tramontane train", "judged": "tramontane.oversight.reward.JudgedAnswer"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
     for entry in entries:
         if titles[entry.section] != entry.title:
             continue
-        reader = READERS.get(entry.root, f"tramontane {entry.root}")
+        reader = entry.section.read_by or f"tramontane {entry.root}"
         blocks.append(f"### {entry.title}" if entry.path else f"## {reader}")
         blocks.append(_wrapped(_linked(entry.description)))
         for key in entry.keys:

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,8 +20,13 @@ from tramontane.errors import InputError
 
 
 class Section(BaseModel):
-    """A group of keys. The docstring under each key describes it to `tramontane config`."""
+    """A group of keys. The docstring under each key describes it to `tramontane config`.
 
+    Attributes:
+        read_by: reader of a file with these keys, if that is not the command of the config's name.
+    """
+
+    read_by: ClassVar[str] = ""
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 

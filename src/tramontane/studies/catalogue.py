@@ -172,9 +172,11 @@ def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     kept = {f"{name}.json" for name in results} | {
         Path(plot).name for entry in entries for plot in entry.get("plots", [])
     }
-    for old in [*data.glob("*.svg"), *data.glob("*.json")]:
-        if old.name not in kept:
-            old.unlink()
+    # Data of other studies stay: the packages that have them may not be installed here.
+    for name in plans:
+        for old in (data / f"{name}.json", *data.glob(f"{name}_*.svg")):
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
     source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(

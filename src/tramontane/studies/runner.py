@@ -19,6 +19,7 @@ from tramontane.imports import command_of
 from tramontane.placement.orphans import die_with_parent
 from tramontane.studies.measures import FinishedRun
 from tramontane.studies.plan import Plan
+from tramontane.studies.study import function_name
 from tramontane.workplace import write_whole
 
 LOG_LINES = 12  # shown of a run that failed
@@ -125,7 +126,8 @@ def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
         return False
     then = read_settings(file)
     if "runner" in settings or "runner" in then:
-        return then == settings
+        runners = {function_name(found.get("runner")) for found in (then, settings)}
+        return len(runners) == 1 and then | {"runner": ""} == settings | {"runner": ""}
     configs = [parse(Config, found, str(folder)) for found in (then, settings)]
     # Paths may differ if the study's folder was moved or is named differently.
     dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]
