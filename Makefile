@@ -16,6 +16,8 @@ DEV := $(VENV)/.dev
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup \
 	--no-loadscope-reorder
 
+PAPERS := papers/oversight papers/representation
+
 # Duration of `make fuzz`; number of programs and rung of `make hostile`.
 SECONDS ?= 3600
 PROGRAMS ?= 1000
@@ -112,10 +114,10 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP) --editable .
 	touch $@
 
-# Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym.
-$(DEV): $(READY)
+# Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym, and the papers.
+$(DEV): $(READY) $(PAPERS:%=%/pyproject.toml)
 	@echo "Installing what tests, checks and benchmarks need into $(VENV): 0.9 GB more on disk."
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev]' $(PAPERS:%=--editable ./%)
 	touch $@
 
 clean:

@@ -100,8 +100,6 @@ def test_faults_that_need_no_model_are_reported_before_heavy_imports(tmp_path: P
         ("missing", "study", "curve", "missing"),
         ("missing", "study", "landscape", "missing"),
         ("unknown key", "plan", "nokey=1"),
-        ("no such config file", "oversight", "missing.yaml"),
-        ("missing", "judge-errors", "missing"),
         ("not a run folder", "view", "missing"),
     ]
     check(cases, tmp_path)
@@ -122,8 +120,7 @@ def test_every_command_that_writes_is_refused_at_once_where_another_process_work
 ) -> None:
     run, new = str(begun(small_config(tmp_path / "run")).path), tmp_path / "new"
     yaml = {name: str(CONFIGS / f"{name}.yaml") for name in (
-        "quickstart", "recipe_small_tiny", "recipe_medium_tiny", "oversight_simulated",
-        "oversight_tiny", "tiny_base")}  # fmt: skip
+        "quickstart", "recipe_small_tiny", "recipe_medium_tiny", "tiny_base")}  # fmt: skip
     commands = [
         (run, "trained", "train", "--resume", run, "pipeline.updates=3"),
         (f"{new}/train", "trained", "train", yaml["quickstart"], f"run_dir={new}/train"),
@@ -133,22 +130,25 @@ def test_every_command_that_writes_is_refused_at_once_where_another_process_work
         (f"{new}/curated", "curated", "curate", "playground:", "--out", f"{new}/curated"),
         (f"{new}/e.jsonl", "evaluated", "eval", "tiny", "playground:", "--out", f"{new}/e.jsonl"),
         (f"{new}/c", "compared", "compare", "tiny", "--on", "playground:", "--out", f"{new}/c"),
-        (f"{new}/o", "compared", "oversight", yaml["oversight_simulated"], f"out={new}/o"),
-        (f"{new}/data", "written", "oversight-data", f"{new}/data", yaml["oversight_tiny"]),
         (f"{new}/sft", "fine-tuned", "sft", yaml["tiny_base"], f"output={new}/sft"),
         (f"{new}/sft", "fine-tuned", "sft", yaml["tiny_base"], f"output={new}/sft", "--resume"),
         (f"{new}/h.jsonl", "harvested", "harvest", run, "--out", f"{new}/h.jsonl"),
         (f"{new}/v.jsonl", "scored", "score", f"{new}/in.jsonl", "--out", f"{new}/v.jsonl"),
         (f"{run}/audit.md", "written", "audit", run),
-        (f"{run}/judge_errors.md", "written", "judge-errors", run),
         (f"{new}/venv", "set up", "vllm", f"{new}/venv"),
         (f"{new}/smoke", "tested", "study", "--smoke", "--out", f"{new}/smoke"),
         (f"{new}/page.md", "written", "study", "--report", "--page", f"{new}/page.md"),
         (f"{run}/landscape", "drawn", "study", "landscape", run),
     ]
-    heavy = ("vllm", "--smoke", "--report", "landscape")  # what they import is heavy
     new.mkdir()
     (new / "in.jsonl").write_text("{}\n")
+    check_refused(commands, tmp_path)
+
+
+def check_refused(commands: list[tuple[str, ...]], tmp_path: Path) -> None:
+    """Own the place of each command (place, work, words…) in another process: the command is
+    refused, and nothing changes on the disk."""
+    heavy = ("vllm", "--smoke", "--report", "landscape")  # what they import is heavy
     places = list(dict.fromkeys(command[:2] for command in commands))
     holder = forked.start(hold, places, tmp_path / "ready")
     while not (tmp_path / "ready").exists():

@@ -35,7 +35,7 @@ def doctor() -> list[Finding]:
         _package("peft", f"adapters in place of all weights: {install('lora')}"),
         _vllm(),
         _package("reasoning-gym", f"more training problems: {install('reasoning-gym')}"),
-        _package("minigrid", f"the study byol-deep: {install('representation')}"),
+        _plugins(),
     ]
 
 
@@ -109,6 +109,18 @@ def _vllm() -> Finding:
             return Finding("vllm", "missing", "does not work", str(error))
         mend = f"generators that run vLLM (generator.kind: vllm): {environment.SETUP}"
         return Finding("vllm", "optional", f"no {environment.interpreter(None)}", mend)
+
+
+def _plugins() -> Finding:
+    """Packages that add commands, studies or configs."""
+    from tramontane import plugins
+
+    groups = (plugins.COMMANDS, plugins.STUDIES, plugins.CONFIGS)
+    entries = [entry for group in groups for entry in plugins.offered(group).values()]
+    found = sorted({f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist})
+    if found:
+        return Finding("plugins", "ok", ", ".join(found))
+    return Finding("plugins", "optional", "none", "commands and studies of further packages")
 
 
 def _package(name: str, mend: str) -> Finding:

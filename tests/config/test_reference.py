@@ -18,8 +18,6 @@ from tramontane.config.reference import Entry, find, markdown, walk
 from tramontane.config.sft import SFTConfig
 from tramontane.curation.config import CurateConfig
 from tramontane.errors import InputError
-from tramontane.oversight.config import OversightConfig
-from tramontane.oversight.reward import JudgedConfig
 from tramontane.planning.config import PlanConfig
 from tramontane.recipes.config import HarvestConfig, MediumRecipe, SmallRecipe
 from tramontane.studies.study import Study
@@ -33,16 +31,12 @@ ROOTS: dict[str, type[Section]] = {
     "small": SmallRecipe,
     "plan": PlanConfig,
     "study": Study,
-    "oversight": OversightConfig,
-    "judged": JudgedConfig,
 }
 
 
 def sections(cls: type[Section] = Section) -> Iterator[type[Section]]:
     for subclass in cls.__subclasses__():
-        # Keys of an arm belong to its study's file, and are there only if the study was imported.
-        arm = subclass.__module__.startswith("tramontane.representation.")
-        if subclass.__module__.startswith("tramontane.") and not arm:
+        if subclass.__module__.startswith("tramontane."):
             yield subclass
             yield from sections(subclass)
 

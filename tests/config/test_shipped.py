@@ -14,7 +14,6 @@ from tramontane.config import Config, Section, load_section
 from tramontane.config.sft import SFTConfig
 from tramontane.curation.config import CurateConfig
 from tramontane.errors import InputError
-from tramontane.oversight.config import OversightConfig
 from tramontane.recipes.recipe import KINDS
 
 FILES = sorted(path for path in (ROOT / "configs").glob("*") if path.is_file())
@@ -40,8 +39,6 @@ def kind(file: Path) -> type[Section]:
     """The class of the command that the file is for, by its name."""
     if file.stem.startswith("curate_"):
         return CurateConfig
-    if file.stem.startswith("oversight_"):
-        return OversightConfig
     if file.stem.startswith("recipe_"):
         return KINDS[file.stem.split("_")[1]]
     return SFTConfig if file.stem.startswith("tiny_") else Config

@@ -22,12 +22,11 @@ from tramontane.config import load_section, parse_settings
 from tramontane.curation.config import CurateConfig
 from tramontane.models.fetch import SOURCES
 from tramontane.models.loading import load_model, load_tokenizer
-from tramontane.oversight.drills import drills
-from tramontane.oversight.lessons import lessons, write_lessons, write_problems
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.recipe import KINDS
 from tramontane.run.folder import RunFolder
 from tramontane.studies.study import names
+from tramontane_oversight.studies.lessons import drills, lessons, write_lessons, write_problems
 
 SUMS = [{"id": f"s{n}", "problem": f"What is {n} + {n + 1}?", "answer": str(2 * n + 1)}
         for n in range(8)]  # fmt: skip
@@ -52,7 +51,7 @@ def write_own(folder: Path) -> str:
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: data files, a config, a reward, runs, a model."""
     desk = tmp_path_factory.mktemp("desk")
-    for folder in ("benchmarks", "configs", "examples"):
+    for folder in ("benchmarks", "configs", "examples", "papers"):
         (desk / folder).symlink_to(ROOT / folder)
     planned = plan({"model": "llama-3.1-8b", "gpus": 16, "n_batch": 64})
     (desk / "plan.yaml").write_text(planned.config_file)
@@ -117,7 +116,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_work(args: list[str]) -> bool:
     """True for a command that is only checked here: bare mentions, models and data of a hub."""
     if len(args) == 1 and args[0] not in ("config", "doctor"):
-        return args[0] in get_command(app).commands
+        group: Any = get_command(app)
+        return args[0] in group.list_commands(None)
     if args[:1] == ["study"] and args[1] != "list":
         group: Any = get_command(app).commands["study"]
         known = args[1] in [*names(), *group.commands] or args[1].endswith(".yaml")

@@ -10,7 +10,7 @@ from tests.paths import ROOT
 
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(#[^)]*)?\)")
 CODE_PATH = re.compile(
-    r"`((?:src|configs|tests|benchmarks|chaos|fuzz|examples|docs)/[\w./]+\.\w+)`"
+    r"`((?:src|configs|tests|benchmarks|chaos|fuzz|examples|docs|papers)/[\w./]+\.\w+)`"
 )
 ROOMS = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.py)`")
 
@@ -29,7 +29,8 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     for name in ROOMS.findall(text):
         places = (ROOT / name, ROOT / "src/tramontane" / name)
         found = any(place.exists() for place in places) or [
-            *(ROOT / "src/tramontane").glob(f"*/{name}")
+            *(ROOT / "src/tramontane").glob(f"*/{name}"),
+            *ROOT.glob(f"papers/*/src/{name}"),
         ]
         assert found, f"{page.name} names {name}"
 

@@ -18,7 +18,6 @@ from tramontane.models.loading import load_config, load_model, load_tokenizer, l
 from tramontane.models.names import find_weights, folder_of, resolve, with_tokenizer
 from tramontane.models.shape import load_shape
 from tramontane.models.weight_files import WeightFiles
-from tramontane.oversight.config import LocalModel
 from tramontane.recipes.config import MediumRecipe, SmallRecipe
 from tramontane.run.prepare import prepare
 
@@ -76,7 +75,6 @@ def test_what_has_no_weights_says_so(run: Path) -> None:
         (SFTConfig, "tokenizer", {"output": "out"}),
         (CheckpointModel, "path", {}),
         (CheckpointModel, "tokenizer", {"path": "tiny"}),
-        (LocalModel, "path", {}),
         (
             MediumRecipe,
             "model",

@@ -92,7 +92,7 @@ def page(tmp_path):
 def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
     results = write_report(default_plans(tmp_path / "studies"), page)
     shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
-    assert results.keys() == shipped and "byol-linear" in shipped
+    assert results.keys() == shipped and "weight_plane" in shipped
     assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
     for file in (ROOT / "docs/reproduction").iterdir():
         assert (page.with_suffix("") / file.name).read_bytes() == file.read_bytes()
@@ -118,14 +118,13 @@ def test_the_page_counts_updates_and_no_lines_of_a_function(page, tmp_path):
 
 @pytest.mark.slow
 def test_results_of_other_arms_leave_the_page(page, tmp_path):
-    file = page.with_suffix("") / "byol-linear.json"
+    file = page.with_suffix("") / "weight_plane.json"
     found = json.loads(file.read_text())
     next(iter(found["study"]["arms"].values()))["steps"] = 1
     file.write_text(json.dumps(found))
-    assert "byol-linear" not in write_report(default_plans(tmp_path / "studies"), page)
-    assert not list(page.with_suffix("").glob("byol-linear*"))
-    section = page.read_text().partition("tramontane study byol-linear\n```\n")[2]
-    assert "Not run yet." in section.partition("\n## ")[0]
+    assert "weight_plane" not in write_report(default_plans(tmp_path / "studies"), page)
+    assert not list(page.with_suffix("").glob("weight_plane*"))
+    assert "tramontane study weight_plane\n```\n\nNot run yet." in page.read_text()
 
 
 @pytest.mark.slow
@@ -141,14 +140,14 @@ def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
 @pytest.mark.parametrize("seeds", [2, 3])
 @pytest.mark.slow
 def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
-    recorded = json.loads((page.with_suffix("") / "byol-linear.json").read_text())
+    recorded = json.loads((page.with_suffix("") / "weight_plane.json").read_text())
     assert recorded["seeds"] == 3
-    study = load_study("byol-linear")
+    study = load_study("weight_plane")
     for arm in study.arms:
         for seed in range(seeds):
-            folder = tmp_path / "studies/byol-linear" / arm / f"seed_{seed}"
+            folder = tmp_path / "studies/weight_plane" / arm / f"seed_{seed}"
             folder.mkdir(parents=True)
-            plan = Plan(study, tmp_path / "studies/byol-linear", seeds)
+            plan = Plan(study, tmp_path / "studies/weight_plane", seeds)
             write_settings(folder, plan.settings(arm, seed, folder))
             measures = dict.fromkeys(study.measures, 0.25 + seed)
             folder.joinpath("summary.json").write_text(
@@ -156,7 +155,7 @@ def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
             )
             row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
             folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
-    result = write_report(default_plans(tmp_path / "studies"), page)["byol-linear"]
+    result = write_report(default_plans(tmp_path / "studies"), page)["weight_plane"]
     assert result.seeds == 3
     measured = [0.25, 1.25, 2.25] if seeds == 3 else None
     for name, arms in result.values.items():
@@ -165,8 +164,8 @@ def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
 
 
 def test_runs_of_other_settings_are_left_out(page, tmp_path):
-    study = load_study("byol-linear")
-    out = tmp_path / "studies/byol-linear"
+    study = load_study("weight_plane")
+    out = tmp_path / "studies/weight_plane"
     small = Plan(study, out, 1, share=0.5)
     for arm, seed, folder in small.runs():
         folder.mkdir(parents=True)
@@ -178,15 +177,15 @@ def test_runs_of_other_settings_are_left_out(page, tmp_path):
     default = Plan(study, out, 1)
     assert other_runs(default) == [folder for _, _, folder in default.runs()]
     assert not any(finished_runs(default).values()) and other_runs(small) == []
-    published = page.with_suffix("") / "byol-linear.json"
+    published = page.with_suffix("") / "weight_plane.json"
     before = published.read_bytes()
-    write_report({"byol-linear": default}, page)
+    write_report({"weight_plane": default}, page)
     assert published.read_bytes() == before
     # The recorded result, of the whole budget, stays when a part of it is reported too.
-    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 1
+    assert write_report({"weight_plane": small}, page)["weight_plane"].share == 1
     # Without it, the page says of which part of the budget the figures are.
     published.unlink()
-    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 0.5
+    assert write_report({"weight_plane": small}, page)["weight_plane"].share == 0.5
     assert "0.5 of the study's own budget" in page.read_text()
     assert json.loads(published.read_text())["verdicts"][0]["low"] is None  # one seed
 

@@ -11,7 +11,6 @@ from tramontane.cli import (  # noqa: F401, I001
     grading,
     planning,
     studies,
-    oversight,
 )
 from tramontane.cli.terminal import app, main
 

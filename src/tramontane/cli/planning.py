@@ -11,7 +11,9 @@ from rich.padding import Padding
 from rich.text import Text
 
 import tramontane
+from tramontane import plugins
 from tramontane.cli.terminal import LOOK, app, console, say, show_table
+from tramontane.errors import InputError
 from tramontane.workplace import check_file, write_whole
 
 
@@ -60,8 +62,8 @@ def show_config(
         str | None,
         typer.Argument(
             help="A section, e.g. pipeline or trainer.objective; or the config of another command: "
-            "sft, curate, harvest, medium, small, plan, study, oversight or judged; e.g. "
-            "curate.code."
+            "sft, curate, harvest, medium, small, plan, study, or one of an installed package; "
+            "e.g. curate.code."
         ),
     ] = None,
     markdown: Annotated[
@@ -72,8 +74,6 @@ def show_config(
     from tramontane.config import Config, Section, reference
     from tramontane.config.sft import SFTConfig
     from tramontane.curation.config import CurateConfig
-    from tramontane.oversight.config import OversightConfig
-    from tramontane.oversight.reward import JudgedConfig
     from tramontane.planning.config import PlanConfig
     from tramontane.recipes.config import HarvestConfig, MediumRecipe, SmallRecipe
     from tramontane.studies.study import Study
@@ -87,12 +87,14 @@ def show_config(
         "small": SmallRecipe,
         "plan": PlanConfig,
         "study": Study,
-        "oversight": OversightConfig,
-        "judged": JudgedConfig,
     }
+    roots |= {name: plugins.load(found) for name, found in plugins.offered(plugins.CONFIGS).items()}
     if markdown:
         print(reference.markdown(roots), end="")
         return
+    name = (section or "").partition(".")[0]
+    if name not in roots and (remedy := plugins.remedy(plugins.CONFIGS, name)):
+        raise InputError(remedy)
     entry = reference.find(roots, section or "")
     console.print(Text(entry.description))
     for key in entry.keys:
@@ -102,10 +104,7 @@ def show_config(
         path = next(iter(entry.subsections.values())).title
         say(f"\nKeys of a section: tramontane config {path}")
     if not entry.title:
-        say(
-            "Other configs: tramontane config sft, curate, harvest, medium, small, plan, study, "
-            "oversight or judged",
-        )
+        say(f"Other configs: tramontane config {', '.join(filter(None, roots))}")
 
 
 @app.command(rich_help_panel=LOOK)

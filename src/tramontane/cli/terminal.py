@@ -8,21 +8,70 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 import tramontane
+from tramontane import plugins
 from tramontane.errors import InputError
 from tramontane.interrupt import EXIT_SECONDS, leave_within, terminate
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+# Groups of commands in `tramontane --help`.
+TRAIN, MEASURE, DATA, LOOK, RESEARCH = "Train", "Measure", "Data", "Look", "Research"
+PACKAGES = "From installed packages"
+
+
+class Commands(TyperGroup):
+    """The commands of this package, and those that installed packages add."""
+
+    @cached_property
+    def others(self) -> dict[str, Any]:
+        return plugins.offered(plugins.COMMANDS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *(name for name in self.others if name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command by name; that of another package is imported here.
+
+        Raises:
+            InputError: no such command.
+        """
+        if own := super().get_command(ctx, cmd_name):
+            return own
+        if entry := self.others.get(cmd_name):
+            return _mounted(cmd_name, plugins.load(entry))
+        if remedy := plugins.remedy(plugins.COMMANDS, cmd_name):
+            raise InputError(remedy)
+        from tramontane.config import nearest  # 0.2 s
+
+        near = nearest(cmd_name, self.list_commands(ctx))
+        hint = f"did you mean {near!r}?" if near else "`tramontane --help` lists those installed"
+        raise InputError(f"no command {cmd_name!r}; {hint}")
+
+
+def _mounted(name: str, found: Any) -> Any:
+    """The command of a function or a Typer app."""
+    holder = typer.Typer()
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, rich_help_panel=PACKAGES)
+    else:
+        holder.command(name, rich_help_panel=PACKAGES)(found)
+    return typer.main.get_group(holder).commands[name]
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Asynchronous reinforcement learning with verifiable rewards.",
     no_args_is_help=True,
     add_completion=False,
@@ -30,8 +79,6 @@ app = typer.Typer(
 )
 console = Console()
 LINE_SECONDS = 30.0  # between progress lines in a log
-# Groups of commands in `tramontane --help`.
-TRAIN, MEASURE, DATA, LOOK, RESEARCH = "Train", "Measure", "Data", "Look", "Research"
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Any config key as key.sub=value.", show_default=False)
 ]

@@ -102,6 +102,7 @@ class TimeoutsConfig(Section):
 class Config(Section):
     """A training run, as `tramontane train` reads it."""
 
+    read_by = "tramontane train"
     name: Annotated[str, Fixed("the run has its folder already")] = "run"
     """Name of the run; its folder is `runs/NAME`."""
     seed: Annotated[int, Fixed("groups under way drew from it")] = 0

@@ -32,8 +32,6 @@ _INTRODUCTION = (
     "docs/reliability.md). “The paper” is Magistral (arXiv 2506.10910); a "
     "default is ours unless its description names the paper."
 )
-# Readers of configs, by root, where the root is not the name of the command.
-READERS = {"": "tramontane train", "judged": "tramontane.oversight.reward.JudgedAnswer"}
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def markdown(roots: Mapping[str, type[Section]]) -> str:
 
 def _heading(entry: Entry) -> str:
     """A section's title; of a whole config, the name of its reader."""
-    return entry.title if entry.path else READERS.get(entry.root, f"tramontane {entry.root}")
+    return entry.title if entry.path else entry.section.read_by or f"tramontane {entry.root}"
 
 
 def _kind(schema: Mapping[str, Any]) -> str:

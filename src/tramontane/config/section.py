@@ -27,11 +27,13 @@ class Section(BaseModel):
     """A group of keys. The docstring under each key describes it to `tramontane config`.
 
     Attributes:
+        read_by: reader of a file with these keys, if that is not the command of the config's name.
         renamed: new names of keys by their old ones, which are read with a warning.
         removed: keys of earlier versions, each with its default, which is ignored, and what to do
             about any other value, which is refused.
     """
 
+    read_by: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
     removed: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)

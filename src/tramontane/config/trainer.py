@@ -14,8 +14,8 @@ from tramontane.config.resume import Fixed
 from tramontane.config.section import Section, key_error
 
 # Learning rates of the shipped configs by number of parameters, in ascending order: for
-# reinforcement learning (quickstart, real, gsm8k) and for fine-tuning (judged, real, recipe_small).
-# Interpolated by a power law, and constant beyond the ends.
+# reinforcement learning (quickstart, real, gsm8k) and for fine-tuning (real, recipe_small, lessons
+# for the tiny base). Interpolated by a power law, and constant beyond the ends.
 _RATES = {
     "rl": ((1.8e6, 3e-4), (135e6, 2e-5), (500e6, 1e-6)),
     "sft": ((1.8e6, 1e-3), (135e6, 1e-4), (7e9, 1e-5)),

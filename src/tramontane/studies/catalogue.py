@@ -94,9 +94,11 @@ def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     found = {name: _published(name, plan, data) for name, plan in plans.items()}
     results = {name: result for name, result in found.items() if result}
     kept = {file for name in results for file in (f"{name}.json", f"{name}_arms.svg")}
-    for old in [*data.glob("*.svg"), *data.glob("*.json")]:
-        if old.name not in kept:
-            old.unlink()
+    # Data of other studies stay: the packages that have them may not be installed here.
+    for name in plans:
+        for old in (data / f"{name}.json", *data.glob(f"{name}_*.svg")):
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
     entries = [_entry(name, plan.study, found[name], data.name) for name, plan in plans.items()]
     outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
     source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")

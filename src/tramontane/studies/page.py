@@ -17,7 +17,7 @@ from tramontane.config import read_settings
 from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
-from tramontane.studies.study import Claim, Study, base_config
+from tramontane.studies.study import Claim, Study, base_config, function_name
 from tramontane.studies.verdicts import Verdict, finite, judge, mean_and_interval
 from tramontane.workplace import write_whole
 
@@ -81,7 +81,8 @@ def recorded_result(study: Study, file: Path) -> Result | None:
         return None
     found = json.loads(file.read_text("utf-8"))
     today, then = json.loads(json.dumps(study.model_dump())), found["study"]
-    same = all(then.get(key) == today[key] for key in ("base", "arms", "trajectories", "runner"))
+    same = all(then.get(key) == today[key] for key in ("base", "arms", "trajectories"))
+    same &= function_name(then.get("runner")) == function_name(study.runner)
     same &= found["config"] == _config(study)
     if not same or study.shown.keys() - found["values"].keys():
         return None

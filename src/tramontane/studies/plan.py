@@ -16,7 +16,7 @@ from tramontane.errors import InputError
 from tramontane.run.folder import RunFolder
 from tramontane.studies.arm import load_function
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.study import Study, base_config
+from tramontane.studies.study import Study, base_config, function_name
 from tramontane.workplace import write_whole
 
 FIXED_MINUTES = 0.5  # of a training run: its start and its evaluations
@@ -270,7 +270,8 @@ def _is_same(folder: Path, settings: dict[str, Any]) -> bool:
         return False
     then = read_settings(file)
     if "runner" in settings or "runner" in then:
-        return then == settings
+        runners = {function_name(found.get("runner")) for found in (then, settings)}
+        return len(runners) == 1 and then | {"runner": ""} == settings | {"runner": ""}
     configs = [parse(Config, found, str(folder)) for found in (then, settings)]
     # Paths may differ if the study's folder was moved or is named differently.
     dumps = [config.model_dump(mode="json", exclude={"run_dir"}) for config in configs]

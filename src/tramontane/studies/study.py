@@ -8,11 +8,12 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from tramontane import plugins
 from tramontane.config import Section, key_error, load_section, nearest
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, Measure, returned
 
-_CATALOG = resources.files("tramontane.studies") / "catalog"
+_CATALOG = resources.files("tramontane.studies") / "catalog"  # with those of installed packages
 Expectation = Literal["higher", "lower", "equal"]
 StudySet = Literal["magistral", "siblings"]
 
@@ -137,12 +138,16 @@ class Study(Section):
 
 
 def names() -> list[str]:
-    """Names of the studies that are shipped, in order."""
-    return sorted(file.name.removesuffix(".yaml") for file in _CATALOG.iterdir())
+    """Names of the studies of this package and of installed ones, in order."""
+    return sorted({*_own(), *plugins.offered(plugins.STUDIES)})
+
+
+def _own() -> list[str]:
+    return [file.name.removesuffix(".yaml") for file in _CATALOG.iterdir()]
 
 
 def names_in(chosen: StudySet | None) -> list[str]:
-    """Names of the shipped studies of a set; of all sets, one after the other, without one."""
+    """Names of the studies of a set; of all sets, one after the other, without one."""
     sets = (chosen,) if chosen else get_args(StudySet)
     return [name for group in sets for name in names() if load_study(name).set == group]
 
@@ -153,15 +158,29 @@ def base_config() -> Path:
 
 
 def load_study(name: str) -> Study:
-    """A shipped study by name, or a user's study by the path of its YAML file.
+    """A study by name, of this package or an installed one, or by the path of its YAML file.
 
     Raises:
         InputError: no such study, or an invalid file.
     """
     if name.endswith((".yaml", ".yml")):
         return load_section(Study, name)
-    if name not in names():
-        near = nearest(name, names())
-        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
-        raise InputError(f"study {name!r}: no such study; {hint}, or give the path of a .yaml file")
-    return load_section(Study, Path(str(_CATALOG / f"{name}.yaml")))
+    folder = _CATALOG
+    if name not in _own():
+        if (entry := plugins.offered(plugins.STUDIES).get(name)) is None:
+            raise InputError(_unknown(name))
+        folder = resources.files(plugins.load(entry))
+    return load_section(Study, Path(str(folder / f"{name}.yaml")))
+
+
+def _unknown(name: str) -> str:
+    if remedy := plugins.remedy(plugins.STUDIES, name):
+        return remedy
+    near = nearest(name, names())
+    hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
+    return f"study {name!r}: no such study; {hint}, or give the path of a .yaml file"
+
+
+def function_name(runner: str | None) -> str | None:
+    """The name of a runner's function, by which results are recognised: its module may move."""
+    return runner and runner.rpartition(":")[2]
