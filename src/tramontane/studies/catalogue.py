@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
 
 from tramontane.errors import InputError
+from tramontane.pages import render
 from tramontane.studies.figures import save
 from tramontane.studies.page import (
     Result,
@@ -175,20 +175,20 @@ def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
     for old in [*data.glob("*.svg"), *data.glob("*.json")]:
         if old.name not in kept:
             old.unlink()
-    source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals.update(
-        difference=_difference, expected=_expected, smallest=_smallest, slug=_slug
-    )
     counts: dict[str, int] = {}
     for result in results.values():
         for _, verdict in result.verdicts:
             counts[verdict.outcome] = counts.get(verdict.outcome, 0) + 1
-    text = environment.from_string(source).render(
+    text = render(
+        "studies/reproduction.md.j2",
         entries=entries,
         counts=counts,
         waiting=sum(len(e["study"].claims) for e in entries if e["result"] is None),
         further=further_claims(),
+        difference=_difference,
+        expected=_expected,
+        smallest=_smallest,
+        slug=_slug,
     )
     write_whole(page, text)
     return results

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import pyarrow.compute as pc
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from tramontane.errors import InputError
+from tramontane.pages import STYLE
 from tramontane.run import curves
 from tramontane.view import answers, details, search
 from tramontane.view.runs import Run, dumps
@@ -78,6 +80,7 @@ def make_app(runs: list[Run], token: str) -> FastAPI:
 
     app.state.runs = runs
     app.include_router(api, prefix=f"/{token}/api")
+    app.add_api_route(f"/{token}/{STYLE.name}", lambda: FileResponse(STYLE))
     app.mount(f"/{token}", StaticFiles(directory=STATIC, html=True))
     return app
 
