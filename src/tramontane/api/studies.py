@@ -47,7 +47,7 @@ def study(
     share = 1.0 if budget is None else share_of([found], budget, seeds)
     plan = Plan(found, Path(out) / Path(name).stem, seeds, share, Path(base) if base else None)
     with owned_folder(plan.out, "studied"):
-        run_study(plan, on_finished or (lambda run, done, total: None))
-        from tramontane.studies.page import write_page  # its matplotlib takes a second to import
+        from tramontane.studies.page import write_page  # needs matplotlib: known before the runs
 
+        run_study(plan, on_finished or (lambda run, done, total: None))
         return write_page(plan)
