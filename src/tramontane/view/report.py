@@ -25,7 +25,7 @@ from tramontane.workplace import write_whole
 
 Row = dict[str, Any]
 STATIC = Path(str(resources.files("tramontane.view") / "static"))
-MAX_TOKENS = 7_000  # of an update's completions that are shown with their tokens
+MAX_TOKENS = 4_000  # of an update's completions that are shown with their tokens
 MAX_COMPLETION = 2_000  # tokens shown of one of them
 MAX_GROUPS = 6  # shown of an update
 MAX_ACTIVITIES = 4_000  # of the timeline; the newest
@@ -99,6 +99,8 @@ def _completions(run: Run, update: int, rows: list[int]) -> Iterator[tuple[int, 
             found.pop(name, None)
         for name in ("token_ids", "tokens_text", "logprobs", "log_ratios", "versions"):
             found[name] = found[name] and found[name][:shown]
+        for name in ("logprobs", "log_ratios"):
+            found[name] = found[name] and [round(x, 4) for x in found[name]]
         yield row, found | {"left_out": count - shown}
 
 

@@ -99,10 +99,6 @@ class Run:
         mark = zlib.crc32((before + whole)[-MARKED:])
         return {"rows": rows, "offset": offset, "mark": mark, "reset": reset, "damaged": damaged}
 
-    def updates(self) -> list[int]:
-        """The updates whose metrics are there, in order."""
-        return sorted({row["update"] for row in self.metrics(0, 0)["rows"]})
-
     def measured(self) -> list[Row]:
         """The figures of `evaluations.jsonl`, without slices."""
         keys = ("when", "set", "version", "n_problems", "samples", "pass_at_1", "maj_at_k")

@@ -36,7 +36,7 @@ def summary(run: Run) -> Row:
     ends = {when: list(read_log(run.path / f"evaluation_{when}.jsonl")) for when in _ENDS}
     results = _results(ends)
     figures = written or _so_far(results)
-    updates = run.updates()
+    updates = sorted({row["update"] for row in read_log(run.path / "metrics.jsonl")})
     events = events_of(run.path)
     return {
         "subtitle": _subtitle(run, len(updates), written),
