@@ -117,7 +117,7 @@ def measure(folder: Path) -> dict[str, float]:
         address = process.stdout.readline().strip()
         ready = time.monotonic()
         found = {"command": ready - began}
-        for name in ("", "app.js", "style.css", "api/runs"):
+        for name in ("", "app.js", "uPlot.iife.min.js", "style.css", "api/runs"):
             get(address, name)
         get(address, "api/metrics", run=0)
         get(address, "api/facets", run=0)

@@ -78,7 +78,7 @@ def required(package: str, extras: frozenset[str] = frozenset()) -> dict[str, Re
 
 @pytest.mark.parametrize(
     "extra",
-    ["reasoning-gym", "ray", "lora", "gguf", "view", "trackers", "docs"],
+    ["reasoning-gym", "ray", "lora", "gguf", "studies", "view", "trackers", "docs"],
 )
 def test_an_extra_accepts_the_torch_that_is_there(extra: str) -> None:
     """pip keeps an installed package that every requirement admits."""

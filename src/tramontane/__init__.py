@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tramontane.generator.vllm.environment import set_up as vllm
     from tramontane.models.fetch import fetch
     from tramontane.planning.plan import plan
-    from tramontane.run.start import dry_run, sft, train
+    from tramontane.start import dry_run, sft, train
     from tramontane.studies.runner import study
 
 __all__ = [
@@ -50,15 +50,15 @@ _FUNCTIONS = {
     "compare": "evaluation.measure:compare",
     "curate": "curation.pipeline:curate",
     "doctor": "doctor:doctor",
-    "dry_run": "run.start:dry_run",
+    "dry_run": "start:dry_run",
     "evaluate": "evaluation.measure:evaluate",
     "fetch": "models.fetch:fetch",
     "generate": "evaluation.measure:generate",
     "plan": "planning.plan:plan",
     "score": "evaluation.score:score",
-    "sft": "run.start:sft",
+    "sft": "start:sft",
     "study": "studies.runner:study",
-    "train": "run.start:train",
+    "train": "start:train",
     "vllm": "generator.vllm.environment:set_up",
 }
 

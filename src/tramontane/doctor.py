@@ -35,6 +35,7 @@ def doctor() -> list[Finding]:
         _package("peft", f"adapters in place of all weights: {install('lora')}"),
         _vllm(),
         _package("reasoning-gym", f"more training problems: {install('reasoning-gym')}"),
+        _package("matplotlib", f"the plots of studies: {install('studies')}"),
         _plugins(),
     ]
 

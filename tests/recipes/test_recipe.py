@@ -132,7 +132,7 @@ def test_medium_then_small_through_kills_within_and_between_steps(tmp_path):
         assert config["trainer"]["objective"]["magistral"]["eps_high"] == 0.3
     report = (out / "report.md").read_text()
     assert "| | start | teacher | SFT only | RL only | SFT + RL |" in report
-    assert (out / "report.html").read_text().count("<th>") == 6
+    assert (out / "report.html").read_text().count("<th") == 6
     mixture = facts["3_mixture"]
     assert mixture["general"] == round(0.1 / 0.9 * (mixture["examples"] - mixture["general"]))
     changed = recipe.model_copy(update={"rl_only": False})

@@ -24,10 +24,10 @@ from tramontane.config import Config
 from tramontane.errors import InputError
 from tramontane.run.checkpoint import damage, seal
 from tramontane.run.folder import RunFolder, open_run
-from tramontane.run.report import write_report
 from tramontane.run.rollouts import read_rollouts, read_run
 from tramontane.run.screen import QuietScreen
 from tramontane.run.train import train
+from tramontane.view.report import write_report
 
 SIZES = {"updates": 3, "n_batch": 16}
 

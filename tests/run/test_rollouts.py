@@ -19,7 +19,6 @@ from tramontane.controller.observer import Update
 from tramontane.errors import InputError
 from tramontane.run.columns import TOKEN_FIELDS
 from tramontane.run.folder import RunFolder
-from tramontane.run.report import write_report
 from tramontane.run.rollouts import (
     COLUMNS,
     SAMPLED_GROUPS,
@@ -41,6 +40,7 @@ from tramontane.types import (
     TrainedFigures,
     floats,
 )
+from tramontane.view.report import write_report
 from tramontane.workplace import read_log
 
 PROBLEM = Problem("p", "math", "1 + 1?", "2", language="en", difficulty=3)

@@ -17,6 +17,7 @@ import tramontane
 from tests.controller.test_pipeline import rollouts, weights
 from tests.paths import DATA, ROOT
 from tests.runs import small_config
+from tests.view.reports import answers_of
 from tramontane.config import load_config
 from tramontane.data.tokenizer import train_tokenizer
 from tramontane.errors import InputError
@@ -27,6 +28,7 @@ from tramontane.run.prepare import prepare
 from tramontane.run.screen import LiveDisplay, QuietScreen
 from tramontane.run.session import Session
 from tramontane.run.train import train
+from tramontane.view.report import write_report
 from tramontane.workplace import read_log
 
 
@@ -77,7 +79,7 @@ def test_a_run_that_is_measured_after_training_only(tmp_path: Path) -> None:
         evaluation={"problems": 8, "samples": 2, "before": False, "also": also},
     )
     screen = io.StringIO()
-    result = train(config, LiveDisplay(Console(file=screen, width=100)), report=True)
+    result = train(config, LiveDisplay(Console(file=screen, width=100)), report=write_report)
     lines = list(read_log(tmp_path / "evaluations.jsonl"))
     assert [(x["when"], x["set"]) for x in lines] == [("after", "held_out"), ("after", "sums")]
     assert result.pass_at_1.before is None and result.pass_at_1.after is not None
@@ -87,7 +89,9 @@ def test_a_run_that_is_measured_after_training_only(tmp_path: Path) -> None:
     assert result.summary["rl"]["sums"] == lines[1]["pass_at_1"]
     assert f"pass@1: – → {after.value:.3f}" in screen.getvalue()
     assert f"pass@1, sums: – → {lines[1]['pass_at_1']['value']:.3f}" in screen.getvalue()
-    assert f"{after.value:.3f}" in (tmp_path / "report.html").read_text()
+    assert result.report == tmp_path / "report.html"
+    shown = answers_of(result.report)["summary"]["passed"]
+    assert shown == [["after", pytest.approx(after.to_dict(), rel=1e-5)]]
 
 
 @pytest.mark.slow

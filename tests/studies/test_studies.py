@@ -1,8 +1,10 @@
 """Studies: every shipped one is valid, a small one runs, and an interrupted one goes on."""
 
+import importlib
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import yaml
@@ -402,3 +404,10 @@ def test_a_function_that_is_not_there_is_named_before_any_run(runner, tmp_path):
     with pytest.raises(InputError, match=runner):
         tramontane.study(str(file), out=tmp_path / "out")
     assert not list(tmp_path.glob("out/**/*.yaml"))
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tramontane.studies.figures", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"'tramontane\[studies\]'"):
+        importlib.import_module("tramontane.studies.figures")

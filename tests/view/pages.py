@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-from tests.run.test_report import metrics
+from tests.view.test_report import metrics
 from tramontane.run.folder import RunFolder
 from tramontane.types import Completion, FilterReason, Group, Problem, TrainedFigures, Verdict
 from tramontane.view.app import make_app

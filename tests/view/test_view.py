@@ -26,6 +26,7 @@ from tests.view.pages import (
     write_update,
 )
 from tramontane.errors import InputError
+from tramontane.pages import STYLE
 from tramontane.run.columns import SPAN
 from tramontane.types import ELSEWHERE, INSERTED
 from tramontane.view import server
@@ -78,8 +79,9 @@ def test_every_answer_has_the_policy(page: Page) -> None:
 
 def test_the_page_names_no_other_address(page: Page) -> None:
     static = Path(server.__file__).with_name("static")
-    for file in static.iterdir():
+    for file in [*static.iterdir(), STYLE]:
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        text = text.replace("/*! https://github.com/leeoniya/uPlot (v1.6.32) */", "")
         assert "http" not in text.replace("https:", "http:"), file.name
         assert "innerHTML" not in text and "insertAdjacentHTML" not in text
 

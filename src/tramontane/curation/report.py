@@ -10,15 +10,14 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from importlib import resources
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import yaml
-from jinja2 import Environment, StrictUndefined
 
 from tramontane.curation.config import CurateConfig
 from tramontane.curation.rows import Row
+from tramontane.pages import render
 
 EXAMPLES = 3  # shown for each reason
 EXCERPT = 400  # characters shown of a statement
@@ -143,6 +142,7 @@ def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
     order = {stage: n for n, stage in enumerate(tally.stages)}
     reasons = sorted(tally.reasons, key=lambda key: (order[key[0]], -tally.reasons[key], key))
     context = {
+        "title": "Curation",
         "tally": tally,
         "funnel": (funnel := tally.funnel()),
         "widest": max([tally.rows, *(remaining for _, remaining, _ in funnel)]) or 1,
@@ -154,19 +154,8 @@ def write_report(tally: Tally, config: CurateConfig) -> dict[str, str]:
             config.model_dump(mode="json", exclude={"out"}), sort_keys=False, allow_unicode=True
         ),
     }
-    pages = {}
-    for name in ("report.md", "report.html"):
-        environment = Environment(
-            autoescape=name.endswith("html"),
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-        )
-        environment.filters["cell"] = _cell
-        source = resources.files("tramontane.curation").joinpath(f"{name}.j2").read_text("utf-8")
-        pages[name] = environment.from_string(source).render(context)
-    return pages
+    names = ("report.md", "report.html")
+    return {name: render(f"curation/{name}.j2", **context) for name in names}
 
 
 def _lengths(tally: Tally) -> list[tuple[str, float, float]]:
@@ -193,8 +182,3 @@ def _example(row: Row) -> Example:
 
 def _short(text: str) -> str:
     return text if len(text) <= EXCERPT else text[: EXCERPT // 2] + " […] " + text[-EXCERPT // 2 :]
-
-
-def _cell(text: str) -> str:
-    """The text in one cell of a Markdown table."""
-    return re.sub(r"\s+", " ", text).replace("|", "\\|")

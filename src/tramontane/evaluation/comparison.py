@@ -12,12 +12,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
 
 from tramontane.data.files import ENDINGS
 from tramontane.errors import InputError
@@ -26,6 +24,7 @@ from tramontane.evaluation.checkpoint import continue_evaluation, prepare, probl
 from tramontane.evaluation.evaluate import EvaluationResult, Row, hub_results, summarize
 from tramontane.evaluation.placed import Work
 from tramontane.evaluation.settings import Settings
+from tramontane.pages import render
 from tramontane.statistics import Difference, counts_of, paired_difference
 from tramontane.types import Problem
 from tramontane.workplace import Journal, owned_folder, write_whole
@@ -294,16 +293,9 @@ def model_index(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
 
 
 def _page(name: str, found: Comparison) -> str:
-    source = resources.files("tramontane.evaluation").joinpath(f"{name}.j2").read_text("utf-8")
-    environment = Environment(
-        undefined=StrictUndefined,
-        autoescape=name.endswith(".html"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     tables = _tables(found)
     names = next(iter(found.values()))
     models = {
         name: [row for t in tables for row in t["rows"] if row["model"] == name] for name in names
     }
-    return environment.from_string(source).render(tables=tables, models=models)
+    return render(f"evaluation/{name}.j2", title="Comparison", tables=tables, models=models)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
 from tramontane.evaluation.comparison import Comparison
+from tramontane.pages import render
 from tramontane.recipes.steps import Facts
 from tramontane.workplace import write_whole
 
@@ -36,14 +34,8 @@ def write_report(
         steps: facts of the finished steps by name.
     """
     for ending in ("md", "html"):
-        source = resources.files("tramontane.recipes").joinpath(f"report.{ending}.j2")
-        environment = Environment(
-            undefined=StrictUndefined,
-            autoescape=ending == "html",
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        text = environment.from_string(source.read_text("utf-8")).render(
+        text = render(
+            f"recipes/report.{ending}.j2",
             title=title,
             columns=list(columns.values()),
             rows=table(columns, found),

@@ -176,6 +176,7 @@ def train_or_resume(config: Config, screens: Screens) -> Facts:
         Stopped: the run was interrupted.
     """
     from tramontane.run.train import train
+    from tramontane.view.report import write_report
 
     path = Path(str(config.run_dir))
     with RunFolder.owned(path) as run:
@@ -183,7 +184,7 @@ def train_or_resume(config: Config, screens: Screens) -> Facts:
             if run.begun:
                 config = run.config()
             with closing(screens()) as screen:
-                if not train(config, screen, run, report=True).finished:
+                if not train(config, screen, run, report=write_report).finished:
                     raise Stopped
     summary = json.loads((path / "summary.json").read_text())
     keys = ("updates", "minutes", "trained_completion_tokens")

@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from jinja2 import Environment, StrictUndefined
 
 from tramontane.config import HELD_OUT, Config
 from tramontane.data.prompts import PromptEncoder, system_text
 from tramontane.evaluation.evaluate import EvaluationResult, hub_results
 from tramontane.models.loading import local_folder
+from tramontane.pages import render
 from tramontane.run.prepare import Prepared
 from tramontane.run.summary import Measured
 from tramontane.workplace import write_whole
@@ -58,9 +57,8 @@ def write_card(
         eval_results=results or None,
         **licence,
     )
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    source = resources.files("tramontane.run").joinpath("card.md.j2").read_text("utf-8")
-    page = environment.from_string(source).render(
+    page = render(
+        "run/card.md.j2",
         front=front.to_yaml(line_break="\n"),
         name=config.name,
         model=_public(config.model),

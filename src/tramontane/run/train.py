@@ -7,9 +7,10 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tramontane.config import HELD_OUT, Config
@@ -50,6 +51,7 @@ from tramontane.trainer import Trainer
 from tramontane.trainer.state import DamagedState
 
 Results = dict[str, EvaluationResult]  # by name of the set
+WriteReport = Callable[[Path], Path]
 
 
 def train(
@@ -57,7 +59,7 @@ def train(
     screen: Screen,
     folder: RunFolder | None = None,
     *,
-    report: bool = False,
+    report: WriteReport | None = None,
     on_update: OnUpdate | None = None,
     given: RunInput | None = None,
 ) -> TrainResult:
@@ -68,7 +70,7 @@ def train(
         screen: shows progress.
         folder: a new folder, or a run's to continue; the caller owns it. None: a new folder, owned
             here.
-        report: also draw `report.html`, which takes a few seconds.
+        report: writes the report into the run's folder at the end, and returns its path.
         on_update: called with the metrics of each update; again for those after the last checkpoint
             if the trainer is lost and restarted.
         given: the result of `read_input` for the config, if already called.
@@ -94,7 +96,7 @@ def train(
         finished = False
         try:
             session, done = _run_sessions(session, interrupt)
-            report = report and interrupt.requested is not signal.SIGTERM
+            report = None if interrupt.requested is signal.SIGTERM else report
             result = _finish(session, done, report)
             finished = done.finished
             interrupt.end()
@@ -169,7 +171,7 @@ def _start_cold(
     return {"base": base}
 
 
-def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
+def _finish(session: Session, done: _Done, report: WriteReport | None) -> TrainResult:
     """Write the summary of a finished run, and the report."""
     folder, measured, summary = session.folder, done.measured, dict[str, Any]()
     weights = folder.checkpoints / f"step_{done.updates}" / "weights"
@@ -185,12 +187,10 @@ def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
         folder.write_json("summary.json", summary)
         with folder.writing(weights):
             write_card(weights, session.prepared, measured, summary)
-    report_file = folder.path / "report.html" if report else None
-    if report_file:
-        from tramontane.run.report import write_report  # its matplotlib takes a second to import
-
-        with folder.writing(report_file):
-            write_report(folder.path)
+    report_file = None
+    if report:
+        with folder.writing(folder.path / "report.html"):
+            report_file = report(folder.path)
     if done.finished:
         session.screen.summary(summary, report_file)
     return TrainResult(

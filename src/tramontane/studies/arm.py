@@ -68,7 +68,7 @@ def start_or_resume(config: Config, folder: Path) -> TrainResult:
     """Train by a config, or continue its run in the folder; without a report, which would take a
     part of the budget."""
     from tramontane.run.folder import RunFolder
-    from tramontane.run.start import train
+    from tramontane.start import train
 
     if RunFolder(folder).begun:
         return train(resume=folder, report=False)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
 
+from tramontane.pages import render
 from tramontane.studies.page import (
     Result,
     detectable,
@@ -101,9 +101,8 @@ def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
                 old.unlink(missing_ok=True)
     entries = [_entry(name, plan.study, found[name], data.name) for name, plan in plans.items()]
     outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
-    source = resources.files("tramontane.studies").joinpath("reproduction.md.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = environment.from_string(source).render(
+    text = render(
+        "studies/reproduction.md.j2",
         entries=entries,
         waiting=outcomes.pop(NOT_RUN, 0),
         outcomes=outcomes,

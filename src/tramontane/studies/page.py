@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from tramontane.config import read_settings
+from tramontane.pages import render
 from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
@@ -162,9 +161,8 @@ def _config(study: Study, base: Path | None = None) -> dict[str, Any] | None:
 
 
 def _markdown(study: Study, result: Result) -> str:
-    source = resources.files("tramontane.studies").joinpath("study.md.j2").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(source).render(
+    return render(
+        "studies/study.md.j2",
         study=study,
         result=result,
         size=size_of(study, result),

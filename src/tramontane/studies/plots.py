@@ -1,10 +1,20 @@
-"""The plots of studies, and their look."""
+"""The plots of studies, and their look.
+
+Importing this module raises `InputError` if the extra `studies` is not installed, so that a study
+says so before its runs and not after them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from tramontane.errors import InputError, install
+
+if find_spec("matplotlib") is None:
+    raise InputError(f"studies draw their plots with matplotlib; install: {install('studies')}")
 
 import matplotlib
 import numpy as np

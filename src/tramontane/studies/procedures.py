@@ -22,7 +22,7 @@ from tramontane.evaluation.measure import evaluate
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
-from tramontane.run.start import sft
+from tramontane.start import sft
 from tramontane.studies.arm import start_or_resume
 from tramontane.studies.plan import check_same, write_settings
 from tramontane.studies.study import base_config

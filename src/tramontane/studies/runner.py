@@ -76,13 +76,13 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
         InputError: see `study`; of a failed run, with the end of its output.
     """
     with owned_folder(plan.out, "studied"):
+        from tramontane.studies.page import write_page  # needs matplotlib: known before the runs
+
         settings = plan.all_settings()
         for folder, found in settings.items():
             check_same(folder, found)
         todo = [folder for folder in settings if not RunFolder(folder).finished]
         _run_all({folder: settings[folder] for folder in todo}, plan, on_finished)
-        from tramontane.studies.page import write_page
-
         return write_page(plan)
 
 

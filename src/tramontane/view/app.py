@@ -5,23 +5,22 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow.compute as pc
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import FileResponse
 from fastapi.staticfiles import StaticFiles
 
 from tramontane.errors import InputError
-from tramontane.run import curves
-from tramontane.view import answers, details, search
+from tramontane.pages import STYLE
+from tramontane.view import answers, charts, details, search
+from tramontane.view.report import STATIC
 from tramontane.view.runs import Run, dumps
+from tramontane.view.summary import summary
 from tramontane.view.timeline import timeline
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-STATIC = Path(str(resources.files("tramontane.view") / "static"))
 # Only the page's own scripts and styles, no other source, and no text that becomes HTML.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -78,6 +77,7 @@ def make_app(runs: list[Run], token: str) -> FastAPI:
 
     app.state.runs = runs
     app.include_router(api, prefix=f"/{token}/api")
+    app.add_api_route(f"/{token}/{STYLE.name}", lambda: FileResponse(STYLE))
     app.mount(f"/{token}", StaticFiles(directory=STATIC, html=True))
     return app
 
@@ -100,9 +100,13 @@ def list_runs(request: Request) -> Json:
 
 
 @api.get("/charts")
-def charts() -> Json:
-    sections = curves.SECTIONS.items()
-    return Json([{"title": t, "charts": [asdict(lines) for lines in s]} for t, s in sections])
+def list_charts() -> Json:
+    return Json(charts.sections())
+
+
+@api.get("/summary")
+def show_summary(run: Chosen) -> Json:
+    return Json(summary(run))
 
 
 @api.get("/metrics")

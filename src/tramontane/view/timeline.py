@@ -15,10 +15,11 @@ LONGEST = 20_000  # maximum number of activities on a page; the newest
 EVENT = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (.*)$")
 
 
-def timeline(run: Path) -> Row:
+def timeline(run: Path, longest: int = LONGEST) -> Row:
     """The lanes of a run's workers, its events, and what the run did not record.
 
-    Times are seconds since the epoch. A lane has `activities` (activity, began, seconds),
+    Of the activities, the newest `longest` are
+    shown. Times are seconds since the epoch. A lane has `activities` (activity, began, seconds),
     `versions` (time, version), `losses` (time, reason) and `starts` (times of its processes).
     """
     lanes: dict[str, Row] = {}
@@ -33,7 +34,7 @@ def timeline(run: Path) -> Row:
         missing.append("steps and waits of the workers (this run has no timeline.jsonl)")
     with reading(file):
         activities = list(read_log(file))
-        for row in activities[-LONGEST:]:
+        for row in activities[-longest:]:
             entry = {key: row[key] for key in ("activity", "began", "seconds")}
             lane(str(row["worker"]))["activities"].append(entry)
     with reading(file := run / "workers.jsonl"):
@@ -45,15 +46,13 @@ def timeline(run: Path) -> Row:
                 found["versions"].append({"time": row["time"], "version": row["version"]})
             if "lost" in row:
                 found["losses"].append({"time": row["time"], "reason": row["lost"]})
-    with reading(file := run / "events.log"):
-        events = _events(file)
     drawn = [x for x in lanes.values() if x["activities"] or x["versions"] or x["losses"]]
     shown = sorted(drawn, key=lambda found: (_place(found["worker"]), found["worker"]))
     return {
         "lanes": shown,
-        "events": events,
+        "events": events_of(run),
         "missing": missing,
-        "left_out": max(0, len(activities) - LONGEST),
+        "left_out": max(0, len(activities) - longest),
     }
 
 
@@ -62,10 +61,18 @@ def _place(worker: str) -> int:
     return next((n for n, kind in enumerate(kinds) if worker.startswith(kind)), len(kinds))
 
 
-def _events(file: Path) -> list[Row]:
-    """The entries of `events.log`; further lines of an entry are indented."""
+def events_of(run: Path) -> list[Row]:
+    """The entries of `events.log`: warnings, losses of workers, stages. Further lines of an entry
+    are indented.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    file = run / "events.log"
     found: list[Row] = []
-    lines = file.read_text("utf-8", errors="replace").splitlines() if file.is_file() else []
+    with reading(file):
+        whole = file.read_text("utf-8", errors="replace") if file.is_file() else ""
+    lines = whole.splitlines()
     for line in lines:
         if match := EVENT.match(line):
             seconds = time.mktime(time.strptime(match[1], "%Y-%m-%d %H:%M:%S"))

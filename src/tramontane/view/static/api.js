@@ -1,9 +1,25 @@
-// Requests to this page's own address, below its token.
+// Requests to this page's own address, below its token. A report has the answers in the page.
+
+const inside = document.getElementById("answers");
+const answers = inside ? JSON.parse(inside.textContent) : null;
+export const isReport = answers !== null;
+
+// A report is of one run, and whole.
+function place(path, params) {
+  const names = Object.keys(params).filter((name) => !["run", "offset", "mark"].includes(name)).sort();
+  return names.length ? `${path}?${names.map((name) => `${name}=${params[name]}`).join("&")}` : path;
+}
+
+export const holds = (path, params = {}) => !isReport || place(path, params) in answers;
 
 // A file of a run is damaged; the message names it.
 export class Damaged extends Error {}
 
 export async function get(path, params = {}, signal = undefined) {
+  if (isReport) {
+    if (holds(path, params)) return answers[place(path, params)];
+    throw new Error("This is not in the report. tramontane view shows everything that the run recorded.");
+  }
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(params)) {
     if (value !== "" && value !== undefined && value !== null) query.set(key, value);

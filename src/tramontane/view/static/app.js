@@ -1,7 +1,8 @@
 // The page: tabs, the address of each view, colours and keyboard shortcuts.
 
 import { h, replace } from "./dom.js";
-import { get } from "./api.js";
+import { get, isReport } from "./api.js";
+import * as summary from "./summary.js";
 import * as curves from "./curves.js";
 import * as rollouts from "./rollouts.js";
 import * as rollout from "./rollout.js";
@@ -10,10 +11,11 @@ import * as compare from "./compare.js";
 import * as audit from "./audit.js";
 import * as timeline from "./timeline.js";
 
-const VIEWS = { curves, rollouts, rollout, groups, compare, audit, timeline };
-const TABS = [["curves", "Curves"], ["rollouts", "Rollouts"], ["groups", "Groups"],
-  ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"]];
-const COMMON = [["1 … 6", "go to a view"], ["?", "these shortcuts"], ["t", "colours: system, light, dark"],
+const VIEWS = { summary, curves, rollouts, rollout, groups, compare, audit, timeline };
+const HELD = ["summary", "curves", "groups", "timeline"]; // what a report has
+const TABS = [["summary", "Summary"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["groups", "Groups"],
+  ["compare", "Compare"], ["audit", "Audit"], ["timeline", "Timeline"]].filter(([view]) => !isReport || HELD.includes(view));
+const COMMON = [[`1 … ${TABS.length}`, "go to a view"], ["?", "these shortcuts"], ["t", "colours: system, light, dark"],
   ["Esc", "back, or close"]];
 const THEMES = ["system", "light", "dark"];
 
@@ -35,7 +37,6 @@ export const page = {
     return h("a", { href: `#${view}?${query}` }, ...children);
   },
   say(text) { document.getElementById("status").textContent = text; },
-  colour: (run) => `var(--run${run % 8})`,
   runPicker(value, change, label = "Run") {
     const options = page.runs.map((run) => h("option", { value: run.run, selected: run.run === value }, run.label));
     return h("label", { class: "field" }, h("span", {}, label),
@@ -45,12 +46,12 @@ export const page = {
 
 function route() {
   const [view, query] = location.hash.replace(/^#/, "").split("?");
-  return [VIEWS[view] ? view : "curves", Object.fromEntries(new URLSearchParams(query || ""))];
+  return [VIEWS[view] ? view : isReport ? "summary" : "curves", Object.fromEntries(new URLSearchParams(query || ""))];
 }
 
 async function show() {
   const [name, values] = route();
-  const tab = name === "rollout" ? "rollouts" : name;
+  const tab = name !== "rollout" ? name : isReport ? "groups" : "rollouts";
   for (const link of document.querySelectorAll("#tabs a")) {
     if (link.dataset.view === tab) {
       link.setAttribute("aria-current", "page");
@@ -62,7 +63,7 @@ async function show() {
   if (current && current.leave) current.leave();
   current = VIEWS[name];
   main.className = name;
-  document.title = `${(TABS.find(([view]) => view === tab) || ["", ""])[1]} · Tramontane`;
+  document.title = `${(TABS.find(([view]) => view === tab) || ["", ""])[1]} · ${isReport ? page.runs[0].name : "Tramontane"}`;
   page.say("");
   try {
     await current.show(main, values, page);
@@ -76,6 +77,7 @@ function setTheme(theme) {
   localStorage.setItem("theme", theme);
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
+  document.dispatchEvent(new Event("themed"));
   document.getElementById("theme").title = `Colours: ${theme === "system" ? "as the system" : theme} (t)`;
 }
 
@@ -122,8 +124,10 @@ async function start() {
   const names = page.runs.map((run) => run.name);
   for (const run of page.runs) {
     const twice = names.filter((name) => name === run.name).length > 1;
+    run.colour = `var(--run${run.run % 8})`;
     run.label = twice ? run.path.split("/").slice(-2).join("/") : run.name;
   }
+  if (isReport) document.querySelector(".brand h1").textContent = page.runs[0].name;
   await show();
 }
 

@@ -1,191 +1,214 @@
-// A line chart of several series, with a cursor for pointer and keyboard.
+// A chart of several series, drawn by uPlot, with a legend and the values at a cursor.
 
-import { h, svg, replace, number } from "./dom.js";
+import { h, replace, number } from "./dom.js";
 
-const HEIGHT = 190;
-const EDGE = { left: 48, right: 10, top: 8, bottom: 24 };
+const HEIGHT = 200;
+const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif";
+const CHARACTER = 6.4; // width of one, about
+const WHOLE = [0, 1, 2, 3, 4, 5].flatMap((power) => [1, 2, 5].map((n) => n * 10 ** power)); // between two updates
 
-function ticks(low, high, count) {
-  const span = high - low || 1;
-  const raw = span / count;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
-  const found = [];
-  for (let x = Math.ceil(low / step) * step; x <= high + step * 1e-9; x += step) found.push(Math.abs(x) < step * 1e-9 ? 0 : x);
-  return found;
-}
-
-function smoothed(points, weight) {
-  if (!weight) return points;
+function smoothed(ys, weight) {
   let mean = 0, total = 0;
-  return points.map(([x, y]) => {
+  return ys.map((y) => {
     mean = weight * mean + (1 - weight) * y; // with the bias of the first points taken out
     total = weight * total + (1 - weight);
-    return [x, mean / total];
+    return mean / total;
   });
 }
 
-// At most two points a pixel: the lowest and the highest.
-function thinned(points, width) {
-  if (points.length <= 2 * width) return points;
-  const found = [];
-  const size = points.length / width;
-  for (let i = 0; i < width; i++) {
-    const part = points.slice(Math.floor(i * size), Math.floor((i + 1) * size));
-    if (!part.length) continue;
-    let low = part[0], high = part[0];
-    for (const point of part) {
-      if (point[1] < low[1]) low = point;
-      if (point[1] > high[1]) high = point;
-    }
-    found.push(...(low[0] <= high[0] ? [low, high] : [high, low]));
-  }
-  return found;
+// Ticks of a logarithmic axis: powers of ten, or all if there is none.
+function powers(ys) {
+  const found = ys.map((y) => (Number.isInteger(+Math.log10(y).toFixed(6)) ? y : null));
+  return found.some((y) => y !== null) ? found : ys;
 }
 
-// options: title, unit, note, percent, log, fromZero; series: name, colour, points [[x, y]],
-// and marks [[x, y, low, high]] with intervals.
+// options: title, unit, note, percent, log, from_zero, kind, evaluated; series: name, colour, points [[x, y]],
+// or marks [[x, y, low, high]], with intervals.
 export class Chart {
   constructor(options) {
     this.options = options;
     this.series = [];
     this.view = { smooth: 0, xLabel: "update", xFormat: (x) => number(x, 2) };
-    this.cursor = null;
-    this.plot = svg("svg", { height: HEIGHT, role: "img", focusable: "false" });
+    this.box = h("div", { class: "plot", role: "img" });
+    this.colours = h("span", { hidden: true });
     this.readout = h("div", { class: "readout", "aria-live": "off" });
     this.legend = h("div", { class: "legend" });
     this.element = h("figure", {
-      class: "chart", tabindex: 0, onkeydown: (event) => this.key(event),
-      onblur: () => this.point(null),
+      class: "chart", tabindex: 0, onkeydown: (event) => this.key(event), onblur: () => this.point(null),
     },
     h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null),
-    this.plot, this.legend, this.readout,
+    this.legend, this.box, this.colours, this.readout,
     options.note ? h("p", { class: "note" }, options.note) : null);
-    this.plot.addEventListener("pointermove", (event) => this.hover(event));
-    this.plot.addEventListener("pointerleave", () => this.point(null));
-    this.observer = new ResizeObserver(() => this.draw());
+    this.ended = new AbortController();
+    const repaint = () => this.plot && this.plot.redraw();
+    document.addEventListener("themed", repaint, { signal: this.ended.signal });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint, { signal: this.ended.signal });
+    this.observer = new ResizeObserver(() => this.plot && this.plot.setSize(this.size()));
     this.observer.observe(this.element);
   }
 
   set(series, view) {
-    this.series = series;
+    this.series = series.filter((s) => (s.points || s.marks).length);
     Object.assign(this.view, view || {});
-    this.draw();
+    this.element.hidden = !this.series.length;
+    if (!this.series.length) return;
+    const zoomed = this.plot && this.plot.zoomed, before = this.plot && { ...this.plot.scales.x };
+    if (this.plot) this.plot.destroy();
+    const data = this.aligned();
+    this.plot = this.element.uplot = new uPlot(this.described(), data, this.box);
+    if (zoomed) this.plot.setScale("x", { min: before.min, max: before.max });
+    const last = this.series.map((s) => `${s.name} ${this.format((s.points || s.marks).at(-1)[1])}`);
+    this.box.setAttribute("aria-label", `${this.options.title}; last values: ${last.join(", ")}`);
+    replace(this.legend, this.series.length > 1 || this.options.legend
+      ? this.series.map((s) => h("span", { vars: { "--c": s.colour } }, h("i", {}), s.name)) : []);
+    replace(this.readout);
+  }
+
+  // One column for x and one or two for each series, as uPlot wants them.
+  aligned() {
+    const positive = (y) => (Number.isFinite(y) && (!this.options.log || y > 0) ? y : null);
+    const tables = this.series.map((s) => {
+      const points = s.points || s.marks;
+      const ys = points.map(([, y]) => positive(y));
+      return [points.map(([x]) => x), ys, ...(this.smooths(s) ? [smoothed(ys, this.view.smooth)] : [])];
+    });
+    const data = uPlot.join(tables);
+    this.xs = data[0];
+    if (!this.bars) return data;
+    // Each stands on those before it, so that the last is drawn first.
+    for (let i = 2; i < data.length; i++) data[i] = data[i].map((y, at) => (y || 0) + (data[i - 1][at] || 0));
+    this.top = Math.max(...data.at(-1));
+    return [data[0], ...data.slice(1).reverse()];
+  }
+
+  smooths(s) { return this.view.smooth > 0 && s.points && !this.bars; }
+  get over() { return this.options.kind === "histogram" ? "versions old" : this.view.xLabel; }
+  get bars() { return this.options.kind === "bars" || this.options.kind === "histogram"; }
+  size() { return { width: Math.max(200, this.element.clientWidth - 26), height: HEIGHT }; }
+
+  colour(name) { // what a canvas understands
+    this.colours.style.color = name;
+    return getComputedStyle(this.colours).color;
   }
 
   format(y) {
     return this.options.percent ? `${number(100 * y, 1)} %` : number(y, 3);
   }
 
-  scales(width) {
-    const all = this.series.flatMap((s) => [...s.points, ...(s.marks || []).flatMap(([x, y, low, high]) => [[x, low], [x, high]])])
-      .filter(([, y]) => Number.isFinite(y) && (!this.options.log || y > 0));
-    if (!all.length) return null;
-    let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
-    for (const [x, y] of all) {
-      x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y);
-    }
-    const only = x0 === x1 ? x0 : null; // a lone point stands in the middle
-    if (only !== null) { x0 -= 0.5; x1 += 0.5; }
-    const log = this.options.log;
-    if (log) { y0 = Math.log10(y0); y1 = Math.log10(y1); }
-    else if (this.options.fromZero !== false && y0 > 0 && y0 < 0.6 * y1) y0 = 0;
-    const pad = (y1 - y0 || Math.abs(y1) || 1) * 0.06;
-    if (y0 !== 0) y0 -= pad;
-    y1 += pad;
-    const right = width - EDGE.right, bottom = HEIGHT - EDGE.bottom;
-    const X = (x) => EDGE.left + ((x - x0) / (x1 - x0)) * (right - EDGE.left);
-    const Y = (y) => bottom - (((log ? Math.log10(y) : y) - y0) / (y1 - y0)) * (bottom - EDGE.top);
-    return { X, Y, x0, x1, y0, y1, right, bottom, log, only };
+  described() {
+    const { options, view } = this;
+    const bars = this.bars ? uPlot.paths.bars({ size: [0.8, 70] }) : undefined;
+    const muted = () => this.colour("var(--muted)");
+    const filtered = options.log ? { filter: (u, ys) => powers(ys) } : {};
+    const grid = { stroke: () => this.colour("var(--line)"), width: 1, ...filtered };
+    const axis = { stroke: muted, font: FONT, labelFont: FONT, ticks: { show: false } };
+    const lines = this.series.flatMap((s) => {
+      const stroke = () => this.colour(s.colour);
+      const faint = () => this.colour(`color-mix(in oklab, ${s.colour} 28%, transparent)`);
+      const shape = { spanGaps: true, points: { show: (s.points || s.marks).length === 1 && !this.bars, size: 6, fill: stroke } };
+      if (s.marks) return [{ ...shape, stroke, paths: () => null, points: { show: false } }];
+      if (this.bars) return [{ ...shape, stroke, fill: stroke, width: 0, paths: bars }];
+      return this.smooths(s) ? [{ ...shape, stroke: faint, width: 1 }, { ...shape, stroke, width: 1.8 }] : [{ ...shape, stroke, width: 1.8 }];
+    });
+    const whole = view.xLabel === "update" ? { incrs: WHOLE } : {};
+    const lone = this.xs.length === 1 ? { splits: () => this.xs } : {}; // one point stands in the middle
+    return {
+      ...this.size(),
+      padding: [10, 10, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: !this.bars, y: false }, points: { show: !this.bars, size: 7 } },
+      scales: {
+        x: { time: false, range: (u, min, max) => (this.bars ? [min - 0.6, max + 0.6] : min === max ? [min - 0.5, max + 0.5] : [min, max]) },
+        y: options.log ? { distr: 3 } : { range: () => this.heights() },
+      },
+      axes: [
+        { ...axis, ...whole, ...lone, grid: { show: false }, size: 24, gap: 4, space: 55, label: this.over, labelSize: 16, labelGap: -2,
+          values: (u, xs) => xs.map((x) => view.xFormat(x)) },
+        { ...axis, ...filtered, grid, gap: 6, space: 27, size: (u, texts) => (texts ? Math.max(30, 14 + CHARACTER * Math.max(...texts.map((text) => text.length))) : 40),
+          values: (u, ys) => ys.map((y) => (y === null ? "" : options.log ? y.toExponential(0) : options.percent ? `${number(100 * y, 1)}%` : number(y, 4))) },
+      ],
+      series: [{}, ...(this.bars ? lines.reverse() : lines)],
+      hooks: {
+        draw: [(u) => this.intervals(u)],
+        setCursor: [(u) => this.read(u)],
+        setSelect: [(u) => { u.zoomed = u.select.width > 0; }],
+      },
+    };
   }
 
-  draw() {
-    const width = Math.max(200, this.element.clientWidth - 24);
-    this.plot.setAttribute("width", width);
-    this.plot.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    const at = this.at = this.scales(width);
-    if (!at) { replace(this.plot); this.element.hidden = true; return; }
-    this.element.hidden = false;
-    const grid = svg("g", { class: "grid" });
-    const yTicks = at.log
-      ? Array.from({ length: Math.floor(at.y1) - Math.ceil(at.y0) + 1 }, (_, i) => 10 ** (Math.ceil(at.y0) + i))
-      : ticks(at.y0, at.y1, 4);
-    for (const y of yTicks.length ? yTicks : [10 ** at.y0]) {
-      const place = at.Y(y);
-      grid.append(svg("line", { x1: EDGE.left, x2: at.right, y1: place, y2: place }),
-        svg("text", { x: EDGE.left - 6, y: place + 4, "text-anchor": "end" }, this.options.percent ? `${number(100 * y, 1)}%` : at.log ? y.toExponential(0) : number(y, 4)));
-    }
-    for (const x of at.only !== null ? [at.only] : ticks(at.x0, at.x1, Math.max(2, width / 90))) {
-      grid.append(svg("text", { x: at.X(x), y: HEIGHT - 6, "text-anchor": "middle" }, this.view.xFormat(x)));
-    }
-    const lines = this.series.map((s) => this.line(s, width));
-    this.pointer = svg("g", { class: "cursor" });
-    replace(this.plot, grid, lines, this.pointer);
-    const last = this.series.filter((s) => s.points.length)
-      .map((s) => `${s.name} ${this.format(s.points[s.points.length - 1][1])}`);
-    this.plot.setAttribute("aria-label", `${this.options.title}; last values: ${last.join(", ")}`);
-    replace(this.legend, this.series.length > 1 || this.options.legend
-      ? this.series.map((s) => h("span", { vars: { "--c": s.colour } }, h("i", {}), s.name)) : []);
-    this.point(this.cursor);
+  // The ends of the axis, with the intervals; bars stand on 0.
+  heights() {
+    if (this.options.evaluated) return [0, 1.03];
+    if (this.bars) return [0, 1.12 * this.top || 1];
+    let [low, high] = [Infinity, -Infinity];
+    const add = (y) => { if (Number.isFinite(y)) { low = Math.min(low, y); high = Math.max(high, y); } };
+    for (const s of this.series) (s.marks || s.points).forEach(([, ...ys]) => ys.forEach(add));
+    if (this.options.from_zero !== false && low > 0 && low < 0.6 * high) low = 0;
+    const pad = (high - low || Math.abs(high) || 1) * 0.06;
+    return [low === 0 ? 0 : low - pad, high + pad];
   }
 
-  line(s, width) {
-    const usable = s.points.filter(([, y]) => Number.isFinite(y) && (!this.at.log || y > 0));
-    const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${this.at.X(x).toFixed(1)} ${this.at.Y(y).toFixed(1)}`).join("");
-    const group = svg("g", { class: "series", vars: { "--c": s.colour } });
-    if (this.view.smooth) group.append(svg("path", { class: "raw", d: path(thinned(usable, width)) }));
-    group.append(svg("path", { d: path(thinned(smoothed(usable, this.view.smooth), width)) }));
-    if (usable.length === 1) group.append(svg("circle", { r: 3, cx: this.at.X(usable[0][0]), cy: this.at.Y(usable[0][1]) }));
-    for (const [x, y, low, high] of s.marks || []) {
-      const X = this.at.X(x);
-      const [top, bottom] = [this.at.Y(high), this.at.Y(low)];
-      group.append(svg("line", { x1: X, x2: X, y1: bottom, y2: top }), svg("line", { x1: X - 4, x2: X + 4, y1: top, y2: top }),
-        svg("line", { x1: X - 4, x2: X + 4, y1: bottom, y2: bottom }), svg("circle", { r: 2.8, cx: X, cy: this.at.Y(y) }));
+  intervals(u) {
+    const { ctx } = u, scale = devicePixelRatio;
+    const X = (x) => u.valToPos(x, "x", true), Y = (y) => u.valToPos(y, "y", true);
+    ctx.save();
+    for (const s of this.series.filter((one) => one.marks)) {
+      ctx.strokeStyle = ctx.fillStyle = this.colour(s.colour);
+      ctx.lineWidth = 1.5 * scale;
+      for (const [x, y, low, high] of s.marks) {
+        if (x < u.scales.x.min || x > u.scales.x.max) continue;
+        ctx.beginPath();
+        for (const end of [low, high]) { ctx.moveTo(X(x) - 4 * scale, Y(end)); ctx.lineTo(X(x) + 4 * scale, Y(end)); }
+        ctx.moveTo(X(x), Y(low)); ctx.lineTo(X(x), Y(high));
+        ctx.stroke();
+        ctx.beginPath();
+        ctx.arc(X(x), Y(y), 3.2 * scale, 0, 2 * Math.PI);
+        ctx.fill();
+      }
     }
-    return group;
-  }
-
-  xs() {
-    return [...new Set(this.series.flatMap((s) => [...s.points, ...(s.marks || [])].map(([x]) => x)))].sort((a, b) => a - b);
-  }
-
-  hover(event) {
-    if (!this.at) return;
-    const box = this.plot.getBoundingClientRect();
-    const xs = this.xs();
-    const x = event.clientX - box.left;
-    this.point(xs.reduce((best, c) => (Math.abs(this.at.X(c) - x) < Math.abs(this.at.X(best) - x) ? c : best), xs[0]));
+    if (this.options.kind === "histogram") {
+      ctx.fillStyle = this.colour("var(--ink)");
+      ctx.font = FONT.replace("11px", `${11 * scale}px`);
+      ctx.textAlign = "center";
+      for (const [x, y] of this.series[0].points) ctx.fillText(this.format(y), X(x), Y(y) - 4 * scale);
+    }
+    ctx.restore();
   }
 
   key(event) {
-    const xs = this.xs();
-    const place = this.cursor === null ? -1 : xs.indexOf(this.cursor);
-    const next = { ArrowRight: place + 1, ArrowLeft: place < 0 ? xs.length - 1 : place - 1, Home: 0, End: xs.length - 1 }[event.key];
+    if (!this.plot) return;
+    const at = this.plot.cursor.idx, last = this.xs.length - 1, none = at === null || at === undefined;
+    const next = { ArrowRight: none ? 0 : at + 1, ArrowLeft: none ? last : at - 1, Home: 0, End: last }[event.key];
     if (next === undefined) return;
     event.preventDefault();
     event.stopPropagation();
-    this.point(xs[Math.min(xs.length - 1, Math.max(0, next))]);
     this.readout.setAttribute("aria-live", "polite");
+    this.point(Math.min(last, Math.max(0, next)));
   }
 
-  point(x) {
-    this.cursor = x;
-    if (!this.pointer) return;
-    replace(this.pointer);
+  point(place) {
+    if (!this.plot) return;
+    if (place === null) this.plot.setCursor({ left: -10, top: -10 });
+    else this.plot.setCursor({ left: this.plot.valToPos(this.xs[place], "x"), top: 10 });
+  }
+
+  read(u) {
     replace(this.readout);
-    if (x === null || x === undefined || !this.at) return;
-    const X = this.at.X(x);
-    this.pointer.append(svg("line", { x1: X, x2: X, y1: EDGE.top, y2: this.at.bottom }));
-    const values = [];
-    for (const s of this.series) {
-      const found = s.points.find(([at]) => at === x) || (s.marks || []).find(([at]) => at === x);
-      if (!found || !Number.isFinite(found[1])) continue;
-      if (!this.at.log || found[1] > 0) this.pointer.append(svg("circle", { r: 3.5, cx: X, cy: this.at.Y(found[1]), vars: { "--c": s.colour } }));
+    if (u.cursor.idx === null || u.cursor.idx === undefined || u.cursor.left < 0) return;
+    const x = this.xs[u.cursor.idx];
+    const values = this.series.map((s) => {
+      const points = s.points || s.marks;
+      const found = points.find(([at]) => at === x);
+      if (!found || !Number.isFinite(found[1])) return null;
       const interval = found.length > 2 ? ` (${this.format(found[2])} to ${this.format(found[3])})` : "";
-      values.push(h("span", { vars: { "--c": s.colour } }, h("i", {}), `${s.name} `, h("b", {}, this.format(found[1])), interval));
-    }
-    replace(this.readout, h("span", { class: "x" }, `${this.view.xLabel} ${this.view.xFormat(x)}`), values);
+      return h("span", { vars: { "--c": s.colour } }, h("i", {}), `${s.name} `, h("b", {}, this.format(found[1])), interval);
+    });
+    replace(this.readout, h("span", { class: "x" }, `${this.over} ${this.view.xFormat(x)}`), values);
   }
 
-  close() { this.observer.disconnect(); }
+  close() {
+    this.ended.abort();
+    this.observer.disconnect();
+    if (this.plot) this.plot.destroy();
+  }
 }

@@ -1,7 +1,7 @@
 // The groups of one update, with the advantage of each completion.
 
 import { h, replace, badge, number, signed, notice } from "./dom.js";
-import { get } from "./api.js";
+import { get, holds } from "./api.js";
 
 export const SHORTCUTS = [["← →", "update before, next update"]];
 
@@ -25,7 +25,7 @@ export async function show(main, theValues, thePage) {
         h("label", { class: "field" }, h("span", {}, "Update"), h("select", { onchange: (e) => page.go("groups", { run: values.run, update: e.target.value }) },
           updates.map((u) => h("option", { value: u, selected: u === update }, u)))),
         step(1)),
-      h("p", { class: "count" }, `${kept.length} groups trained on, ${found.groups.length - kept.length} filtered`)),
+      h("p", { class: "count" }, found.left_out ? `${found.groups.length} of ${found.groups.length + found.left_out} groups: ` : "", `${kept.length} groups trained on, ${found.groups.length - kept.length} filtered`)),
     notice(found.missing.map((name) => `${name} (shown is the reward less the group’s mean)`)),
     found.groups.length ? h("div", { class: "cards" }, found.groups.map(card))
       : h("p", { class: "empty" }, "No rollouts are recorded for this update."));
@@ -52,7 +52,7 @@ export function groupTable(page, run, update, rows, current = null) {
       const x = value(row);
       const bar = h("span", { class: "bar-box", vars: { "--v": String(x === null || x === undefined ? 0 : x / most) } }, h("i", { class: x > 0 ? "plus" : "minus" }));
       return h("tr", { "aria-current": row.row === current ? "true" : undefined },
-        h("td", {}, page.link("rollout", { run, update, row: row.row }, `${row.index}`)),
+        h("td", {}, holds("rollout", { update, row: row.row }) ? page.link("rollout", { run, update, row: row.row }, `${row.index}`) : row.index),
         h("td", {}, badge(row.verdict)), h("td", { class: "n" }, number(row.reward)),
         h("td", { class: "n" }, signed(x)), h("td", { class: "bars" }, bar), h("td", { class: "n" }, row.tokens));
     })));

@@ -1,7 +1,7 @@
 // One completion: what is known of it, its tokens, and the others of its group.
 
 import { h, replace, badge, number, signed, notice } from "./dom.js";
-import { get } from "./api.js";
+import { get, isReport } from "./api.js";
 import { KINDS, legend, tokens } from "./shading.js";
 import * as search from "./rollouts.js";
 import { groupTable } from "./groups.js";
@@ -15,13 +15,17 @@ export async function show(main, theValues, thePage) {
   page = thePage; values = theValues;
   const run = page.runs[+values.run || 0];
   data = await get("rollout", { run: run.run, update: values.update, row: values.row });
+  if (!data.group_rows) { // a report has them once, with the group
+    const { groups } = await get("groups", { update: data.update });
+    data.group_rows = groups.find((group) => group.group === data.group).completions;
+  }
   data.centred = (data.group_rows.find((r) => r.row === data.row) || {}).centred;
   const kind = values.shade || localStorage.getItem("shade") || "logprob";
   shading = h("div", { class: "shaded" });
   const parts = Object.entries(data.parts || {}).map(([name, value]) => `${name} ${signed(value)}`).join(", ");
   const fact = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
   replace(main,
-    h("div", { class: "crumbs" }, h("a", { href: "#rollouts", onclick: (e) => { e.preventDefault(); back(); } }, "← Rollouts"),
+    h("div", { class: "crumbs" }, isReport ? null : h("a", { href: "#rollouts", onclick: (e) => { e.preventDefault(); back(); } }, "← Rollouts"),
       h("span", {}, `${run.label} · update ${data.update} · group ${data.group} · completion ${data.index}`),
       page.link("groups", { run: run.run, update: data.update }, "All groups of the update"),
       page.runs.length > 1 ? page.link("compare", { a: run.run, b: page.runs.find((r) => r.run !== run.run).run, problem: data.problem_id }, "Compare with another run") : null),
@@ -54,7 +58,8 @@ function shade(kind) {
 }
 
 function back() {
-  if (search.found.place) location.hash = search.found.place; else page.go("rollouts", { run: values.run });
+  if (isReport) page.go("groups", { update: data.update });
+  else if (search.found.place) location.hash = search.found.place; else page.go("rollouts", { run: values.run });
 }
 
 export function key(event) {

@@ -35,7 +35,7 @@ function paint(element, kind, data, i, order) {
 
 function facts(data, i) {
   const ratio = data.log_ratios ? Math.exp(data.log_ratios[i]) : null;
-  return [`token ${i + 1} of ${data.token_ids.length}`, `id ${data.token_ids[i]}`,
+  return [`token ${i + 1} of ${data.token_ids.length + (data.left_out || 0)}`, `id ${data.token_ids[i]}`,
     `log-prob ${number(data.logprobs[i])} (probability ${number(Math.exp(data.logprobs[i]))})`,
     ratio === null ? "ratio not recorded" : `ratio ${number(ratio, 4)}`, UNSAMPLED[data.versions[i]] || `weights version ${data.versions[i]}`].join(" · ");
 }
@@ -85,6 +85,7 @@ export function tokens(data, kind, readout) {
       point(Math.max(0, Math.min(count - 1, place + step)));
       spans[place].scrollIntoView({ block: "nearest" });
     },
-  }, spans, texts.slice(count).join(""));
+  }, spans, texts.slice(count).join(""),
+  data.left_out ? h("span", { class: "muted" }, ` … ${data.left_out.toLocaleString("en")} more tokens`) : null);
   return box;
 }

@@ -1,7 +1,7 @@
 // What each worker did and when: who waited for whom, weight updates, deaths.
 
 import { h, svg, replace, clock } from "./dom.js";
-import { get } from "./api.js";
+import { get, isReport } from "./api.js";
 
 export const SHORTCUTS = [["+ −", "zoom in, zoom out"], ["← →", "earlier, later"], ["0", "the whole run"]];
 const POLL = 3000; // milliseconds
@@ -39,7 +39,7 @@ export async function show(main, theValues, thePage) {
   if (!whole) return;
   observer = new ResizeObserver(draw);
   observer.observe(box);
-  if (!page.runs[+values.run].finished) poll();
+  if (!isReport && !page.runs[+values.run].finished) poll();
 }
 
 const used = (kind) => data.lanes.some((lane) => (kind === GENERATES && lives(lane).length) || lane.activities.some((a) => a.activity === kind));

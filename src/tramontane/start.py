@@ -100,10 +100,18 @@ def _train(
 
     given = read_input(settings)
     from tramontane.run.train import train as run
+    from tramontane.view.report import write_report
 
     screen = screen or (QuietScreen() if quiet else LiveDisplay())
     try:
-        return run(settings, screen, folder, report=report, on_update=on_update, given=given)
+        return run(
+            settings,
+            screen,
+            folder,
+            report=write_report if report else None,
+            on_update=on_update,
+            given=given,
+        )
     finally:
         screen.close()
 

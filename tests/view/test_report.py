@@ -1,17 +1,22 @@
-"""The report of a made-up run: its figures, its plots, and missing parts."""
+"""The report of a made-up run: its figures, its charts, and missing parts."""
 
+import base64
+import hashlib
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.view.reports import answers_of
 from tramontane.models.loading import load_tokenizer
 from tramontane.run.folder import RunFolder
-from tramontane.run.report import write_report
 from tramontane.types import Completion, FilterReason, Group, Problem, Verdict
+from tramontane.view import report
+from tramontane.view.report import write_report
 
 UPDATES = 12
 HOSTILE = "<script>alert('x')</script> & <b>bold</b>"
@@ -159,22 +164,49 @@ def make_run(folder: Path) -> Path:
     return folder
 
 
-def plot_titles(page: str) -> list[str]:
-    return re.findall(r"<figcaption><h3>([^<]*)</h3>", page)
+def chart_titles(answers: dict[str, Any]) -> list[str]:
+    """The charts that a report's metrics have a figure for."""
+    present = {name for row in answers["metrics"]["rows"] for name in row}
+    return [
+        chart["title"]
+        for section in answers["charts"]
+        for chart in section["charts"]
+        if present & chart["keys"].keys()
+    ]
+
+
+class Elements(HTMLParser):
+    """The elements of a page: (tag, attributes)."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
     path = write_report(make_run(tmp_path))
     assert path == tmp_path / "report.html"
-    page = path.read_text()
-    for number in ["0.310", "[0.260, 0.360]", "0.853", "[0.810, 0.890]"]:
-        assert number in page
-    for number in ["0.985", "from 0.852", "0.971", "81.2", "from 33.0", "4 min 7 s", "4,412"]:
-        assert number in page
-    for number in ["12.4 ms (p99 19.7)", "0.80 versions (max 2)", "4.2%", "3.1%"]:
-        assert number in page
-    assert "has not ended" not in page
-    assert plot_titles(page) == [
+    answers = answers_of(path)
+    shown = answers["summary"]
+    assert [(when, (e["value"], e["low"], e["high"])) for when, e in shown["passed"]] == [
+        *ENDS.items()
+    ]
+    assert [(tile["before"], tile["after"]) for tile in shown["tiles"]] == [
+        ("0.852", "0.985"),
+        ("0.804", "0.971"),
+        ("33.0", "81.2"),
+    ]
+    facts = dict(shown["facts"])
+    assert facts["wall time"] == "4 min 7 s" and facts["trained tokens/s"] == "4,412"
+    assert facts["weight-update pause"] == "12.4 ms (p99 19.7)"
+    assert facts["staleness"] == "0.80 versions (max 2)"
+    assert facts["padding"] == "4.2%" and facts["generator idle"] == "3.1%"
+    assert shown["notes"] == []
+    assert chart_titles(answers) == [
         "Reward",
         "Pass rate",
         "Length",
@@ -191,12 +223,12 @@ def test_a_finished_run(tmp_path: Path) -> None:
         "Idle share",
         "Padding",
     ]
-    assert page.count("<svg ") == 15
-    # The staleness histogram's shares: 300, 600 and 100 of 1000 tokens per update.
-    assert all(f">{share}</text>" in page for share in ("30.0%", "60.0%", "10.0%"))
+    rows = answers["metrics"]["rows"]
+    assert [row["update"] for row in rows] == [*range(1, UPDATES + 1)]
+    assert rows[0]["staleness_histogram"] == {"0": 300, "1": 600, "2": 100}
     # From the completions themselves: one of four right, less the malformed one.
-    assert "pass@4" in page
-    assert "maj@4" in page
+    samples = next(table for table in shown["tables"] if table["title"] == "Several samples")
+    assert {"pass@4", "maj@4"} <= {key for key, _ in samples["rows"]}
 
 
 def test_base_start_and_end_stand_side_by_side(tmp_path: Path) -> None:
@@ -207,63 +239,89 @@ def test_base_start_and_end_stand_side_by_side(tmp_path: Path) -> None:
         for name, estimate, rate in zip(("base", "sft", "rl"), estimates, (0, 0.96, 1), strict=True)
     }
     file.write_text(json.dumps(json.loads(file.read_text()) | models))
-    (table,) = re.findall(r"<h3>Models</h3>(.*?)</table>", write_report(tmp_path).read_text(), re.S)
-    rows = [re.findall(r"[\w.-]+", re.sub(r"<[^>]*>", " ", row)) for row in table.split("<tr>")]
-    assert rows[1:] == [
-        ["base", "sft", "rl"],
-        [
-            "held-out",
-            "problems",
-            "0.05",
-            "0.00",
-            "0.10",
-            "0.37",
-            "0.32",
-            "0.42",
-            "0.75",
-            "0.70",
-            "0.80",
-        ],
-        ["gsm8k", "0.05", "0.00", "0.10", "0.37", "0.32", "0.42", "0.75", "0.70", "0.80"],
-        ["format", "0.00", "0.96", "1.00"],
-    ]
+    table = answers_of(write_report(tmp_path))["summary"]["tables"][0]
+    assert (table["title"], table["ends"]) == ("Models", ["base", "sft", "rl"])
+    rows = dict(table["rows"])
+    assert list(rows) == ["held-out problems", "gsm8k", "format"]
+    for key in ("held-out problems", "gsm8k"):
+        assert [cell["value"] for cell in rows[key]] == [0.05, 0.37, 0.75]
+        assert [cell["low"] for cell in rows[key]] == [0.0, 0.32, 0.7]
+    assert rows["format"] == [{"value": 0}, {"value": 0.96}, {"value": 1}]
 
 
 def test_nothing_is_fetched(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text()
-    linked = re.findall(r"""(?:\bsrc|<link[^>]*|\bhref)=["']([^"']*)""", page)
-    assert all(target.startswith("#") for target in linked)
+    for tag, attributes in Elements(page).found:
+        for name in ("src", "href", "srcset", "data", "action"):
+            target = attributes.get(name) or "#"
+            assert target.startswith(("#", "data:image/svg+xml;base64,")), (tag, target)
     assert "@import" not in page
     assert not re.findall(r"url\((?!#)", page)
 
 
-def test_completions_are_escaped(tmp_path: Path) -> None:
-    page = write_report(make_run(tmp_path)).read_text()
-    assert "<script" not in page
-    assert "<b>bold" not in page
-    assert "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; &lt;b&gt;bold&lt;/b&gt;" in page
+def test_completions_are_data_and_no_markup(tmp_path: Path) -> None:
+    path = write_report(make_run(tmp_path))
+    page = path.read_text()
+    elements = Elements(page).found
+    own = [attributes.get("type") for tag, attributes in elements if tag == "script"]
+    assert own == [None, "module", "application/json"]  # uPlot, the page's, and the answers
+    assert not [tag for tag, _ in elements if tag == "b"]
+    data = page[page.index('id="answers">') :].partition(">")[2].partition("</script>")[0]
+    assert "<" not in data
+    # As they were written: the page shows them as text.
+    assert HOSTILE in answers_of(path)["summary"]["samples"][0]["ends"][0][1]["answer"]
 
 
-def test_plots_have_ids_of_their_own_and_repeat(tmp_path: Path) -> None:
+def test_only_the_page_s_own_scripts_and_styles_may_run(tmp_path: Path) -> None:
     page = write_report(make_run(tmp_path)).read_text()
-    ids = re.findall(r'\bid="([^"]*)"', page)
-    assert len(ids) == len(set(ids))
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', page)
+    directives = {d.split()[0]: d.split()[1:] for d in policy.split(";")}
+    assert directives["default-src"] == ["'none'"]
+    assert "'unsafe-inline'" not in policy
+    for tag, directive in [("script", "script-src"), ("style", "style-src")]:
+        texts = re.findall(rf"<{tag}(?: type=.module.)?>(.*?)</{tag}>", page, re.S)
+        hashes = [base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts]
+        assert directives[directive] == [f"'sha256-{digest}'" for digest in hashes]
+
+
+def test_it_repeats(tmp_path: Path) -> None:
+    page = write_report(make_run(tmp_path)).read_text()
     assert write_report(tmp_path).read_text() == page
-    # Colours come from the page, so that dark mode reaches the plots.
-    assert "var(--c0)" in page
-    assert "#0102" not in page
 
 
-def test_tokens_are_shaded_by_version(tmp_path: Path) -> None:
-    page = write_report(make_run(tmp_path)).read_text()
-    assert page.count("weights version<b") == 3
-    legend = re.findall(r"weights version((?:<b class=\"v\d\">\d+</b>)+)", page)
-    assert [re.findall(r">(\d+)<", item) for item in legend] == [
-        ["0", "1"],
-        ["3", "4", "5", "6"],
-        ["9", "10", "11", "12"],
+def test_completions_of_three_updates_have_their_tokens(tmp_path: Path) -> None:
+    answers = answers_of(write_report(make_run(tmp_path)))
+    traces = answers["summary"]["traces"]
+    assert [trace["update"] for trace in traces] == [1, 6, 12]
+    shown = [answers[f"rollout?row={t['row']}&update={t['update']}"] for t in traces]
+    assert [sorted({*completion["versions"]}) for completion in shown] == [
+        [0, 1],
+        [3, 4, 5, 6],
+        [9, 10, 11, 12],
     ]
-    assert '<span class="v0" title="version 9, log-prob -0.100">&lt;think&gt;</span>' in page
+    last = shown[-1]
+    assert (last["tokens_text"][0], last["versions"][0], last["logprobs"][0]) == (
+        "<think>",
+        9,
+        -0.1,
+    )
+    # Its group is there too, with the completions that the table links to.
+    (group,) = [g for g in answers["groups?update=12"]["groups"] if g["group"] == last["group"]]
+    assert all(f"rollout?row={c['row']}&update=12" in answers for c in group["completions"])
+
+
+def test_a_long_completion_is_cut_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = answers_of(write_report(make_run(tmp_path)))
+    monkeypatch.setattr(report, "MAX_COMPLETION", 20)
+    monkeypatch.setattr(report, "MAX_TOKENS", 30)
+    cut = answers_of(write_report(tmp_path))
+    assert sum(key.startswith("rollout?") for key in cut) == 3  # of each update, the one shown
+    for key in cut:
+        if key.startswith("rollout?"):
+            assert len(cut[key]["token_ids"]) == len(cut[key]["tokens_text"]) == 20
+            assert cut[key]["left_out"] == len(whole[key]["token_ids"]) - 20 > 0
 
 
 def test_an_interrupted_run(tmp_path: Path) -> None:
@@ -272,12 +330,20 @@ def test_an_interrupted_run(tmp_path: Path) -> None:
     (tmp_path / "evaluation_after.jsonl").unlink()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:40])
-    page = write_report(tmp_path).read_text()
-    assert "has not ended" in page
-    assert "after update 5 of 12" in page
-    assert "Pass rate" in plot_titles(page)
+    answers = answers_of(write_report(tmp_path))
+    ((heading, text),) = answers["summary"]["notes"]
+    assert "has not ended" in heading
+    assert "after update 5 of 12" in text
+    assert "Pass rate" in chart_titles(answers)
     # Seven problems, each right once in four samples, but for the first: (6 · 1/4) / 7.
-    assert "<b>0.214</b>" in page
+    ((when, passed),) = answers["summary"]["passed"]
+    assert (when, passed["value"]) == ("before", pytest.approx(0.214, abs=5e-4))
+
+
+def test_warnings_are_shown(tmp_path: Path) -> None:
+    RunFolder(make_run(tmp_path)).log_event("nothing to learn from:\nmost completions are wrong")
+    (event,) = answers_of(write_report(tmp_path))["summary"]["events"]
+    assert event["text"] == "nothing to learn from:\nmost completions are wrong"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +365,7 @@ def test_missing_pieces(tmp_path: Path, gone: list[str]) -> None:
 def test_absent_metrics_leave_their_plots_out(tmp_path: Path) -> None:
     make_run(tmp_path)
     write_jsonl(tmp_path / "metrics.jsonl", [{"update": 1, "reward": 0.5}, {"update": 2}])
-    assert plot_titles(write_report(tmp_path).read_text()) == ["Reward"]
+    assert chart_titles(answers_of(write_report(tmp_path))) == ["Reward"]
 
 
 def test_excerpts_of_evaluations_are_shown_without_tables(tmp_path: Path) -> None:
@@ -308,6 +374,6 @@ def test_excerpts_of_evaluations_are_shown_without_tables(tmp_path: Path) -> Non
     for name, right in [("before", 1), ("after", 3)]:
         rows = [{key: row[key] for key in keys} for row in evaluation(right)]
         write_jsonl(tmp_path / f"evaluation_{name}.jsonl", rows)
-    page = write_report(tmp_path).read_text()
-    assert "pass@4" not in page
-    assert "Completions before and after" in page
+    shown = answers_of(write_report(tmp_path))["summary"]
+    assert shown["tables"] == []
+    assert len(shown["samples"]) == 7

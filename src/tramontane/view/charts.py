@@ -1,29 +1,42 @@
-"""The curves of a run over its updates: which metrics share a plot, and their labels.
-
-The report draws them with matplotlib, the page of `tramontane view` in the browser.
-"""
+"""The charts of runs: which metrics share one, and their labels. The page draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Lines:
-    """One plot over updates: metrics keys and their labels."""
+class Chart:
+    """One chart over updates.
+
+    Args:
+        title, unit, note: texts around it.
+        keys: metrics, and their labels.
+        prefix: further metrics whose names start with it belong here, unless another chart has
+            them.
+        kind: `lines`; `bars`, stacked; or `histogram`, the sum over updates of one metric that
+            counts things by a whole number, as shares.
+        percent, log: form of the values' axis.
+        from_zero: the values' axis begins at 0 unless all values are far from it.
+        evaluated: the evaluations of the held-out problems are shown too, with their intervals.
+    """
 
     title: str
     unit: str
-    keys: Mapping[str, str]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
     note: str = ""
+    kind: Literal["lines", "bars", "histogram"] = "lines"
     percent: bool = False
     log: bool = False
     from_zero: bool = True
+    evaluated: bool = False
 
 
 LEARNING = [
-    Lines(
+    Chart(
         "Reward",
         "mean over a batch",
         {
@@ -34,28 +47,30 @@ LEARNING = [
             "reward_length": "length",
         },
     ),
-    Lines(
+    Chart("Custom rewards", "mean over a batch", prefix="reward_"),
+    Chart(
         "Pass rate",
         "share of completions that are right",
         {"pass_rate": "training"},
         note="Points with bars: pass@1 on the evaluation problems, with its 95 % interval.",
         percent=True,
+        evaluated=True,
     ),
-    Lines(
+    Chart(
         "Length",
         "tokens a completion",
         {"completion_tokens": "completion", "thinking_tokens": "thinking"},
     ),
-    Lines("Entropy", "nats a token", {"entropy": "entropy"}),
-    Lines(
+    Chart("Entropy", "nats a token", {"entropy": "entropy"}),
+    Chart(
         "Clipped tokens",
         "share of trained tokens",
         {"clip_fraction_high": "above 1 + ε high", "clip_fraction_low": "below 1 − ε low"},
         percent=True,
     ),
-    Lines("Gradient norm", "before clipping", {"grad_norm": "gradient norm"}),
-    Lines("Loss", "", {"loss": "loss"}, from_zero=False),
-    Lines(
+    Chart("Gradient norm", "before clipping", {"grad_norm": "gradient norm"}),
+    Chart("Loss", "", {"loss": "loss"}, from_zero=False),
+    Chart(
         "Problems",
         "by their record in this run",
         {
@@ -64,15 +79,21 @@ LEARNING = [
             "problems_resting": "resting",
         },
     ),
+    Chart(
+        "Groups",
+        "an update",
+        {"groups_kept": "kept", "groups_filtered": "dropped"},
+        kind="bars",
+    ),
 ]
 WORKERS = [
-    Lines(
+    Chart(
         "Throughput",
         "tokens a second",
         {"generator_tokens_per_second": "generator", "trainer_tokens_per_second": "trainer"},
     ),
-    Lines("Verdicts", "a second", {"verifier_verdicts_per_second": "verifier"}),
-    Lines(
+    Chart("Verdicts", "a second", {"verifier_verdicts_per_second": "verifier"}),
+    Chart(
         "Idle share",
         "of the time since the last update",
         {
@@ -82,17 +103,24 @@ WORKERS = [
         },
         percent=True,
     ),
-    Lines(
+    Chart(
         "Padding", "share of the trainer's tokens", {"padding_fraction": "padding"}, percent=True
     ),
 ]
 ASYNCHRONY = [
-    Lines(
+    Chart(
+        "Staleness",
+        "share of trained tokens, by the versions they are old",
+        {"staleness_histogram": "share"},
+        kind="histogram",
+        percent=True,
+    ),
+    Chart(
         "Weight-update pause",
         "milliseconds that generation stood still",
         {"weight_update_pause_ms": "pause"},
     ),
-    Lines(
+    Chart(
         "Generator against trainer",
         "mean |Δ log-prob| of trained tokens",
         {
@@ -104,4 +132,8 @@ ASYNCHRONY = [
     ),
 ]
 
-SECTIONS = {"Learning": LEARNING, "Asynchrony": ASYNCHRONY, "Workers": WORKERS}
+
+def sections() -> list[dict[str, Any]]:
+    """The charts in the page's order, by section, in JSON types."""
+    found = {"Learning": LEARNING, "Asynchrony": ASYNCHRONY, "Workers": WORKERS}
+    return [{"title": t, "charts": [asdict(chart) for chart in c]} for t, c in found.items()]

@@ -1,0 +1,97 @@
+// What a run comes to: results before and after, how it learned, examples, what changed.
+
+import { h, replace, badge, number } from "./dom.js";
+import { get, holds, measured } from "./api.js";
+import { fill, sections } from "./charts.js";
+import { legend, tokens } from "./shading.js";
+
+export const SHORTCUTS = [["← →", "move the cursor of a focused chart, or through focused tokens"]];
+
+let charts = [];
+
+export function leave() {
+  charts.forEach(({ chart }) => chart.close());
+  charts = [];
+}
+
+export async function show(main, theValues, page) {
+  const values = { run: "0", ...theValues };
+  const run = page.runs[+values.run];
+  const [found, specs, tail] = await Promise.all([get("summary", { run: run.run }), get("charts"), measured(run.run)]);
+  Object.assign(run, { tail });
+  const [title, learning] = sections([run], specs).find(([, made]) => made.length) || ["", []];
+  const traces = (await Promise.all(found.traces.filter((t) => holds("rollout", t)).map((t) => get("rollout", { run: run.run, ...t }))));
+  leave();
+  charts = learning;
+  replace(main,
+    page.runs.length > 1 ? h("div", { class: "bar" }, page.runPicker(run.run, (value) => page.go("summary", { run: value }))) : null,
+    h("div", { class: "title" }, h("h1", {}, run.name), h("p", { class: "muted" }, found.subtitle)),
+    tail.damaged.map((reason) => h("p", { class: "error" }, reason)),
+    found.notes.map(([heading, text]) => h("p", { class: "notice" }, h("b", {}, heading), ` ${text}`)),
+    results(found), facts(found.facts), tables(found.tables),
+    section(learning.length, title, h("div", { class: "charts" }, learning.map(({ chart }) => chart.element)),
+      h("p", { class: "note" }, page.link("curves", {}, "All curves"), ", over updates or time.")),
+    section(found.samples.length, "Completions before and after",
+      h("p", { class: "note" }, "The first completion of the first evaluation problem in each language; not selected by result."), found.samples.map(sample)),
+    section(traces.length, "Written by several policies",
+      h("p", { class: "note" }, "Completions of training, shaded by the version of the weights that sampled each token. Shown: from the updates at one third, two thirds and the end of the run, the completion that the most versions wrote."),
+      traces.map((data) => trace(data, run, page))),
+    section(found.changes.length, "Changed during the run", panel(["from update", "key", "before", "after"],
+      found.changes.map((c) => [c.update, c.key, text(c.before), text(c.after)]))),
+    section(found.restarts.length, "Restarts of the trainer",
+      h("p", { class: "note" }, "The trainer was lost and started again from a checkpoint; the updates in between were made again, and count once."),
+      panel(["lost after update", "restarted from update", "reason"], found.restarts.map((r) => [r.reached, r.restarted_from, r.lost]))),
+    section(found.events.length, "Warnings and events",
+      found.events_left_out ? h("p", { class: "note" }, `${found.events_left_out} older ones are in events.log.`) : null,
+      h("ul", { class: "panel events" }, found.events.map((e) => h("li", {}, h("time", {}, new Date(1000 * e.time).toLocaleString()), h("span", {}, e.text))))),
+    found.config ? h("details", { class: "panel" }, h("summary", { class: "muted" }, "Configuration"), h("pre", {}, found.config)) : null);
+  fill(charts, [run]);
+}
+
+const section = (shown, title, ...children) => (shown ? h("section", {}, h("h2", {}, title), children) : null);
+const text = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+const percent = (x) => `${(100 * x).toFixed(2)}%`;
+const end = (when) => (when === "before" ? "var(--muted)" : "var(--run0)");
+
+function results({ passed, tiles }) {
+  if (!passed.length && !tiles.length) return null;
+  return h("div", { class: "results" },
+    passed.length ? h("div", { class: "panel" }, h("h3", {}, "pass@1 ", h("span", { class: "muted" }, "with 95 % interval")), passed.map(([when, e]) =>
+      h("div", { class: "range", vars: { "--c": end(when) } }, h("span", { class: "muted" }, when),
+        h("span", { class: "track", vars: { "--low-end": percent(e.low), "--high-end": percent(e.high), "--value": percent(e.value) } }, h("i", {}), h("b", {})),
+        h("span", {}, h("b", {}, e.value.toFixed(3)), h("span", { class: "muted" }, ` [${e.low.toFixed(3)}, ${e.high.toFixed(3)}]`))))) : null,
+    tiles.map((tile) => h("div", { class: "panel" }, h("h3", {}, tile.title), h("div", { class: "big" }, tile.after), h("div", { class: "muted" }, `from ${tile.before}`))));
+}
+
+const facts = (found) => (found.length
+  ? h("dl", { class: "panel line-facts" }, found.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))) : null);
+
+function tables(found) {
+  const cell = (e) => h("td", { class: "n" }, e.value.toFixed(2), e.low !== undefined ? h("small", {}, ` [${e.low.toFixed(2)}, ${e.high.toFixed(2)}]`) : null);
+  return section(found.length, "Evaluation",
+    h("p", { class: "note" }, "pass@1 unless named otherwise; brackets are 95 % intervals, clustered by problem."),
+    h("div", { class: "tables" }, found.map((table) => h("div", { class: table.ends.length > 2 ? "panel wide" : "panel" }, h("h3", {}, table.title),
+      h("table", { class: "figures" }, h("thead", {}, h("tr", {}, h("th", {}), table.ends.map((when) => h("th", { class: "n", scope: "col" }, when)))),
+        h("tbody", {}, table.rows.map(([key, cells]) => h("tr", {}, h("th", { scope: "row" }, key), cells.map(cell)))))))));
+}
+
+const panel = (heads, rows) => h("div", { class: "panel" }, h("table", { class: "figures" },
+  h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+  h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => h("td", {}, value)))))));
+
+function sample(found) {
+  return h("article", { class: "panel" }, h("p", { class: "statement asked-for", lang: found.language }, found.problem),
+    found.reference === null ? null : h("p", { class: "muted" }, "reference: ", h("code", {}, found.reference)),
+    h("div", { class: "pair" }, found.ends.map(([when, row]) => h("div", {},
+      h("p", { class: "meta" }, h("b", {}, when), badge(row.verdict), row.reward === null ? null : h("span", {}, `reward ${row.reward.toFixed(2)}`), row.reason ? h("span", {}, row.reason) : null),
+      h("pre", { class: "completion" }, h("span", { class: "muted" }, row.thoughts), row.thoughts ? "\n\n" : "", row.answer)))));
+}
+
+function trace(data, run, page) {
+  const readout = h("p", { class: "token-facts", "aria-live": "polite" });
+  return h("article", { class: "panel" },
+    h("p", { class: "meta" }, page.link("rollout", { run: run.run, update: data.update, row: data.row }, `update ${data.update}`),
+      badge(data.verdict), h("span", {}, `reward ${number(data.reward)}`)),
+    h("p", { class: "statement asked-for", lang: data.language }, data.problem),
+    legend("version", data), tokens(data, "version", readout), readout);
+}

@@ -1,0 +1,277 @@
+"""What a run comes to: results before and after with their intervals, facts, examples, changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tramontane.errors import reading
+from tramontane.run import rollouts
+from tramontane.run.folder import RunFolder, read_log
+from tramontane.types import ThinkingTags
+from tramontane.verifier.format import split_response
+from tramontane.view.rollouts import Part
+from tramontane.view.runs import Run
+from tramontane.view.timeline import events_of
+
+if TYPE_CHECKING:
+    from tramontane.evaluation.evaluate import EvaluationResult
+
+Row = dict[str, Any]
+Results = Mapping[str, "EvaluationResult"]  # `before` and `after`, where measured
+MAX_SAMPLES = 8  # evaluation problems shown, one for each language
+MAX_EVENTS = 200  # the newest
+
+
+def summary(run: Run) -> Row:
+    """The content of the page's first view, from everything written so far.
+
+    Raises:
+        InputError: a file is damaged.
+    """
+    written = _written(run)
+    ends = {when: list(read_log(run.path / f"evaluation_{when}.jsonl")) for when in _ENDS}
+    results = _results(ends)
+    figures = written or _so_far(results)
+    updates = sorted({row["update"] for row in read_log(run.path / "metrics.jsonl")})
+    events = events_of(run.path)
+    return {
+        "subtitle": _subtitle(run, len(updates), written),
+        "notes": _notes(run, updates, finished=bool(written)),
+        "passed": _measured(figures.get("pass_at_1")),
+        "tiles": _tiles(figures),
+        "facts": _facts(written),
+        "tables": [*_models_table(written), *_tables(results)],
+        "samples": _samples(run, ends["before"], ends["after"]),
+        "traces": traces(run),
+        "changes": list(read_log(run.path / "changes.jsonl")),
+        "restarts": [r for r in read_log(run.path / "workers.jsonl") if "restarted_from" in r],
+        "events": events[-MAX_EVENTS:],
+        "events_left_out": max(0, len(events) - MAX_EVENTS),
+        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
+        if run.config
+        else "",
+    }
+
+
+_ENDS = ("before", "after")
+
+
+def _written(run: Run) -> Row:
+    """The content of `summary.json`; empty before the run has ended."""
+    file = run.path / "summary.json"
+    with reading(file):
+        return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+
+
+# ---------------------------------------------------------------------------------- numbers
+
+
+def _subtitle(run: Run, updates: int, written: Row) -> str:
+    config = run.config
+    parts = [config.get("model"), (config.get("data") or {}).get("train")]
+    parts.append(f"{updates} updates" if updates else None)
+    if seconds := written.get("wall_seconds"):
+        parts.append(_clock(seconds))
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _notes(run: Run, updates: list[int], *, finished: bool) -> list[tuple[str, str]]:
+    """(heading, text) of what a reader must know first."""
+    notes = []
+    planned = (run.config.get("pipeline") or {}).get("updates")
+    if not finished:
+        of = f" of {planned}" if planned else ""
+        notes.append(
+            (
+                "This run has not ended.",
+                f"It stands after update {max(updates, default=0)}{of}: there is no measurement "
+                "after training yet. tramontane train --resume with this folder continues it.",
+            )
+        )
+    if (lost := RunFolder(run.path).newest_version - len(updates)) > 0:
+        notes.append(
+            (
+                "Metrics are lost.",
+                f"metrics.jsonl lacks {lost} of the updates before the newest checkpoint; curves "
+                "and averages are of the others.",
+            )
+        )
+    return notes
+
+
+def _measured(measure: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """(`before`, …) and (`after`, …), where measured."""
+    return [(when, measure[when]) for when in _ENDS if measure and measure.get(when)]
+
+
+def _tiles(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    tiles = []
+    for title, key, form in [
+        ("Format", "format_rate", "{:.3f}"),
+        ("Language", "language_rate", "{:.3f}"),
+        ("Thinking tokens", "mean_thinking_tokens", "{:.1f}"),
+    ]:
+        measure = figures.get(key) or {}
+        values = {
+            when: "–" if measure.get(when) is None else form.format(measure[when]) for when in _ENDS
+        }
+        if measure:
+            tiles.append({"title": title, **values})
+    return tiles
+
+
+def _facts(written: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pause = written.get("weight_update_pause_ms") or {}
+    stale = written.get("staleness") or {}
+    facts = [
+        (title, form.format(written[key]))
+        for title, key, form in [
+            ("updates", "updates", "{}"),
+            ("trained tokens/s", "trained_tokens_per_second", "{:,.0f}"),
+            ("generator idle", "generator_idle_fraction", "{:.1%}"),
+            ("generator held by the staleness bound", "generator_held_fraction", "{:.1%}"),
+            ("padding", "padding_fraction", "{:.1%}"),
+            ("optimizer steps skipped", "skipped_steps", "{:,}"),
+            ("unscorable groups dropped", "groups_unscorable", "{:,}"),
+            ("unscorable completions trained on as wrong", "unscorable_trained", "{:,}"),
+        ]
+        if written.get(key) is not None
+    ]
+    if written.get("wall_seconds") is not None:
+        facts.insert(0, ("wall time", _clock(written["wall_seconds"])))
+    if pause:
+        facts.append(("weight-update pause", f"{pause['p50']:.1f} ms (p99 {pause['p99']:.1f})"))
+    if stale:
+        facts.append(("staleness", f"{stale['mean']:.2f} versions (max {stale['max']})"))
+    return facts
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _results(ends: Mapping[str, list[Row]]) -> Results:
+    """The evaluations before and after, where available."""
+    from tramontane.evaluation.evaluate import summarize  # takes a second to import
+
+    return {
+        when: summarize(rows)
+        for when, rows in ends.items()
+        if rows and "group" in rows[0]  # excerpts have no groups, so nothing can be counted
+    }
+
+
+def _so_far(results: Results) -> dict[str, Any]:
+    """The evaluation results of a run without a summary yet."""
+    keys = ("format_rate", "language_rate", "mean_thinking_tokens")
+    measures = {key: {when: getattr(r, key) for when, r in results.items()} for key in keys}
+    passed = {when: r.pass_at_1.to_dict() for when, r in results.items()}
+    return {"pass_at_1": passed, **measures} if results else {}
+
+
+def _tables(results: Results) -> list[Row]:
+    """Tables of pass@1 by language and by difficulty, and of pass@k and maj@k, before and after."""
+    if not results:
+        return []
+    first = next(iter(results.values()))
+    kinds = {
+        "By language": ("language", list(first.by_language)),
+        "By difficulty": ("difficulty", list(first.by_difficulty)),
+        "Several samples": (
+            "k",
+            [f"pass@{k}" for k in first.pass_at_k] + [f"maj@{k}" for k in first.maj_at_k if k > 1],
+        ),
+    }
+    return [
+        {
+            "title": title,
+            "ends": list(results),
+            "rows": [(key, [_cell(r, kind, key) for r in results.values()]) for key in keys],
+        }
+        for title, (kind, keys) in kinds.items()
+        if keys != ["unknown"]  # one group: all problems
+    ]
+
+
+def _models_table(written: Mapping[str, Any]) -> list[Row]:
+    """Table of the run's models on the held-out problems and on further sets; only after a cold
+    start or with further sets, as it would otherwise repeat the other tables."""
+    models = [name for name in ("base", "sft", "rl") if name in written]
+    figures = [written[name] for name in models]
+    sets = [key for key in (figures[0] if figures else {}) if key != "format_rate"]
+    if len(models) < 3 and sets == ["pass_at_1"]:
+        return []
+    titles = {"pass_at_1": "held-out problems"}
+    rows = [(titles.get(key, key), [model[key] for model in figures]) for key in sets]
+    if rows and all("format_rate" in model for model in figures):
+        rows.append(("format", [{"value": model["format_rate"]} for model in figures]))
+    return [{"title": "Models", "ends": models, "rows": rows}] if rows else []
+
+
+def _cell(result: EvaluationResult, kind: str, key: str) -> dict[str, float]:
+    if kind == "k":
+        metric, k = key.split("@")
+        estimate = (result.pass_at_k if metric == "pass" else result.maj_at_k)[int(k)]
+    else:
+        slices = result.by_language if kind == "language" else result.by_difficulty
+        estimate = slices[key].pass_at_1
+    return estimate.to_dict()
+
+
+# -------------------------------------------------------------------------------- completions
+
+
+def _samples(run: Run, before: list[Row], after: list[Row]) -> list[Row]:
+    """The first completion, before and after, of each language's first evaluation problem."""
+    tags = ThinkingTags.of((run.config.get("verifier") or {}).get("thinking_tags"))
+    later: dict[str, Row] = {}
+    for row in after:
+        later.setdefault(row["problem"], row)
+    chosen: dict[str | None, Row] = {}
+    for row in before or after:
+        chosen.setdefault(row.get("language"), row)
+    samples = []
+    for language, row in list(chosen.items())[:MAX_SAMPLES]:
+        found = [("before", row if before else None), ("after", later.get(row["problem"]))]
+        samples.append(
+            {
+                "problem": row["problem"],
+                "language": language,
+                "reference": row.get("reference"),
+                "ends": [(when, _judged(end, tags)) for when, end in found if end],
+            }
+        )
+    return samples
+
+
+def _judged(row: Row, tags: ThinkingTags) -> Row:
+    thoughts, answer = split_response(row["text"], tags)
+    kept = {key: row.get(key) for key in ("verdict", "reward", "reason")}
+    return kept | {"thoughts": thoughts, "answer": answer.lstrip("\n")}
+
+
+def traces(run: Run) -> list[Row]:
+    """`update` and `row` of the trained completion sampled by the most weight versions, in each of
+    three updates: at one third, two thirds and the end of the run."""
+    parts = [part for part in run.rollouts.refresh() if not part.damage]
+    places = sorted({(len(parts) * third - 1) // 3 for third in (1, 2, 3)} - {-1})
+    found = [(parts[place].update, _most_versions(parts[place])) for place in places]
+    return [{"update": update, "row": row} for update, row in found if row is not None]
+
+
+def _most_versions(part: Part) -> int | None:
+    """The row of the trained completion sampled by the most versions, the first of several."""
+    spans = [
+        (len({*row["versions"]}), -number)
+        for number, row in enumerate(
+            rollouts.read_rollouts(part.path, ["filtered", "version_spans"])
+        )
+        if row["versions"] and row["filtered"] is None
+    ]
+    return -max(spans)[1] if spans else None
