@@ -10,15 +10,13 @@ from tests.runs import small_config
 from tests.studies.test_plane import SHAPES, write_run
 from tramontane import train
 from tramontane.errors import InputError
-from tramontane.studies.analyses import study_landscape
-from tramontane.studies.landscape import Grid, landscape
+from tramontane.studies.landscape import Grid, study_landscape
 
 
 def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
     rng = np.random.default_rng(0)
     size = sum(int(np.prod(shape)) for shape in SHAPES.values())
     run, out = tmp_path / "run", tmp_path / "landscape"
-    out.mkdir()
 
     def stop(done, total):
         raise KeyboardInterrupt
@@ -26,11 +24,11 @@ def test_the_plane_of_checkpoints_that_were_since_replaced_is_refused(tmp_path):
     write_run(run, rng.normal(size=(4, size)))
     for _ in range(2):  # the same checkpoints: the plane is kept
         with pytest.raises(KeyboardInterrupt):
-            landscape(run, out, Grid(3), {}, stop)
+            study_landscape(run, grid=Grid(3), out=out, on_point=stop)
     shutil.rmtree(run)
     write_run(run, rng.normal(size=(4, size)))  # trained anew in the same folder
     with pytest.raises(InputError, match="of other checkpoints"):
-        landscape(run, out, Grid(3), {}, stop)
+        study_landscape(run, grid=Grid(3), out=out, on_point=stop)
 
 
 @pytest.mark.slow

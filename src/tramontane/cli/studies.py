@@ -220,8 +220,7 @@ def landscape(
     from tramontane.run.folder import RunFolder
 
     RunFolder(run).check_begun()
-    from tramontane.studies.analyses import study_landscape
-    from tramontane.studies.landscape import Grid
+    from tramontane.studies.landscape import Grid, study_landscape
 
     grid = Grid(points, ranges)
     with progress("points") as show:

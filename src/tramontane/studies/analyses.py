@@ -1,4 +1,4 @@
-"""Analyses of runs, each with a page: the compute curve, the length law and the landscape."""
+"""The pages of fits to runs: the compute curve and the length law."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tramontane.errors import InputError
-from tramontane.evaluation.settings import SamplingOptions
 from tramontane.studies.fits import (
     COMPUTES,
     LEAST_POINTS,
@@ -29,8 +28,7 @@ from tramontane.studies.fits import (
     pooled,
     runs_in,
 )
-from tramontane.studies.landscape import Grid, Landscape, OnPoint, landscape
-from tramontane.studies.plots import COLOURS, line_style, new_figure, save
+from tramontane.studies.plots import line_style, new_figure, save
 from tramontane.workplace import owned_folder, write_whole
 
 
@@ -87,7 +85,7 @@ def study_curve(
     axes.set_ylabel("pass@1, held out" if of == "held_out" else "pass rate in training")
     with owned_folder(out, "written"):
         content = {label: asdict(fit) for label, fit in fits.items()}
-        _write(Path(out), "curve", _curve_page(fits, over, until), content)
+        write_analysis(Path(out), "curve", _curve_page(fits, over, until), content)
         save(figure, Path(out) / "curve.svg")
     return fits
 
@@ -112,7 +110,7 @@ def study_length(
     figure, (axes,) = new_figure()
     for n, (label, law) in enumerate(laws.items()):
         _draw(axes, n, points[label], label)
-        _draw_law(axes, law, **line_style(n))
+        draw_law(axes, law, **line_style(n))
     axes.legend(frameon=False, fontsize=8)
     text = f"""# Length law
 
@@ -127,46 +125,9 @@ that length is the cause of the reward.
 ![raw reward over length](length.svg)
 """
     with owned_folder(out, "written"):
-        _write(Path(out), "length", text, {k: asdict(v) for k, v in laws.items()})
+        write_analysis(Path(out), "length", text, {k: asdict(v) for k, v in laws.items()})
         save(figure, Path(out) / "length.svg")
     return laws
-
-
-def study_landscape(
-    run: str | Path,
-    *,
-    grid: Grid = Grid(),  # noqa: B008 (frozen)
-    sampling: SamplingOptions | None = None,
-    out: str | Path | None = None,
-    on_point: OnPoint = lambda done, total: None,
-) -> Landscape:
-    """Evaluate the plane of a run's principal components; write `landscape.md` and its plots.
-
-    Args:
-        run: a run folder with its checkpoints (`checkpoint.every`, `checkpoint.keep`).
-        grid: the points of the plane.
-        sampling: sampling of a point, if different from the run's evaluations.
-        out: folder of the result; None: `RUN/landscape`. Existing points are kept.
-        on_point: called with (points evaluated, points in all).
-
-    Raises:
-        InputError: see `landscape.landscape`.
-    """
-    run = Path(run)
-    folder = Path(out) if out else run / "landscape"
-    with owned_folder(folder, "drawn as a landscape"):
-        found = landscape(run, folder, grid, sampling or {}, on_point)
-        _landscape_figures(found, folder)
-        content = {
-            "axes": [axis.tolist() for axis in found.axes],
-            "reward": found.reward.tolist(),
-            "tokens": found.tokens.tolist(),
-            "direction": found.direction.tolist(),
-            "correlation": found.correlation,
-            "law": asdict(found.law),
-        }
-        _write(folder, "landscape", _landscape_page(found, run.name), content)
-    return found
 
 
 def _until(series: Series, until: float | None, label: str) -> Series:
@@ -211,52 +172,6 @@ a curve that ends at 1 fits about as well, so these points do not show where the
 """
 
 
-def _landscape_figures(found: Landscape, folder: Path) -> None:
-    """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
-    figure, (reward, tokens) = new_figure(2, 3.6)
-    _contours(reward, found, found.reward, "raw reward")
-    _contours(tokens, found, found.tokens, "tokens of a completion")
-    save(figure, folder / "landscape.svg")
-    figure, (axes,) = new_figure()
-    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=COLOURS[0])
-    _draw_law(axes, found.law, color=COLOURS[1])
-    save(figure, folder / "length.svg")
-
-
-def _landscape_page(found: Landscape, name: str) -> str:
-    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
-    rows = [
-        f"| {update} | {first:+.4g} | {second:+.4g} |"
-        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
-    ]
-    return f"""# Landscape of {name}
-
-The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
-final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
-units of the Euclidean norm of the weights.
-
-![raw reward and tokens on the plane](landscape.svg)
-
-The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
-plane's *length direction*, in which completions grow fastest.
-
-## Length law on the plane
-
-{law_table({name: found.law})}
-
-Correlation of the raw reward with the log of the length over the {found.reward.size} points:
-{found.correlation:.2f}.
-
-![raw reward over length](length.svg)
-
-## Checkpoints
-
-| update | α_1 | α_2 |
-|---|---|---|
-{chr(10).join(rows)}
-"""
-
-
 def _draw(
     axes: Axes, number: int, series: Sequence[Series], label: str
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -266,7 +181,7 @@ def _draw(
     return x, y
 
 
-def _draw_law(axes: Axes, law: LengthLaw, **style: Any) -> None:
+def draw_law(axes: Axes, law: LengthLaw, **style: Any) -> None:
     """Draw the line of a length law, on a logarithmic axis."""
     x = np.geomspace(law.shortest, law.longest, 50)
     axes.plot(x, law.slope * np.log(x) + law.intercept, **style)
@@ -292,28 +207,7 @@ def law_table(laws: dict[str, LengthLaw]) -> str:
     return "\n".join(lines)
 
 
-def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> None:
-    """Filled contours of a figure on the plane, with the trajectory and the length direction."""
-    axes.grid(False)
-    filled = axes.contourf(*found.axes, values, levels=12, cmap="viridis")
-    axes.figure.colorbar(filled, ax=axes, shrink=0.85)
-    places = found.plane.coordinates
-    axes.plot(*places.T, color="white", linewidth=2.4)
-    axes.plot(*places.T, "o-", color="#c03a2b", linewidth=1.1, markersize=3)
-    axes.plot(0, 0, "*", color="#c03a2b", markeredgecolor="white", markersize=13)
-    extents = np.array([np.ptp(axis) for axis in found.axes])
-    size = 0.25 * float((extents / np.maximum(np.abs(found.direction), 1e-9)).min())
-    axes.annotate(
-        "",
-        xy=tuple(size * found.direction),
-        xytext=(0, 0),
-        arrowprops={"arrowstyle": "->", "color": "white", "linewidth": 1.6},
-    )
-    axes.set_xlabel("α₁")
-    axes.set_ylabel("α₂")
-    axes.set_title(title, loc="left", fontsize=10)
-
-
-def _write(out: Path, name: str, text: str, content: dict[str, Any]) -> None:
+def write_analysis(out: Path, name: str, text: str, content: dict[str, Any]) -> None:
+    """Write the page and its figures as JSON."""
     write_whole(out / f"{name}.md", text)
     write_whole(out / f"{name}.json", json.dumps(content, indent=1) + "\n")

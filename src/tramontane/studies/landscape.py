@@ -12,15 +12,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from tramontane.errors import InputError
 from tramontane.evaluation.checkpoint import evaluate_checkpoint
 from tramontane.evaluation.settings import SamplingOptions, settings_for
+from tramontane.studies.analyses import draw_law, law_table, write_analysis
 from tramontane.studies.fits import LengthLaw, Series, fit_length
 from tramontane.studies.plane import (
     Plane,
@@ -30,7 +32,8 @@ from tramontane.studies.plane import (
     write_directions,
     write_point,
 )
-from tramontane.workplace import Journal, check_same, read_log, write_whole
+from tramontane.studies.plots import COLOURS, new_figure, save
+from tramontane.workplace import Journal, check_same, owned_folder, read_log, write_whole
 
 MARGIN = 0.25  # of the trajectory's extent, around it on each side
 OnPoint = Callable[[int, int], None]  # points evaluated, points in all
@@ -95,28 +98,50 @@ class Landscape:
     correlation: float
 
 
-def landscape(
-    run: Path,
-    out: Path,
-    grid: Grid,
-    options: SamplingOptions,
+def study_landscape(
+    run: str | Path,
+    *,
+    grid: Grid = Grid(),
+    sampling: SamplingOptions | None = None,
+    out: str | Path | None = None,
     on_point: OnPoint = lambda done, total: None,
 ) -> Landscape:
-    """Evaluate the plane of a run's checkpoints, with the run's own settings; points evaluated by
-    an earlier call are kept.
+    """Evaluate the plane of a run's principal components, with the run's own settings; write
+    `landscape.md` and its plots.
 
     Args:
-        run: a run folder with at least two checkpoints and its starting model, or three.
-        out: folder of the result.
-        grid: the points.
-        options: sampling, if different from the run's evaluations. The paper uses a fixed set of
-            512 prompts with 16 completions each.
-        on_point: called after each point.
+        run: a run folder with its checkpoints (`checkpoint.every`, `checkpoint.keep`): three, or
+            two and the model that it began with.
+        grid: the points of the plane.
+        sampling: sampling of a point, if different from the run's evaluations. The paper uses a
+            fixed set of 512 prompts with 16 completions each.
+        out: folder of the result; None: `RUN/landscape`. Existing points are kept.
+        on_point: called with (points evaluated, points in all).
 
     Raises:
-        InputError: too few checkpoints, an invalid option, or a landscape with different settings
-            in `out`.
+        InputError: too few checkpoints, an invalid option, or a landscape of other checkpoints or
+            with different settings in `out`.
     """
+    run = Path(run)
+    folder = Path(out) if out else run / "landscape"
+    with owned_folder(folder, "drawn as a landscape"):
+        found = _evaluate(run, folder, grid, sampling or {}, on_point)
+        _draw(found, folder)
+        content = {
+            "axes": [axis.tolist() for axis in found.axes],
+            "reward": found.reward.tolist(),
+            "tokens": found.tokens.tolist(),
+            "direction": found.direction.tolist(),
+            "correlation": found.correlation,
+            "law": asdict(found.law),
+        }
+        write_analysis(folder, "landscape", _page(found, run.name), content)
+    return found
+
+
+def _evaluate(
+    run: Path, out: Path, grid: Grid, options: SamplingOptions, on_point: OnPoint
+) -> Landscape:
     found = trajectory(run)
     plane = _plane(run, out, found)
     axes = grid.axes(plane)
@@ -204,3 +229,71 @@ def _result(
         direction=gradient / max(float(np.linalg.norm(gradient)), 1e-12),
         correlation=float(np.corrcoef(logs, reward)[0, 1]) if np.ptp(logs) else np.nan,
     )
+
+
+def _draw(found: Landscape, folder: Path) -> None:
+    """Write `landscape.svg`, contours on the plane, and `length.svg`, the law on its points."""
+    figure, (reward, tokens) = new_figure(2, 3.6)
+    _contours(reward, found, found.reward, "raw reward")
+    _contours(tokens, found, found.tokens, "tokens of a completion")
+    save(figure, folder / "landscape.svg")
+    figure, (axes,) = new_figure()
+    axes.scatter(found.tokens.ravel(), found.reward.ravel(), s=14, color=COLOURS[0])
+    draw_law(axes, found.law, color=COLOURS[1])
+    save(figure, folder / "length.svg")
+
+
+def _page(found: Landscape, name: str) -> str:
+    shares = ", ".join(f"{share:.1%}" for share in found.plane.explained[:4])
+    rows = [
+        f"| {update} | {first:+.4g} | {second:+.4g} |"
+        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True)
+    ]
+    return f"""# Landscape of {name}
+
+The plane of the two largest principal components of {len(found.updates)} checkpoints, around the
+final one. Shares of the checkpoints' variance in the first components: {shares}. α_1 and α_2 are in
+units of the Euclidean norm of the weights.
+
+![raw reward and tokens on the plane](landscape.svg)
+
+The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
+plane's *length direction*, in which completions grow fastest.
+
+## Length law on the plane
+
+{law_table({name: found.law})}
+
+Correlation of the raw reward with the log of the length over the {found.reward.size} points:
+{found.correlation:.2f}.
+
+![raw reward over length](length.svg)
+
+## Checkpoints
+
+| update | α_1 | α_2 |
+|---|---|---|
+{chr(10).join(rows)}
+"""
+
+
+def _contours(axes: Axes, found: Landscape, values: np.ndarray, title: str) -> None:
+    """Filled contours of a figure on the plane, with the trajectory and the length direction."""
+    axes.grid(False)
+    filled = axes.contourf(*found.axes, values, levels=12, cmap="viridis")
+    axes.figure.colorbar(filled, ax=axes, shrink=0.85)
+    places = found.plane.coordinates
+    axes.plot(*places.T, color="white", linewidth=2.4)
+    axes.plot(*places.T, "o-", color="#c03a2b", linewidth=1.1, markersize=3)
+    axes.plot(0, 0, "*", color="#c03a2b", markeredgecolor="white", markersize=13)
+    extents = np.array([np.ptp(axis) for axis in found.axes])
+    size = 0.25 * float((extents / np.maximum(np.abs(found.direction), 1e-9)).min())
+    axes.annotate(
+        "",
+        xy=tuple(size * found.direction),
+        xytext=(0, 0),
+        arrowprops={"arrowstyle": "->", "color": "white", "linewidth": 1.6},
+    )
+    axes.set_xlabel("α₁")
+    axes.set_ylabel("α₂")
+    axes.set_title(title, loc="left", fontsize=10)

@@ -143,8 +143,7 @@ def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         seed: of the run.
         folder: of the run.
     """
-    from tramontane.studies.analyses import study_landscape
-    from tramontane.studies.landscape import Grid
+    from tramontane.studies.landscape import Grid, study_landscape
 
     changes = {
         "pipeline.updates": max(2, keys["updates"]),  # with the start, three checkpoints
