@@ -37,8 +37,7 @@ export class Chart {
       class: "chart", tabindex: 0, onkeydown: (event) => this.key(event), onblur: () => this.point(null),
     },
     h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null),
-    this.legend, this.box, this.colours, this.readout,
-    options.note ? h("p", { class: "note" }, options.note) : null);
+    this.legend, this.box, this.colours, options.note ? h("p", { class: "note" }, options.note) : null, this.readout);
     this.ended = new AbortController();
     const repaint = () => this.plot && this.plot.redraw();
     document.addEventListener("themed", repaint, { signal: this.ended.signal });
