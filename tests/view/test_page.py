@@ -89,6 +89,9 @@ def test_every_view_shows_its_content(tab: Any, address: str) -> None:
     tab.wait_for_selector(CURVE)
     assert tab.locator(".chip").count() == 2
     assert "Reward: total" in tab.locator(".chart h3").all_inner_texts()
+    # Of several runs, shares are lines: their sum would say nothing.
+    heights = "chart => chart.uplot.data.slice(1).map(ys => Math.max(...ys))"
+    assert chart_of(tab, "Staleness").evaluate(heights) == [0.6, 0.6]
     # The run was measured once: a lone point has one label below it.
     measured = tab.locator(".chart", has_text="pass@1, held-out")
     assert measured.evaluate("chart => chart.uplot.axes[0]._values") == ["0"]

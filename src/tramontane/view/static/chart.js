@@ -37,8 +37,7 @@ export class Chart {
       class: "chart", tabindex: 0, onkeydown: (event) => this.key(event), onblur: () => this.point(null),
     },
     h("figcaption", {}, h("h3", {}, options.title), options.unit ? h("span", { class: "unit" }, options.unit) : null),
-    this.legend, this.box, this.colours, this.readout,
-    options.note ? h("p", { class: "note" }, options.note) : null);
+    this.legend, this.box, this.colours, options.note ? h("p", { class: "note" }, options.note) : null, this.readout);
     this.ended = new AbortController();
     const repaint = () => this.plot && this.plot.redraw();
     document.addEventListener("themed", repaint, { signal: this.ended.signal });
@@ -82,8 +81,9 @@ export class Chart {
   }
 
   smooths(s) { return this.view.smooth > 0 && s.points && !this.bars; }
-  get over() { return this.options.kind === "histogram" ? "versions old" : this.view.xLabel; }
-  get bars() { return this.options.kind === "bars" || this.options.kind === "histogram"; }
+  get over() { return this.histogram ? "versions old" : this.view.xLabel; }
+  get histogram() { return this.options.kind === "histogram"; }
+  get bars() { return this.options.kind === "bars" || (this.histogram && this.series.length === 1); } // of several runs: lines
   size() { return { width: Math.max(200, this.element.clientWidth - 26), height: HEIGHT }; }
 
   colour(name) { // what a canvas understands
@@ -105,7 +105,7 @@ export class Chart {
     const lines = this.series.flatMap((s) => {
       const stroke = () => this.colour(s.colour);
       const faint = () => this.colour(`color-mix(in oklab, ${s.colour} 28%, transparent)`);
-      const shape = { spanGaps: true, points: { show: (s.points || s.marks).length === 1 && !this.bars, size: 6, fill: stroke } };
+      const shape = { spanGaps: true, points: { show: ((s.points || s.marks).length === 1 || this.histogram) && !this.bars, size: 6, fill: stroke } };
       if (s.marks) return [{ ...shape, stroke, paths: () => null, points: { show: false } }];
       if (this.bars) return [{ ...shape, stroke, fill: stroke, width: 0, paths: bars }];
       return this.smooths(s) ? [{ ...shape, stroke: faint, width: 1 }, { ...shape, stroke, width: 1.8 }] : [{ ...shape, stroke, width: 1.8 }];
@@ -166,7 +166,7 @@ export class Chart {
         ctx.fill();
       }
     }
-    if (this.options.kind === "histogram") {
+    if (this.histogram && this.bars) {
       ctx.fillStyle = this.colour("var(--ink)");
       ctx.font = FONT.replace("11px", `${11 * scale}px`);
       ctx.textAlign = "center";
