@@ -1,0 +1,122 @@
+# Everything runs in .venv, which is created when first needed. `quickstart` installs only the
+# package, all other targets also install the development dependencies.
+PYTHON ?= python3
+# On Linux, the torch of most package indexes brings CUDA: gigabytes that are of no use without an
+# NVIDIA driver. Without one, the version +cpu is required, which only builds for CPUs have.
+# Another build: install it into .venv first, where it stays, or name it: make TORCH=torch==2.13.0
+CUDA := $(shell command -v nvidia-smi)
+TORCH ?= torch==2.13.0$(if $(CUDA),,+cpu)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+comma := ,
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
+READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadgroup \
+	--no-loadscope-reorder
+
+# Duration of `make fuzz`; number of programs and rung of `make hostile`.
+SECONDS ?= 3600
+PROGRAMS ?= 1000
+RUNG ?=
+# Duration of `make soak`, and its placement: ray or thread.
+MINUTES ?= 60
+KIND ?= ray
+# Generators of `make chaos` and `make soak`: slots or vllm (after `make vllm`).
+GENERATOR ?= slots
+# Seed of `make chaos`, `make ranks` and `make real`; by default the config's own.
+SEED ?=
+# Problems of GSM8K that `make real` reports: a file, or a Hugging Face dataset.
+GSM8K ?= $(firstword $(wildcard ../shared/data/gsm8k_test.jsonl.gz) openai/gsm8k\#main)
+# Benchmarks that `make bench` runs; all by default.
+BENCH ?=
+
+.PHONY: quickstart real test slow studies-smoke vllm check docs mutants fuzz hostile bench proof chaos ranks nodes soak clean
+
+quickstart: $(READY)
+	$(BIN)/tramontane train configs/quickstart.yaml
+
+real: $(READY)
+	$(PIP) --quiet --editable '.[gguf]'
+	$(BIN)/tramontane fetch smollm2
+	$(BIN)/tramontane train configs/real.yaml evaluation.also.gsm8k.source='$(GSM8K)' \
+		$(if $(SEED),seed=$(SEED))
+
+test: $(DEV)
+	$(PYTEST) -m 'not slow'
+
+slow: $(DEV)
+	$(PYTEST) -m slow
+
+# Every arm of every study for two updates; fails if one does.
+studies-smoke: $(DEV)
+	rm -rf $(VENV)/studies-smoke
+	$(BIN)/tramontane study --smoke --report --out $(VENV)/studies-smoke \
+		--page $(VENV)/studies-smoke/reproduction.md
+
+# vLLM's environment, .venv-vllm (or that of TRAMONTANE_VLLM_PYTHON), and the tests that use it.
+vllm: $(DEV)
+	$(if $(TRAMONTANE_VLLM_PYTHON),,$(BIN)/tramontane vllm)
+	$(BIN)/python -m pytest -m vllm
+
+check: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
+
+docs: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "the site is in site/; to read it while writing: $(BIN)/mkdocs serve"
+
+mutants: $(DEV)
+	$(PIP) --quiet --editable '.[mutants]'
+	$(BIN)/mutmut run
+	$(BIN)/mutmut results
+
+fuzz: $(DEV)
+	$(PIP) --quiet --editable '.[fuzz]'
+	$(BIN)/python -m fuzz --seconds $(SECONDS)
+
+hostile: $(DEV)
+	$(BIN)/python -m fuzz.hostile --programs $(PROGRAMS) $(if $(RUNG),--rung $(RUNG))
+
+bench: $(DEV)
+	$(BIN)/python -m benchmarks $(BENCH)
+
+proof: $(DEV)
+	$(BIN)/python benchmarks/curation_proof.py
+
+chaos: $(DEV)
+	$(BIN)/python -m chaos --generator $(GENERATOR) $(if $(SEED),--seed $(SEED))
+
+ranks: $(DEV)
+	$(BIN)/python -m chaos.ranks $(if $(SEED),--seed $(SEED))
+
+# Needs root, to make machines of Linux namespaces.
+nodes: $(DEV)
+	$(PIP) --quiet --editable '.[nodes]'
+	$(BIN)/python -m chaos.nodes
+
+soak: $(DEV)
+	$(BIN)/python -m chaos.soak --minutes $(MINUTES) --kind $(KIND) --generator $(GENERATOR)
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Installing Tramontane and 70 packages into $(VENV), with $(TORCH): $(if $(CUDA),an NVIDIA \
+	driver was found; several GB with CUDA$(comma) 10 minutes or more,no NVIDIA driver was found; \
+	0.4 GB to download$(comma) 1.7 GB on disk$(comma) a few minutes)."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/python -m pip install --no-deps '$(TORCH)' \
+		$(if $(findstring +cpu,$(TORCH)),--timeout 30 --retries 2 --extra-index-url $(CPU_INDEX))
+	$(PIP) --editable .
+	touch $@
+
+# Dependencies of tests, checks and benchmarks, including Ray and Reasoning Gym.
+$(DEV): $(READY)
+	@echo "Installing what tests, checks and benchmarks need into $(VENV): 0.9 GB more on disk."
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site mutants

@@ -1,0 +1,141 @@
+"""Completions of checkpoints, and their evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tramontane.config import Config
+    from tramontane.evaluation import EvaluationResult
+    from tramontane.evaluation.checkpoint import SamplingOptions
+    from tramontane.evaluation.comparison import Comparison, Progress
+    from tramontane.run.task import Rows, Settings
+    from tramontane.types import Prompt
+
+
+def evaluate(
+    model: str | Path,
+    data: str | Path | Rows | None = None,
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
+    *,
+    write_to: str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    **sampling: Unpack[SamplingOptions],
+) -> EvaluationResult:
+    """Measure pass@1, pass@k and maj@k of a model, with 95 % intervals; see `evaluation`.
+
+    Prompts and grading are as in training: by the given config, or, for a checkpoint in a run's
+    folder, by the run's.
+
+    Args:
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        data: a source as in `data.eval`, or rows; None: the config's `data.eval`.
+        config: a `Config` or the path of one.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
+        write_to: JSONL file for every completion. A file from an earlier process with the same
+            settings, problems and weights is continued.
+        on_progress: called with (completions graded, completions in all).
+        sampling: `problems`, `samples`, `temperature`, `top_p`, `top_k`, `max_tokens`, `slots`,
+            `seed`, `device`, `dtype`; see `evaluation.checkpoint.Sampling`.
+
+    Raises:
+        InputError: no such model or data, a prompt that does not fit, an invalid setting, or a file
+            with completions of another evaluation.
+    """
+    from tramontane.evaluation.checkpoint import as_source, evaluate_checkpoint, settings_for
+    from tramontane.run.task import override_texts, rows_of
+
+    texts = override_texts(overrides)
+    with (
+        nullcontext(data)
+        if data is None or isinstance(data, str | Path)
+        else as_source(rows_of(data)) as source
+    ):
+        settings = settings_for(
+            model, None if source is None else str(source), config, texts, sampling
+        )
+        return evaluate_checkpoint(
+            settings, write_to=write_to, resume=True, on_progress=on_progress
+        )
+
+
+def compare(
+    models: Mapping[str, str | Path] | Sequence[str],
+    on: Sequence[str],
+    out: str | Path,
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
+    *,
+    on_progress: Progress | None = None,
+    **sampling: Unpack[SamplingOptions],
+) -> Comparison:
+    """Measure several models on several suites, side by side; see docs/evaluation.md.
+
+    Args:
+        models: models by label, or texts as for the command (`MODEL` or `LABEL=MODEL`); the others
+            are compared to the first.
+        on: suites (`aime24`), or sources as in `data.eval`; `NAME=SOURCE` names one.
+        out: folder for completions, results and pages; existing completions are kept.
+        config: a `Config` or the path of one.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`.
+        on_progress: called with (suite, model, completions graded, completions in all).
+        sampling: replaces the suites' protocols; as in `evaluate`.
+
+    Raises:
+        InputError: no such model or data, an invalid setting, two suites with the same name, or a
+            folder with completions for different settings, problems or weights.
+    """
+    from tramontane.evaluation import comparison
+    from tramontane.evaluation.checkpoint import settings_for
+    from tramontane.run.task import override_texts
+
+    texts = override_texts(overrides)
+    named = models if isinstance(models, Mapping) else comparison.labels(models)
+    plan = {
+        suite: {
+            label: settings_for(model, source, config, texts, sampling)
+            for label, model in named.items()
+        }
+        for suite, source in comparison.suites(on).items()
+    }
+    progress = on_progress or (lambda suite, model, done, total: None)
+    return comparison.compare(plan, Path(out), on_progress=progress)
+
+
+def generate(
+    model: str | Path,
+    prompt: Prompt,
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
+    *,
+    n: int = 1,
+    **sampling: Unpack[SamplingOptions],
+) -> list[str]:
+    """Complete a prompt (a text, or a list of chat messages) `n` times, with the model's template.
+
+    The settings are those of the config, or, for a checkpoint in a run's folder, the run's. The
+    texts are whole responses, as verifiers read them.
+
+    Args:
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        prompt: the user's message.
+        config: a `Config` or the path of one.
+        overrides: as in `evaluate`, e.g. `{"data.system_prompt": "magistral"}`.
+        n: number of completions.
+        sampling: as in `evaluate`.
+
+    Raises:
+        InputError: no such model, a prompt that does not fit its context, or a size below 1.
+    """
+    from tramontane.evaluation.checkpoint import sample_checkpoint, settings_for
+    from tramontane.run.task import override_texts
+
+    settings = settings_for(model, None, config, override_texts(overrides), sampling)
+    return sample_checkpoint(settings, prompt, n)

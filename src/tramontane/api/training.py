@@ -1,0 +1,237 @@
+"""Training: runs, supervised fine-tuning, and their prerequisites."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tramontane.errors import InputError
+
+# torch takes seconds to import, and the config's classes 0.2 s: functions import what they need.
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tramontane.config import Config
+    from tramontane.generator.vllm.environment import Environment
+    from tramontane.models.fetch import Fetched
+    from tramontane.run.folder import RunFolder
+    from tramontane.run.prepare import DryRunResult
+    from tramontane.run.screen import Screen
+    from tramontane.run.session import OnUpdate
+    from tramontane.run.summary import TrainResult
+    from tramontane.run.task import Data, Function, Settings
+    from tramontane.types import Reward
+
+
+class Display(TypedDict, total=False):
+    """Keywords of `train` that control its display.
+
+    Args:
+        screen: shows progress; by default a `LiveDisplay`.
+        quiet: show nothing.
+        report: draw `report.html` at the end, which takes a few seconds; True by default.
+        on_update: called with the metrics of each update (its line of `metrics.jsonl`).
+    """
+
+    screen: Screen | None
+    quiet: bool
+    report: bool
+    on_update: OnUpdate | None
+
+
+def train(
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
+    *,
+    model: str | Path | None = None,
+    data: Data | None = None,
+    rewards: Sequence[Function | str | Reward] = (),
+    resume: str | Path | None = None,
+    **display: Unpack[Display],
+) -> TrainResult:
+    """Run the whole loop, from a config or Python objects to a finished run folder.
+
+    `train("configs/quickstart.yaml")` is `tramontane train`; `train(model="tiny", data=rows,
+    rewards=[function])` defines your own task; both can be combined. See docs/rewards.md.
+
+    Args:
+        config: a `Config` or the path of one; None: the defaults.
+        overrides: `key.sub=value` texts, or a dict of values by `key.sub`; a value may be a
+            function, such as a domain's verifier. For a resumed run, only some keys may change.
+        model: `tiny`, a checkpoint folder, or a Hugging Face name.
+        data: rows to train on: a list of dicts, a `datasets.Dataset`, or the name of a source; or a
+            dict (`DatasetDict`) of these with the splits `train` and `eval` (or `test`). A row's
+            `problem` (`prompt`, `question`) is a text or a list of chat messages.
+        rewards: functions of (problem, text, n_tokens) that return a number from 0 to 1, functions
+            of a whole group or of TRL's kind, import paths of these, or `Reward` objects with a
+            weight. Rows without domain, answer and tests are graded by the rewards alone, as are
+            all rows if there is no config and all rewards have TRL's signature.
+        resume: a run folder to continue, instead of a config, model, data and rewards.
+        display: see `Display`.
+
+    Raises:
+        InputError: before any work is done, except for a full disk, a run without learning signal,
+            or a curriculum without problems left.
+    """
+    _check_given(resume, config, model, data, rewards)
+    if resume is not None:
+        from tramontane.run.folder import RunFolder
+
+        RunFolder(resume).check_begun()
+        with RunFolder.owned(resume):
+            from tramontane.run.changes import open_run
+            from tramontane.run.task import override_texts
+
+            folder, settings = open_run(resume, override_texts(overrides))
+            return _train(settings, folder, **display)
+    from tramontane.run.task import config_of, new_run
+
+    settings, rows = config_of(config, overrides, model=model, data=data, rewards=rewards)
+    with new_run(settings, rows) as (folder, settings):
+        return _train(settings, folder, **display)
+
+
+def _train(
+    settings: Config,
+    folder: RunFolder,
+    *,
+    screen: Screen | None = None,
+    quiet: bool = False,
+    report: bool = True,
+    on_update: OnUpdate | None = None,
+) -> TrainResult:
+    from tramontane.run.display import LiveDisplay
+    from tramontane.run.input import read_input
+    from tramontane.run.screen import QuietScreen
+
+    given = read_input(settings)
+    from tramontane.run.train import train as run
+
+    screen = screen or (QuietScreen() if quiet else LiveDisplay())
+    try:
+        return run(settings, screen, folder, report=report, on_update=on_update, given=given)
+    finally:
+        screen.close()
+
+
+def dry_run(
+    config: Config | str | Path | None = None,
+    overrides: Settings | None = None,
+    *,
+    model: str | Path | None = None,
+    data: Data | None = None,
+    rewards: Sequence[Function | str | Reward] = (),
+    resume: str | Path | None = None,
+    gpu: str | None = None,
+    model_shape: str | None = None,
+) -> DryRunResult:
+    """Check everything that `train` checks before it starts, and return the run's sizes and the
+    memory of its workers.
+
+    A run that does not fit in memory is not an error here; see `result.memory.refusals`.
+
+    Arguments as for `train`, and `gpu`: the GPUs to assume, by name (`h100`) or memory in GiB
+    (`"80"`); None: this machine's. `model_shape`: check only sizes, without the model, its
+    tokenizer and data; the path of a `config.json` or a name in `models.shape.KNOWN_SHAPES`.
+
+    Raises:
+        InputError: for the same reasons as `train`; an unknown GPU or shape.
+    """
+    from tramontane.run.task import config_of, new_run, override_texts, settings_without_sources
+
+    _check_given(resume, config, model, data, rewards)
+    found: Mapping[str, Any] = {}
+    if model_shape is not None:
+        overrides = settings_without_sources(config, overrides)
+    if resume is not None:
+        from tramontane.run.changes import open_run
+
+        _, settings = open_run(resume, override_texts(overrides))
+    else:
+        settings, found = config_of(config, overrides, model=model, data=data, rewards=rewards)
+    if model_shape is not None:
+        from tramontane.run.prepare import sizes_of_shape
+
+        return sizes_of_shape(settings, model_shape, gpu)
+    from tramontane.run.input import read_input
+
+    if not found:
+        given = read_input(settings)
+        from tramontane.run.prepare import prepare, sizes
+
+        return sizes(prepare(settings, given), gpu)
+    with new_run(settings, found) as (_, settings):
+        given = read_input(settings)
+        from tramontane.run.prepare import prepare, sizes
+
+        return sizes(prepare(settings, given), gpu)
+
+
+def _check_given(
+    resume: str | Path | None, config: object, model: object, data: object, rewards: Sequence[Any]
+) -> None:
+    """Check that exactly one run is given."""
+    given = model is not None or data is not None or bool(rewards)
+    if resume is None and config is None and not given:
+        raise InputError("give a config to start a run, or --resume RUN to continue one")
+    if resume is not None and (config is not None or given):
+        raise InputError(
+            f"a resumed run has its config already: give --resume {resume} without a config, "
+            f"model, data or rewards; key=value changes a key"
+        )
+
+
+def sft(
+    config: Any,
+    overrides: list[str] | None = None,
+    *,
+    resume: bool = False,
+    on_log: Callable[[Any], None] | None = None,
+) -> Path:
+    """Supervised fine-tuning; returns the folder of the result. See `tramontane.sft.sft`.
+
+    The first Ctrl-C, or SIGTERM, saves the state after the current step.
+    """
+    from tramontane.config import load_section
+    from tramontane.config.sft import SFTConfig
+    from tramontane.run.interrupt import Interrupt
+    from tramontane.sft.sft import sft as run
+
+    if not isinstance(config, SFTConfig):
+        config = load_section(SFTConfig, config, overrides)
+    with Interrupt() as interrupt, interrupt.steps() as stopping:
+        return run(config, resume, on_log, stopping)
+
+
+def fetch(name: str, out: str | Path | None = None) -> Fetched:
+    """Download a small pre-trained checkpoint; see `models.fetch.fetch`.
+
+    Args:
+        name: `smollm2`.
+        out: folder of the checkpoint; by default `models/NAME`.
+    """
+    from tramontane.models.fetch import fetch as run
+
+    return run(name, Path("models") / name if out is None else Path(out))
+
+
+def vllm(
+    folder: str | Path | None = None,
+    *,
+    python: str | None = None,
+    on_command: Callable[[str], None] = print,
+) -> Environment:
+    """Set up the environment of `generator.kind: vllm`; see `generator.vllm.environment.set_up`.
+
+    Args:
+        folder: the environment's folder; by default `.venv-vllm`.
+        python: interpreter to create it with; by default this one.
+        on_command: called with each command before it runs.
+    """
+    from tramontane.generator.vllm import environment
+
+    return environment.set_up(
+        environment.FOLDER if folder is None else Path(folder), on_command, python or sys.executable
+    )

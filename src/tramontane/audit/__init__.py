@@ -1,0 +1,6 @@
+"""Searches recorded rollouts for reward hacking and verifier errors; see docs/rewards.md.
+
+`audit` is the entry point. `recorded` reads the rows, `collect` keeps the data for the findings,
+`suspicion` judges single completions, `disputes` asks other verifiers, and `findings` has the
+result and its page.
+"""

@@ -1,0 +1,147 @@
+"""Recorded rollouts in one form: from a run, from an evaluation, or from the output of `score`."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tramontane.errors import InputError
+from tramontane.evaluation.score import parse_row, row_lines
+from tramontane.run import rollouts
+from tramontane.workplace import parse_object
+
+Row = dict[str, Any]
+VERDICTS = ("right", "wrong", "unscorable", "malformed")
+# Columns of a run's rollouts that the audit reads: all but the tokens.
+AUDITED = ["group", "index", "problem_id", "domain", "reference", "text", "verdict", "reason"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion and its verdict; `tests` is None if they were not recorded. `line` is the
+    line of a JSONL file, or the row of a Parquet file."""
+
+    file: str
+    line: int
+    problem_id: str
+    domain: str
+    text: str
+    verdict: str
+    reason: str
+    reference: str | None
+    group: str | int
+    index: int | None
+    tests: Row | None
+
+
+def read(path: Path, rows: str | Path | None, broken: list[str]) -> Iterator[Rollout]:
+    """The rollouts of a run folder or a file, one at a time.
+
+    Args:
+        path: a run folder, a Parquet file of its rollouts, or a JSONL file (also gzip).
+        rows: the input of `score`, if `path` is its output.
+        broken: gets `file:line: reason` for each row that is not a rollout.
+
+    A damaged Parquet file is one line of `broken`; the others are read.
+
+    Raises:
+        InputError: a file does not exist, or a JSONL file is truncated or damaged.
+    """
+    scored = _ScoredRows(rows) if rows is not None else None
+    for file in _files(path):
+        if file.suffix == ".parquet":
+            yield from _recorded(file, broken)
+            continue
+        for number, line in row_lines(file):
+            try:
+                yield _rollout(parse_object(line), str(file), number, scored)
+            except (InputError, ValueError) as error:
+                broken.append(f"{file}:{number}: {error}")
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise InputError(f"{path}: no such file or run folder")
+    files = rollouts.files(path / "rollouts")
+    if not files:
+        raise InputError(
+            f"{path}: no rollouts/{rollouts.PATTERN} in it (a run with `rollouts: none` writes "
+            f"none); give a run folder or a file"
+        )
+    return files
+
+
+def _recorded(file: Path, broken: list[str]) -> Iterator[Rollout]:
+    """The rollouts of one update, as far as the file is readable."""
+    try:
+        for number, row in enumerate(rollouts.read_rollouts(file, AUDITED), 1):
+            yield _rollout(row, str(file), number, None)
+    except InputError as error:
+        broken.append(str(error))
+
+
+def _rollout(row: Row, file: str, line: int, scored: _ScoredRows | None) -> Rollout:
+    if scored is not None:
+        row = row | scored.find(str(row.get("id")))
+    text = row.get("text", row.get("response"))
+    # The label is `reference` in an evaluation, `answer` elsewhere.
+    reference = row["reference"] if "reference" in row else row.get("answer")
+    if isinstance(reference, int | float):
+        reference = str(reference)
+    problem_id = str(row.get("problem_id", row.get("id")))
+    group = row.get("group", problem_id)
+    if not isinstance(text, str):
+        raise InputError(
+            "text is missing: not a rollout; for the output of `tramontane score`, give its input "
+            "with --rows"
+        )
+    if row.get("verdict") not in VERDICTS:
+        raise InputError(f"verdict must be one of {', '.join(VERDICTS)}")
+    if not isinstance(reference, str | None) or not isinstance(group, str | int):
+        name = "group" if isinstance(reference, str | None) else "the reference answer"
+        raise InputError(f"{name} is of the wrong type")
+    return Rollout(
+        file=file,
+        line=line,
+        problem_id=problem_id,
+        domain=row.get("domain") or ("code" if reference is None else "math"),
+        text=text,
+        verdict=row["verdict"],
+        reason=str(row.get("reason") or ""),
+        reference=reference,
+        group=group,
+        index=row.get("index"),
+        tests=row["tests"] if isinstance(row.get("tests"), dict) else None,
+    )
+
+
+class _ScoredRows:
+    """The rows that `score` read, by id; rows that share an id are in file order."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise InputError(f"{path}: no such file")
+        self.rows: defaultdict[str, deque[Row]] = defaultdict(deque)
+        for _, line in row_lines(self.path):
+            try:
+                problem, response, _ = parse_row(line)
+            except InputError:  # reported by `score`, which wrote no row for it
+                continue
+            row = {"domain": problem.domain, "reference": problem.answer, "text": response}
+            self.rows[problem.id].append(row | {"tests": problem.tests})
+
+    def find(self, row_id: str) -> Row:
+        """The next row of this id.
+
+        Raises:
+            InputError: there is none, or all are used.
+        """
+        if not self.rows[row_id]:
+            raise InputError(f"id {row_id!r} is not in {self.path} that many times")
+        return self.rows[row_id].popleft()

@@ -1,0 +1,108 @@
+"""Commands from a finished run to the next model: harvest and recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tramontane import api
+from tramontane.cli.terminal import DATA, TRAIN, Overrides, app, console, say
+from tramontane.cli.training import Gpu, ModelShape, print_sizes
+from tramontane.errors import InputError
+
+if TYPE_CHECKING:
+    from tramontane.recipes.config import MediumRecipe, SmallRecipe
+
+
+@app.command(rich_help_panel=DATA)
+def harvest(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Any key of the harvest as key=value.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="JSONL of prompts and responses, as `tramontane sft` reads it.")
+    ] = Path("traces.jsonl"),
+) -> None:
+    """Harvest right traces of a finished run for supervised fine-tuning."""
+    from tramontane.config import parse_settings
+    from tramontane.recipes.config import HarvestConfig
+    from tramontane.recipes.harvest import harvest as run_harvest
+
+    found = run_harvest(run, out, parse_settings(HarvestConfig, {}, overrides or [], "harvest"))
+    table = Table("completions", "number")
+    for name, count in {"recorded": found.completions, **found.left_out}.items():
+        table.add_row(name, f"{count:,}")
+    table.add_row("kept", f"{found.kept:,}")
+    console.print(table)
+    say(
+        f"early: up to update {found.early_updates} of {found.updates}, short: below "
+        f"{found.short_tokens:,.0f} tokens; {found.rows:,} rows of {found.problems:,} problems, "
+        f"on average {found.mean_tokens:,.0f} tokens and a pass rate of {found.mean_pass_rate:.2f}",
+    )
+    say(f"wrote {out}")
+
+
+@app.command(rich_help_panel=TRAIN)
+def recipe(
+    name: Annotated[str, typer.Argument(help="medium (RL in stages) or small (SFT, then RL)")],
+    config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/recipe_small_tiny.yaml")],
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the steps and the RL sizes, and stop.")
+    ] = False,
+    gpu: Gpu = None,
+    model_shape: ModelShape = None,
+) -> None:
+    """Run one of the paper's recipes; the same command resumes an unfinished one."""
+    from tramontane.config import load_section, nearest
+    from tramontane.recipes.recipe import KINDS, run
+    from tramontane.recipes.steps import Stopped
+    from tramontane.run.display import LiveDisplay
+
+    if name not in KINDS:
+        hint = nearest(name, KINDS)
+        raise InputError(
+            f"recipe {name!r}: there are medium and small"
+            + (f"; did you mean {hint}?" if hint else "")
+        )
+    settings = load_section(KINDS[name], config, overrides)
+    if dry_run:
+        _print_steps(settings, gpu, model_shape)
+        return
+    if gpu or model_shape:
+        raise InputError("--gpu and --model-shape belong to --dry-run")
+
+    def announce(number: int, total: int, title: str, finished: bool) -> None:
+        done = " [dim](done)[/]" if finished else ""
+        console.print(f"[bold]{number}/{total}[/]  {escape(title)}{done}", highlight=False)
+
+    try:
+        run(settings, LiveDisplay, announce)
+    except (Stopped, KeyboardInterrupt):
+        say("stopped; the same command continues")
+        raise typer.Exit(130) from None
+    report = Path(settings.out) / "report.md"
+    say(report.read_text(encoding="utf-8").partition("\n## Steps")[0])
+    say(f"the report, and a folder for each step: {settings.out}")
+
+
+def _print_steps(
+    settings: MediumRecipe | SmallRecipe, gpu: str | None, model_shape: str | None
+) -> None:
+    """Check a recipe, and print its steps and the sizes of its training."""
+    from tramontane.recipes.recipe import steps_of
+    from tramontane.recipes.steps import check
+
+    recipe = steps_of(settings)
+    steps = recipe.steps()
+    if model_shape is None:
+        check(settings, Path(settings.out), steps)
+    for number, step in enumerate(steps, 1):
+        say(f"{number}  {step.name}: {step.title}")
+    print_sizes(api.dry_run(recipe.rl_config, gpu=gpu, model_shape=model_shape))

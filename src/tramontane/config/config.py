@@ -1,0 +1,289 @@
+"""The configuration of a training run: its sections, and the checks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from tramontane.config.checkpoint import CheckpointConfig
+from tramontane.config.data import DataConfig
+from tramontane.config.device import Model
+from tramontane.config.evaluation import EvaluationConfig
+from tramontane.config.generator import GPU_MEMORY_SHARE, GeneratorConfig
+from tramontane.config.pipeline import PipelineConfig, nearest_multiple
+from tramontane.config.placement import PlacementConfig
+from tramontane.config.resume import Fixed, MayChange
+from tramontane.config.section import Section, key_error, load_section
+from tramontane.config.sft import SupervisedConfig
+from tramontane.config.stages import StageConfig
+from tramontane.config.timeouts import TimeoutsConfig
+from tramontane.config.trainer import TrainerConfig
+from tramontane.config.verifier import VerifierConfig
+
+TrackerName = Literal["tensorboard", "wandb", "trackio", "mlflow"]
+
+
+class Config(Section):
+    """A training run, as `tramontane train` reads it."""
+
+    name: Annotated[str, Fixed("the run has its folder already")] = "run"
+    """Name of the run; its folder is `runs/NAME`."""
+    seed: Annotated[int, Fixed("groups under way drew from it")] = 0
+    """Seed of initialisation, data order and sampling."""
+    model: Annotated[Model, Fixed("the checkpoint holds its weights")] = "tiny"
+    """Model to start from: `tiny` (the base model in the package), a checkpoint folder, a run (its
+    newest weights) or one of its checkpoints, or a Hugging Face name."""
+    tokenizer: Annotated[Model | None, Fixed("completions were sampled in its tokens")] = None
+    """Tokenizer, named like a model. null: the model's own."""
+    run_dir: Annotated[str | None, Fixed("the run has its folder already")] = None
+    """Folder of the run. null: `runs/NAME`."""
+    rollouts: Literal["all", "sample", "none"] = "all"
+    """Completions recorded in `rollouts/`: all; a sample of one in 16 groups of each update; or
+    none."""
+    trackers: MayChange[tuple[TrackerName, ...]] = ()
+    """Experiment trackers that also get the metrics: `tensorboard`, `wandb`, `trackio`, `mlflow`.
+    `metrics.jsonl` always has everything. See docs/view.md."""
+    data: Annotated[
+        DataConfig, Fixed("the position in the data and the problems' records belong to it")
+    ] = Field(default_factory=DataConfig)
+    """Problem sources, and which of their problems are used."""
+    cold_start: Annotated[
+        SupervisedConfig | None, Fixed("the reinforcement learning began from its weights")
+    ] = None
+    """Cold start: fine-tuning of `model` before the reinforcement learning, as for Magistral Small.
+    null: reinforcement learning starts from `model`."""
+    pipeline: Annotated[PipelineConfig, Fixed("groups under way were handed out with it")] = Field(
+        default_factory=PipelineConfig
+    )
+    """Sizes of the asynchronous loop."""
+    generator: MayChange[GeneratorConfig] = Field(default_factory=GeneratorConfig)
+    """Sampling of completions."""
+    verifier: Annotated[VerifierConfig, Fixed("groups under way are graded by it")] = Field(
+        default_factory=VerifierConfig
+    )
+    """Limits of grading, and weights of the reward."""
+    trainer: MayChange[TrainerConfig] = Field(default_factory=TrainerConfig)
+    """Objective, optimizer, numerics and memory use of training."""
+    evaluation: MayChange[EvaluationConfig] = Field(default_factory=EvaluationConfig)
+    """Measurements before, during and after the run."""
+    checkpoint: MayChange[CheckpointConfig] = Field(default_factory=CheckpointConfig)
+    """Checkpoints to resume a run from."""
+    placement: MayChange[PlacementConfig] = Field(default_factory=PlacementConfig)
+    """Where workers run, and how weights travel between them."""
+    timeouts: MayChange[TimeoutsConfig] = Field(default_factory=TimeoutsConfig)
+    """Time limits of the controller's waits."""
+    stages: Annotated[tuple[StageConfig, ...], Fixed("a stage is under way with it")] = ()
+    """Stages of the curriculum, in order. Empty: the whole run is one stage."""
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def replaces_generators(self) -> bool:
+        """True if generators can die independently of the controller, and are replaced."""
+        return self.placement.replaces_workers or self.generator.kind == "vllm"
+
+    @property
+    def sampled_groups(self) -> int:
+        """Groups of each batch that the run samples; the others are recorded trajectories."""
+        trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
+        return groups - round(trajectories.share * groups) if trajectories else groups
+
+    @property
+    def generates(self) -> bool:
+        """True if the run samples completions, for training or evaluations."""
+        evaluates = self.data.eval is not None or bool(self.evaluation.also)
+        return evaluates or bool(self.sampled_groups)
+
+    def by_stage(self) -> tuple[Config, ...]:
+        """The config of each stage; only the config itself if it has no stages."""
+        return tuple(self._in_stage(stage) for stage in self.stages) or (self,)
+
+    def _in_stage(self, stage: StageConfig) -> Config:
+        return Config.model_validate(stage.applied_to(self.model_dump(exclude={"stages"})))
+
+    @model_validator(mode="after")
+    def _resolve_memory_share(self) -> Config:
+        generator, trainer = self.generator, self.trainer
+        if generator.gpu_memory_utilization is None and generator.device.startswith("cuda"):
+            share = GPU_MEMORY_SHARE
+            if self.placement.kind == "thread":
+                share /= max(1, generator.workers + (trainer.device == generator.device))
+            else:
+                share *= min(1, self.placement.generator.gpus or 1)
+            update = {"gpu_memory_utilization": round(share, 3)}
+            self.generator = generator.model_copy(update=update)
+        return self
+
+    @model_validator(mode="after")
+    def _groups_and_minibatches(self) -> Config:
+        minibatch, group_size = self.pipeline.minibatch, self.pipeline.group_size
+        if minibatch % group_size:
+            raise key_error(
+                f"group_size {group_size} does not divide n_minibatch {minibatch}: a group's "
+                f"tokens are normalised together, so it cannot be split over optimizer steps; "
+                f"try n_minibatch {nearest_multiple(minibatch, group_size)}, or leave it out",
+                "pipeline.n_minibatch",
+                "pipeline.group_size",
+            )
+        objective = self.trainer.objective
+        if objective.options.every_group and self.pipeline.diversity != "none":
+            raise key_error(
+                f"diversity {self.pipeline.diversity!r} drops groups that objective "
+                f"{objective.name!r} learns from; write diversity: none",
+                "pipeline.diversity",
+                "trainer.objective.name",
+            )
+        if group_size % objective.options.samples:
+            raise key_error(
+                f"objective {objective.name!r} judges {objective.options.samples} completions "
+                f"together, which does not divide group_size {group_size}; change one of them",
+                "trainer.objective.name",
+                "pipeline.group_size",
+            )
+        trajectories = self.data.trajectories
+        if objective.options.of_sampler and trajectories and trajectories.behavior == "refreshed":
+            raise key_error(
+                f"objective {objective.name!r} weighs completions by the policy that sampled them "
+                f"(initial_value: importance), which `refreshed` replaces; write recorded",
+                "data.trajectories.behavior",
+                f"trainer.objective.{objective.name}.initial_value",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _generators(self) -> Config:
+        interruption = self.generator.interruption
+        if interruption and self.pipeline.l_max <= interruption.after[1]:
+            raise key_error(
+                f"thoughts are interrupted after up to {interruption.after[1]:,} tokens, and "
+                f"completions end at l_max {self.pipeline.l_max:,}: raise l_max by answer_tokens "
+                f"({interruption.answer_tokens:,}) and the tokens of the text",
+                "generator.interruption",
+                "pipeline.l_max",
+            )
+        trajectories, groups = self.data.trajectories, self.pipeline.groups_per_batch
+        if trajectories and self.sampled_groups == groups:
+            raise key_error(
+                f"share {trajectories.share:g} of a batch of {groups} groups is less than half a "
+                f"group: raise it, or pipeline.n_batch",
+                "data.trajectories.share",
+                "pipeline.n_batch",
+            )
+        if not self.generator.workers and self.generates:
+            raise key_error(
+                "workers 0: completions are sampled for training (data.trajectories.share below "
+                "1) or for evaluations (data.eval, evaluation.also); give at least one, or set "
+                "data.eval to null",
+                "generator.workers",
+                "data.eval",
+            )
+        groups = self.pipeline.n_async // self.pipeline.group_size
+        if groups < self.generator.workers:
+            raise key_error(
+                f"{self.generator.workers} workers share {groups} groups (pipeline: n_async "
+                f"{self.pipeline.n_async} / group_size {self.pipeline.group_size}); raise n_async",
+                "generator.workers",
+                "pipeline.n_async",
+                "pipeline.group_size",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks(self) -> Config:
+        minibatch = self.pipeline.minibatch
+        if minibatch < self.trainer.ranks:
+            raise key_error(
+                f"{self.trainer.ranks} ranks share a minibatch of {minibatch} completions, so that "
+                f"some have nothing to do; change one of them",
+                "trainer.ranks",
+                "pipeline.n_minibatch",
+                "pipeline.n_batch",
+            )
+        gpus = self.placement.trainer.gpus
+        if self.trainer.ranks > 1 and self.trainer.device.startswith("cuda") and (gpus or 1) < 1:
+            raise key_error(
+                f"gpus {gpus:g} lets ranks share a GPU, which NCCL cannot do; give each rank of "
+                f"the trainer 1, or leave it out",
+                "placement.trainer.gpus",
+                "trainer.ranks",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _judged(self) -> Config:
+        unjudged = [n for n, domain in self.verifier.domains.items() if domain.verifier is None]
+        if self.pipeline.diversity == "correctness" and unjudged:
+            raise key_error(
+                f"correctness: nothing judges it in domain {unjudged[0]!r}, so that all its groups "
+                f"would be dropped; write diversity: rewards, or name a verifier",
+                "pipeline.diversity",
+                f"verifier.domains.{unjudged[0]}.verifier",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Config:
+        names = [stage.name for stage in self.stages]
+        first_update = 0
+        for number, stage in enumerate(self.stages):
+            path = f"stages.{number}"
+            if names.count(stage.name) > 1:
+                raise key_error(f"two stages are named {stage.name!r}; rename one", f"{path}.name")
+            objective = self.trainer.objective.name
+            if stage.eps_high is not None and objective != "magistral":
+                raise key_error(
+                    f"objective {objective!r} does not read it; leave it out", f"{path}.eps_high"
+                )
+            is_last = number == len(names) - 1
+            if is_last and stage.until is not None:
+                raise key_error(
+                    "leave it out: the last stage lasts until pipeline.updates", f"{path}.until"
+                )
+            if not is_last and stage.until is None:
+                raise key_error(f"not given; say when stage {stage.name!r} ends", f"{path}.until")
+            if first_update >= self.pipeline.updates:
+                raise key_error(
+                    f"stage {stage.name!r} would never begin: the stages before it take "
+                    f"{first_update} updates, and pipeline.updates is {self.pipeline.updates}; "
+                    f"raise pipeline.updates",
+                    path,
+                    "pipeline.updates",
+                )
+            first_update += (stage.until.updates or 0) if stage.until else 0
+            try:
+                at = self._in_stage(stage)
+            except ValidationError as error:
+                raise stage.located(error, path) from None
+            if stage.until and stage.until.updates is None and not at.sampled_groups:
+                raise key_error(
+                    "all completions are trajectories from elsewhere (data.trajectories.share), so "
+                    "that it would never be reached; end the stage after a number of `updates`",
+                    f"{path}.until",
+                    "data.trajectories.share",
+                )
+        return self
+
+    def resolved_arithmetic(self) -> dict[str, str]:
+        """Sizes that follow from the config, as text; printed at the start of a run."""
+        p = self.pipeline
+        staleness_bound = p.n_batch * (p.max_staleness + 1)
+        return {
+            "prompts a batch": f"{p.groups_per_batch} × {p.group_size} completions",
+            "optimizer steps an update": f"{p.n_batch // p.minibatch}",
+            "policies a sequence spans": f"about {p.n_async / p.n_batch:.1f} (n_async / n_batch)",
+            "in flight at most": f"{min(p.n_async, staleness_bound)} completions"
+            + (" (by max_staleness)" if p.n_async > staleness_bound else ""),
+            "staleness at most": f"{p.max_staleness} versions"
+            + (" (synchronous)" if p.max_staleness == 0 else ""),
+        }
+
+
+def load_config(path: str | Path, overrides: Sequence[str] | None = None) -> Config:
+    """Read the config of a training run; see `load_section`."""
+    return load_section(Config, path, overrides)

@@ -1,0 +1,169 @@
+"""`data`: problem sources, and which of their problems are used."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tramontane.config.prompt import PromptConfig
+from tramontane.config.section import Section, key_error
+from tramontane.config.trajectories import TrajectoriesConfig
+
+Language = Literal["en", "fr", "es", "it", "de", "zh", "ru"]
+ProblemKind = Literal["sums", "stories", "programs"]
+LANGUAGES: tuple[Language, ...] = ("en", "fr", "es", "it", "de", "zh", "ru")
+
+
+class PlaygroundConfig(Section):
+    """Problems that `playground:` generates; see docs/playground.md."""
+
+    levels: tuple[int, int] = (1, 8)
+    """Easiest and hardest level, inclusive, from 1 to 8."""
+    languages: tuple[Language, ...] = LANGUAGES
+    """Languages of the statements, drawn uniformly. The default is the paper's seven."""
+    kinds: tuple[ProblemKind, ...] = ("sums", "stories")
+    """Kinds of problems, drawn uniformly: arithmetic, word problems, small Python programs."""
+
+    @model_validator(mode="after")
+    def _levels(self) -> PlaygroundConfig:
+        low, high = self.levels
+        if not 1 <= low <= high <= 8:
+            raise key_error(
+                f"levels {low}–{high} must lie within 1–8, the lower one first", "levels"
+            )
+        return self
+
+
+class TooHard(Section):
+    """When problems that are never solved rest, and for how long."""
+
+    after: int = Field(ge=1)
+    """Consecutive visits without a correct completion after which a problem rests. The paper gives
+    no number."""
+    return_after: Annotated[int, Field(ge=1)] | Literal["stage"] = "stage"
+    """Updates that a problem rests, or `stage`: until the next stage begins. A problem that is
+    again unsolved when it returns rests again immediately."""
+
+
+class CurriculumConfig(Section):
+    """Rules that remove a problem from training based on its results in this run; see
+    docs/curriculum.md. The paper removes solved problems and adds harder ones, but gives no
+    rule."""
+
+    retire_after: int | None = Field(None, ge=1)
+    """Consecutive visits solved by the whole group after which a problem is retired. null: problems
+    are never retired."""
+    too_hard: TooHard | None = None
+    """Rest for problems that no completion solves. null: no problem rests."""
+
+
+LayoutName = Literal[
+    "verl",
+    "numina",
+    "big_math",
+    "intellect3",
+    "dolci",
+    "gpqa",
+    "livecodebench",
+    "deepcoder_lcb",
+    "olympiadbench",
+    "humaneval",
+    "mbpp",
+    "ifeval",
+    "ifeval_loose",
+    "bfcl",
+]
+
+
+class NamedSetConfig(Section):
+    """A dataset with a short name, for `data.train`, `data.eval` and `evaluation.also`; see
+    docs/data.md."""
+
+    source: str
+    """A file, as for `data.train`, or a Hugging Face dataset (`NAME` or `NAME#SUBSET`)."""
+    split: str = "train"
+    """Split of a Hugging Face dataset."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields, like `data.fields`, which does not apply to named sets."""
+    domain: str | None = None
+    """Domain of all rows, like `data.domain`, which does not apply to named sets."""
+    layout: LayoutName | None = None
+    """Public layout that needs more than a renaming of fields, e.g. `verl`. null: the rows have the
+    fields of docs/data.md, under the names in `fields`."""
+
+
+class DataConfig(PromptConfig):
+    """Problem sources for training and evaluation, the prompts made from the problems, and the
+    selection of problems by pass rate."""
+
+    train: str = "playground:"
+    """Source of training problems: `playground:`, `reasoning_gym:NAME`, a file (JSON lines, a JSON
+    array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
+    short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
+    eval: str | None = "playground:"
+    """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of a row's fields, where they differ from a Problem's, e.g. `{problem: question}`."""
+    eval_fields: dict[str, str] | None = None
+    """Names of a row's fields in `eval`. null: the same as `fields`."""
+    sets: dict[str, NamedSetConfig] = Field(default_factory=dict)
+    """More short names of datasets, e.g. `mine: {source: me/my-set, fields: {answer: a}}`."""
+    domain: str | None = None
+    """Domain of all rows of files and datasets, a name in `verifier.domains`. null: the domain
+    named in the row; without one, `code` for a row with tests, else `math`."""
+    split: str = "train"
+    """Split of a Hugging Face dataset to train on. Files have no splits."""
+    eval_split: str = "test"
+    """Split of a Hugging Face dataset to evaluate on."""
+    limit: int | None = Field(None, ge=1)
+    """Maximum number of training problems, evenly spaced over the source. A generated source with a
+    limit is a fixed set of that many problems. null: no limit."""
+    shuffle: bool = True
+    """Shuffle a finite source anew each epoch, by the seed. false: keep the source's order."""
+    max_prompt_tokens: int | None = Field(None, ge=1)
+    """Longest accepted prompt, in tokens; the model's context less `pipeline.l_max` is a further
+    limit. null: 1,024 for a finite source; for an endless source 256, or the longest of its first
+    256 prompts."""
+    overlong_prompts: Literal["refuse", "drop"] = "refuse"
+    """Problems whose prompt exceeds the limit: `refuse` to start, and report their number, or
+    `drop` them from training and evaluation."""
+    eval_overlap: Literal["warn", "refuse", "drop", "ignore"] = "warn"
+    """Training problems with the same or nearly the same statement as an evaluation problem: `warn`
+    about them, `refuse` to start, `drop` them from training, or `ignore` them without a search.
+    Endless sources are not searched."""
+    min_pass_rate: float | None = Field(None, ge=0, le=1)
+    """Lowest pass rate of problems to use, inclusive. null: no lower bound. Requires a finite
+    source. The paper does not give its thresholds."""
+    max_pass_rate: float | None = Field(None, ge=0, le=1)
+    """Highest pass rate of problems to use, inclusive. null: no upper bound. Requires a finite
+    source. The paper does not give its thresholds."""
+    pass_rate: Literal["recorded", "running"] = "recorded"
+    """Pass rate used to select problems: `recorded` in the problem's row (`pass_rate`, as curation
+    writes it), or `running`: measured in this run so far, or recorded for a problem not yet
+    visited."""
+    pass_rates: str | None = None
+    """Another run's `problems.jsonl`, whose pass rates replace those in the rows, by problem id."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """Rules that retire solved problems and rest problems that are too hard."""
+    playground: PlaygroundConfig = Field(default_factory=PlaygroundConfig)
+    """Problems that `playground:` generates."""
+    trajectories: TrajectoriesConfig | None = None
+    """Recorded completions that batches are partly filled with. null: the run samples all of its
+    completions."""
+
+    @property
+    def selects(self) -> bool:
+        """True if problems are selected by pass rate."""
+        return self.min_pass_rate is not None or self.max_pass_rate is not None
+
+    @model_validator(mode="after")
+    def _range(self) -> DataConfig:
+        low, high = self.min_pass_rate, self.max_pass_rate
+        if low is not None and high is not None and low > high:
+            raise key_error(
+                f"min_pass_rate {low:g} is above max_pass_rate {high:g}: swap them",
+                "min_pass_rate",
+                "max_pass_rate",
+            )
+        return self

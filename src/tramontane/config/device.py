@@ -1,0 +1,143 @@
+"""Names of models and devices, and the default number type of a device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator
+
+from tramontane.errors import InputError
+from tramontane.models.names import find_weights
+
+CPU_DTYPE = "TRAMONTANE_CPU_DTYPE"
+_ISA_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # they limit oneDNN's instructions
+_CPUINFO = Path("/proc/cpuinfo")
+_PROBE_SECONDS = 0.25  # for each number type
+_FASTER = 1.2  # speed-up that makes bfloat16 worth its rounding
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", name):
+        raise ValueError(f"{name!r} is not a device; write cpu, cuda, cuda:N or mps")
+    return name
+
+
+def _model(name: str) -> str:
+    try:
+        return find_weights(name)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+
+
+# A run's folder is replaced by that of its newest weights, so that a resumed run starts from the
+# same weights.
+Model = Annotated[str, AfterValidator(_model)]
+
+Device = Annotated[str, AfterValidator(_device)]
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+
+
+class NumberType(NamedTuple):
+    """The number type that suits a device, and why."""
+
+    dtype: Literal["float32", "bfloat16"]
+    reason: str
+
+
+def resolve_dtype(dtype: Dtype, device: str) -> Dtype:
+    """`dtype`, with `auto` replaced by the device's number type."""
+    return dtype if dtype != "auto" else number_type(device).dtype
+
+
+def number_type(device: str) -> NumberType:
+    """The number type that `auto` stands for on a device.
+
+    Raises:
+        ValueError: the environment variable TRAMONTANE_CPU_DTYPE is neither type.
+    """
+    if device.startswith("cuda"):
+        return NumberType("bfloat16", "a CUDA device")
+    if device == "mps":
+        return NumberType("float32", "Apple's GPU")
+    given = os.environ.get(CPU_DTYPE)
+    if given is None:
+        return _cpu_number_type()
+    if given not in ("float32", "bfloat16"):
+        raise ValueError(f"{CPU_DTYPE}={given!r} in the environment: write float32 or bfloat16")
+    return NumberType(given, f"{CPU_DTYPE} in the environment")  # type: ignore[arg-type]
+
+
+def slow_dtype(key: str, dtype: Dtype, device: str) -> str:
+    """A warning if `key` names the slower number type of a CPU, else an empty text."""
+    fast = number_type(device)
+    if device != "cpu" or dtype in ("auto", fast.dtype) or CPU_DTYPE in os.environ:
+        return ""
+    rates = matrix_rates()
+    return (
+        f"{key}: {dtype} is slow here, {rates[fast.dtype] / rates[dtype]:.1f} times as slow as "
+        f"{fast.dtype} in matrix products ({fast.reason}); leave the key out, or write auto"
+    )
+
+
+@cache
+def _cpu_number_type() -> NumberType:
+    """Decided from the processor's flags where they are conclusive, else by a probe. Torch is
+    imported only for the probe, so that a wrong key is refused quickly.
+    """
+    flags = _flags() if platform.machine() in ("x86_64", "aarch64") else set()
+    if not flags or any(name in os.environ for name in _ISA_LIMITS):
+        return _probe("a processor whose instructions are not known")
+    if native := flags & {"amx_bf16", "avx512_bf16", "bf16"}:
+        return NumberType("bfloat16", f"the processor has {' and '.join(sorted(native))}")
+    if "avx512f" in flags:
+        return _probe("AVX-512 without bfloat16")
+    # The Arm kernels and AVX2 convert every number back and forth.
+    return NumberType("float32", "this processor has no bfloat16 instructions, which are emulated")
+
+
+def _flags() -> set[str]:
+    """Instructions of the first processor; empty where the system does not list them."""
+    if not _CPUINFO.is_file():
+        return set()
+    lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {
+        flag
+        for line in lines
+        if line.lower().startswith(("flags", "features"))
+        for flag in line.partition(":")[2].split()
+    }
+
+
+def _probe(why: str) -> NumberType:
+    import torch
+
+    if platform.machine() == "x86_64" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return NumberType("float32", "oneDNN has no bfloat16 kernels for this processor")
+    rates = matrix_rates()
+    ratio = rates["bfloat16"] / rates["float32"]
+    measured = f"{why}: bfloat16 {ratio:.1f} times as fast as float32 in matrix products"
+    return NumberType("bfloat16" if ratio >= _FASTER else "float32", measured)
+
+
+@cache
+def matrix_rates() -> dict[str, float]:
+    """Matrix products a second of this thread, in each number type; measured for half a second."""
+    import torch
+
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        a, b = (torch.ones(256, 256, dtype=getattr(torch, dtype)) for _ in range(2))
+        a @ b  # the first product builds the kernel
+        count, began = 0, time.perf_counter()
+        while not count or time.perf_counter() - began < _PROBE_SECONDS:
+            a @ b
+            count += 1
+        found[dtype] = count / (time.perf_counter() - began)
+    return found

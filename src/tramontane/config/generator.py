@@ -1,0 +1,114 @@
+"""`generator`: sampling of completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from tramontane.config.device import Device, Dtype, resolve_dtype
+from tramontane.config.resume import Fixed
+from tramontane.config.section import Section, key_error
+
+Stop = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]  # a text, or a token id
+
+GPU_MEMORY_SHARE = 0.9  # of a GPU, for the generators on it
+
+
+class VllmConfig(Section):
+    """vLLM, which `generator.kind: vllm` runs in its own environment and process."""
+
+    python: str | None = None
+    """Interpreter of an environment with vLLM. null: the environment variable
+    TRAMONTANE_VLLM_PYTHON, or `.venv-vllm/bin/python`, which `tramontane vllm` sets up."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Number of GPUs that each generator's model is split over."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Additional arguments of vLLM's engine, e.g. `gpu_memory_utilization: 0.6`."""
+
+    @field_validator("engine_args")
+    @classmethod
+    def _no_code(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("trust_remote_code"):
+            raise ValueError("trust_remote_code: code of a checkpoint is never run; leave it out")
+        return arguments
+
+
+class InterruptionConfig(Section):
+    """Interruption of long thoughts in training (ScaleRL, arXiv 2510.13786); see
+    docs/generation.md."""
+
+    after: tuple[Annotated[int, Field(ge=1)], int]
+    """Minimum and maximum number of tokens after which the thoughts of a completion are
+    interrupted; drawn from its seed. ScaleRL: 10k to 12k."""
+    answer_tokens: int = Field(2048, ge=1)
+    """Maximum number of tokens after an interruption. The default is ScaleRL's."""
+    text: str = "\nTime is up. I stop thinking here and give my final answer.\n"
+    """Sentence that ends the thoughts; the closing thinking tag follows. Ours."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> InterruptionConfig:
+        if self.after[0] > self.after[1]:
+            raise key_error(f"after {list(self.after)}: give the lower number first", "after")
+        return self
+
+
+class GeneratorConfig(Section):
+    """Sampling of completions; see docs/generation.md."""
+
+    kind: Literal["slots", "vllm"] = "slots"
+    """Engine: the embedded slot engine, or vLLM."""
+
+    temperature: Annotated[float, Fixed("completions under way were sampled at it")] = Field(
+        1.0, gt=0
+    )
+    """Sampling temperature in training. The paper: 0.7 (Medium), 1.0 (Small)."""
+    dtype: Dtype = "auto"
+    """Number type of weights, keys and values. auto: as in `trainer.dtype`."""
+    stop: tuple[Stop, ...] = ()
+    """Texts and token ids that end a completion, in addition to the model's EOS tokens; e.g.
+    `["<|im_end|>"]`, or `["\\n\\nTask:"]` for a base model. The stop's tokens were sampled, so they
+    are trained on; the graded text ends before the stop. A text that is one of the tokenizer's
+    added tokens means that token."""
+    kv_cache: Literal["keep", "recompute"] = "keep"
+    """What to do with the keys and values of sequences in flight after a weight update: `keep` them
+    (the paper's choice), or `recompute` them under the new weights."""
+    steps_per_call: int = Field(8, ge=1)
+    """Maximum number of decode steps between checks for messages, and so the longest delay of a
+    weight update."""
+    prefill_tokens: int = Field(4096, ge=1)
+    """Prompt tokens per prefill forward. A longer prompt gets its own forward."""
+    workers: int = Field(1, ge=0)
+    """Number of generators, which share `pipeline.n_async`. 0: for a run on recorded trajectories
+    alone (`data.trajectories.share: 1`) without evaluations."""
+    device: Device = "cpu"
+    """Device of each generator: cpu, cuda, cuda:N or mps."""
+    slots: int | None = Field(None, ge=1)
+    """Maximum number of completions that each generator decodes at once; the rest of
+    `pipeline.n_async` wait in its queue. Memory may allow fewer. null: a generator's share of
+    n_async."""
+    kv_cache_mib: int | None = Field(None, ge=1)
+    """Memory limit of keys and values of all generators, in MiB, which limits how many completions
+    are decoded at once. A stage whose longest sequence does not fit is refused before the run
+    starts. null: `gpu_memory_utilization` on a CUDA device, else no limit."""
+    gpu_memory_utilization: float | None = Field(None, gt=0, le=1)
+    """Share of a CUDA device's memory for the weights, keys and values of one generator, if
+    `kv_cache_mib` is null. null: 0.9, divided by the number of workers (trainer included) that
+    share the device in one process; on Ray, 0.9 of the generator's fraction of a GPU."""
+    staging: Literal["device", "host"] = "device"
+    """Memory that receives the next version of the weights: the generator's `device`, which then
+    holds the weights twice, or the `host`'s, which makes a swap as slow as the bus. No effect on a
+    CPU."""
+    cuda_graphs: bool = True
+    """Record decode steps once and replay them, on CUDA devices. No effect on a CPU."""
+    interruption: Annotated[
+        InterruptionConfig | None, Fixed("completions under way were handed out with it")
+    ] = None
+    """Interruption of long thoughts in training. null: completions end at `pipeline.l_max`."""
+    vllm: VllmConfig = Field(default_factory=VllmConfig)
+    """vLLM's environment and arguments."""
+
+    @model_validator(mode="after")
+    def _resolve_dtype(self) -> GeneratorConfig:
+        self.dtype = resolve_dtype(self.dtype, self.device)
+        return self

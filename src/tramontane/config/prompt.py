@@ -1,0 +1,85 @@
+"""Settings of the text around each problem, shared by every command that prompts a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, field_validator
+
+from tramontane.config.section import Section, nearest
+
+
+def _distinct(pair: tuple[str, str]) -> tuple[str, str]:
+    opening, closing = pair
+    if opening in closing or closing in opening:
+        raise ValueError(f"{opening!r} and {closing!r}: neither tag may contain the other")
+    return pair
+
+
+_Tag = Annotated[str, Field(min_length=1, pattern=r"^\S(.*\S)?$")]
+TagPair = Annotated[tuple[_Tag, _Tag], AfterValidator(_distinct)]
+
+# Arguments of `apply_chat_template` that are set by the package.
+_RESERVED = ("tokenize", "add_generation_prompt", "continue_final_message")
+
+
+def _text_of(value: str, what: str) -> str:
+    """The text of the file that `value` names, or `value`."""
+    path = Path(value).expanduser() if len(value) < 1024 and "\n" not in value else None
+    if path is None or not path.is_file():
+        return value
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{value}: not {what} in UTF-8 ({error})") from None
+
+
+def _system_text(value: str | None) -> str | None:
+    if value is None or value == "magistral":
+        return value
+    text = _text_of(value, "a text")
+    if text is value and not re.search(r"\s", value):
+        if re.search(r"\.(txt|md|jinja2?|j2)$|^(\.\.?|~)/|^/.+/", value):
+            raise ValueError(f"{value}: no such file, and too short for a text; check the path")
+        if nearest(value.lower(), ["magistral"]):
+            raise ValueError(f"{value!r} looks like a misspelling: did you mean 'magistral'?")
+    return text
+
+
+def _template_text(value: str | None) -> str | None:
+    text = value and _text_of(value, "a template")
+    if text and "{" not in text:
+        fault = "no such file" if text is value else "not a Jinja template (nothing in braces)"
+        raise ValueError(f"{value}: {fault}; give the file of a chat template, e.g. chat.jinja")
+    return text
+
+
+class PromptConfig(Section):
+    """Text around each problem: system prompt, chat template, start of the response."""
+
+    system_prompt: Annotated[str | None, AfterValidator(_system_text)] = None
+    """System prompt: `magistral` (the paper's instruction, in our wording), a text, or a text file.
+    null: the default of the model's chat template."""
+    chat_template: Annotated[str | None, AfterValidator(_template_text)] = None
+    """Jinja chat template that replaces the tokenizer's: a file, or the template itself. It is
+    stored in the run's config and checkpoints. null: the tokenizer's."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, e.g. `{enable_thinking: false}` for Qwen3. A variable that
+    the template does not read is refused."""
+    response_prefix: str = ""
+    """Start of every response, e.g. `<think>`. It is appended to the prompt: graded as part of the
+    response, but never trained on. Not needed if the chat template writes the opening thinking
+    tag."""
+
+    allow_special_tokens: bool = False
+    """Treat special tokens in the text of rows (`<|im_end|>`) as control tokens, like those of the
+    chat template. false: they are plain text, which cannot end or begin a turn."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _free(cls, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if taken := [name for name in _RESERVED if name in kwargs]:
+            raise ValueError(f"{', '.join(taken)} cannot be set; remove it")
+        return kwargs

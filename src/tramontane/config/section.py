@@ -1,0 +1,270 @@
+"""Sections of configuration, read from YAML and `key=value` overrides.
+
+All problems of a file or an override are one `InputError` with lines `FILE: KEY: message`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from tramontane.errors import InputError
+
+
+class Section(BaseModel):
+    """A group of keys. The docstring under each key describes it to `tramontane config`."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+S = TypeVar("S", bound=Section)
+MAX_VALUES = 1_000_000  # in a YAML file, with aliases expanded
+_SEALED = re.compile(rb"# Written by tramontane; sha256 of what follows: ([0-9a-f]{64})\n")
+_BETWEEN_KEYS = "between_keys"  # the pydantic error type of `key_error`
+
+
+def key_error(message: str, *keys: str) -> ValidationError:
+    """An error for validators that check keys against each other.
+
+    Args:
+        message: the contradiction and its remedy.
+        keys: dotted paths of the contradictory keys, relative to the section whose validator
+            raises. The error is reported at the first.
+    """
+    kind = PydanticCustomError(_BETWEEN_KEYS, "{message}", {"message": message, "keys": keys})
+    details = InitErrorDetails(type=kind, loc=_location(keys[0]), input=None)
+    return ValidationError.from_exception_data("configuration", [details])
+
+
+def keys_in_error(error: Mapping[str, Any]) -> list[str]:
+    """Dotted paths of all keys that an item of `ValidationError.errors()` involves.
+
+    The key that the error is reported at comes first.
+    """
+    location = error["loc"]
+    if error["type"] != _BETWEEN_KEYS:
+        return [_path(location)]
+    keys = error["ctx"]["keys"]
+    parent = location[: len(location) - len(_location(keys[0]))]
+    return [_path((*parent, *_location(key))) for key in keys]
+
+
+def load_section(cls: type[S], path: str | Path, overrides: Sequence[str] | None = None) -> S:
+    """Read a YAML file into `cls`, with `key.sub=value` overrides on top.
+
+    Raises:
+        InputError: no such file, invalid YAML, an unknown key (with the nearest valid key), a value
+            of the wrong type, or contradictory sizes.
+    """
+    return parse_settings(cls, read_settings(path), overrides or [], str(path))
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The keys and values of a YAML file, unchecked.
+
+    Raises:
+        InputError: no such file, invalid YAML, no keys and values, or a file from `sealed` that was
+            cut or edited.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such config file")
+    text = path.read_bytes()
+    found = _SEALED.match(text)
+    if found and hashlib.sha256(text[found.end() :]).hexdigest() != found[1].decode():
+        raise InputError(
+            f"{path}: cut short, damaged or edited: it is not what was written (checksum). "
+            f"Restore it from a copy. To change keys of a run, give them on the command line "
+            f"(--resume RUN key=value); to use an edited copy as a config, delete its first line"
+        )
+    raw = read_yaml(text, str(path)) or {}
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: the file must hold keys and values, not a {type(raw).__name__}")
+    return raw
+
+
+def read_yaml(text: str | bytes, where: str) -> Any:
+    """The value of a YAML text; `where` names the source in errors.
+
+    Raises:
+        InputError: invalid YAML, nested too deeply, or more than `MAX_VALUES` values.
+    """
+    try:
+        value = yaml.safe_load(text)
+        values, count = [value], 0
+        while values:
+            found = values.pop()
+            if (count := count + 1) > MAX_VALUES:
+                raise ValueError(f"more than {MAX_VALUES:,} values")
+            if isinstance(found, dict):
+                values += found.values()
+            elif isinstance(found, list):
+                values += found
+    except RecursionError:
+        raise InputError(f"{where}: not valid YAML: nested too deeply") from None
+    # For scalars such as `!!timestamp x` or a date in month 13, PyYAML raises whatever its
+    # constructors raise.
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: not valid YAML: {error}") from None
+    return value
+
+
+def sealed(section: Section) -> str:
+    """A section with all its keys as YAML, after a line with the text's checksum, which
+    `read_settings` checks."""
+    text = yaml.safe_dump(section.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f"# Written by tramontane; sha256 of what follows: {digest}\n{text}"
+
+
+def check_complete(cls: type[Section], path: Path) -> None:
+    """Check that a file from `sealed` is intact; if its first line was removed, check that no key
+    is missing, since it would get its default.
+
+    Raises:
+        InputError: it is not; or see `read_settings`.
+    """
+    raw = read_settings(path)
+    if not _SEALED.match(path.read_bytes()) and (missing := _missing_key(cls, raw)):
+        raise InputError(
+            f"{path}: cut short or edited: {missing} is missing, and would get its default; "
+            f"restore the file from a copy"
+        )
+
+
+def _missing_key(cls: type[Section], raw: Mapping[str, Any]) -> str | None:
+    """The first key of a section, or of those below it, that a file lacks."""
+    for name, field in cls.model_fields.items():
+        if name not in raw:
+            return name
+        below, value = subsection(field.annotation), raw[name]
+        if get_origin(field.annotation) is dict or not (below and isinstance(value, dict)):
+            continue
+        if missing := _missing_key(below, value):
+            return f"{name}.{missing}"
+    return None
+
+
+def parse_settings(cls: type[S], raw: dict[str, Any], overrides: Sequence[str], where: str) -> S:
+    """Validate `raw` with `key.sub=value` overrides as `cls`; `where` names the source in errors.
+
+    Raises:
+        InputError: see `load_section`.
+    """
+    for override in overrides:
+        _apply(cls, raw, override)
+    return parse(cls, raw, where)
+
+
+def parse(cls: type[S], raw: dict[str, Any], where: str) -> S:
+    """Validate `raw` as `cls`; `where` names the source in errors.
+
+    Raises:
+        InputError: one line per invalid key.
+    """
+    try:
+        return cls.model_validate(raw)
+    except ValidationError as error:
+        lines = [_explain(cls, dict(details)) for details in error.errors()]
+        raise InputError("\n".join(f"{where}: {line}" for line in lines)) from None
+
+
+def subsection(annotation: Any) -> type[Section] | None:
+    """The section held by a key of this type: directly, `| None`, or as items of a tuple or a
+    mapping."""
+    options = (annotation, *get_args(annotation))
+    return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of `names`, if any is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
+def _location(key: str) -> tuple[int | str, ...]:
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def _path(location: Iterable[int | str]) -> str:
+    return ".".join(map(str, location))
+
+
+def _apply(cls: type[Section], raw: dict[str, Any], override: str) -> None:
+    """Set the key of one `key.sub=value` override in `raw`."""
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"override {override!r}: write it as key=value, e.g. pipeline.updates=10")
+    *parents, last = key.split(".")
+    place: Any = raw
+    for parent in parents:
+        if isinstance(place, list) and parent.isdigit() and int(parent) < len(place):
+            place = place[int(parent)]
+        else:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict | list):
+            raise InputError(f"override {override!r}: {parent} is a value, not a section")
+    if not isinstance(place, dict):
+        raise InputError(f"override {override!r}: {'.'.join(parents)} is a list, not a section")
+    # YAML 1.1 reads 1e-4 as a string; pydantic turns the string into a float.
+    parsed = read_yaml(value, f"override {override!r}: the value")
+    # YAML reads `playground:` as a mapping, 123 as a number and off as a boolean.
+    is_text = not isinstance(parsed, str | None) and _takes_only_text(cls, key.split("."))
+    place[last] = value if is_text else parsed
+
+
+def _takes_only_text(cls: type[Section], keys: list[str]) -> bool:
+    """True if the key at this path holds text, or text or null, and nothing else."""
+    annotation: Any = cls
+    for key in keys:
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields.get(key)
+            annotation = field.annotation if field else None
+        else:
+            return False
+    if get_origin(annotation) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(annotation))
+    return annotation is str or set(get_args(annotation)) == {str, type(None)}
+
+
+def _explain(cls: type[Section], error: dict[str, Any]) -> str:
+    """`KEY: message` for an item of `ValidationError.errors()`."""
+    location, kind = error["loc"], error["type"]
+    key = _path(location)
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_suggestion(cls, location)}"
+    if kind != _BETWEEN_KEYS and error["input"] is None:
+        return f"{key}: not given; set it in the file, or as key=value"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
+def _suggestion(cls: type[Section], location: tuple[int | str, ...]) -> str:
+    """The valid key nearest to the unknown key at `location`, with its description."""
+    parent, names_entry = cls, False
+    for part in location[:-1]:
+        if isinstance(part, int) or names_entry:
+            names_entry = False  # a place in a list or a mapping, whose items have one type
+            continue
+        annotation = parent.model_fields[part].annotation
+        found = subsection(annotation)
+        assert found, "only sections forbid unknown keys"
+        parent, names_entry = found, get_origin(annotation) is dict
+    if near := nearest(str(location[-1]), parent.model_fields):
+        description = first_sentence(parent.model_fields[near].description or "")
+        return f"did you mean {near!r}? {description}"
+    return f"valid keys: {', '.join(sorted(parent.model_fields))}"

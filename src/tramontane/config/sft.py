@@ -1,0 +1,198 @@
+"""Supervised fine-tuning: a separate run, or the `cold_start` of a training run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tramontane.config.data import PlaygroundConfig
+from tramontane.config.device import Device, Dtype, Model
+from tramontane.config.lora import LoraConfig
+from tramontane.config.objectives import ObjectiveConfig
+from tramontane.config.prompt import PromptConfig, TagPair
+from tramontane.config.section import Section
+from tramontane.config.trainer import TrainerConfig
+
+NEW_MODEL_RATE = 2e-3  # learning rate of weights that were never trained
+
+
+class NewModelConfig(Section):
+    """A model with random initial weights and a new tokenizer."""
+
+    model_type: str = "llama"
+    """Architecture, as `model_type` in a Hugging Face config."""
+    vocab_size: int = Field(2048, ge=512)
+    """Vocabulary size of the tokenizer."""
+    tokenizer_examples: int = Field(20000, ge=1)
+    """Number of generated examples to train the tokenizer on."""
+    architecture: dict[str, Any] = Field(default_factory=dict)
+    """Sizes, named as in the architecture's Hugging Face config, e.g. `hidden_size`."""
+
+
+class MixtureConfig(Section):
+    """Frequencies of styles and flaws in generated traces. The paper has no such data."""
+
+    work: float = 0.35
+    """Relative weight of traces that show their steps."""
+    guess: float = 0.57
+    """Relative weight of traces that skip the steps."""
+    ramble: float = 0.08
+    """Relative weight of traces that doubt and repeat steps."""
+    no_box: float = 0.12
+    """Share of traces without a box (for programs: a fenced block) around the answer."""
+    unclosed: float = 0.03
+    """Share of traces without `</think>`."""
+    unopened: float = 0.03
+    """Share of traces without `<think>`."""
+    switch: float = 0.15
+    """Share of non-English traces that change language midway, mostly to English. English traces
+    change a quarter as often."""
+    slip: float = 0.0
+    """Share of worked traces with an error in one step, and hence a wrong answer."""
+    guess_right: float = 0.15
+    """Share of guesses that are correct."""
+
+
+class PlaygroundShare(PlaygroundConfig):
+    """One part of the generated data."""
+
+    share: float = Field(1.0, gt=0)
+    """Size of this part, relative to the other parts and the drills."""
+
+
+class DrillsConfig(Section):
+    """Bare equations among the generated examples, which teach a tiny model to add."""
+
+    share: float = Field(0.0, ge=0)
+    """Size of the drills, relative to the parts under `playground`. 0: no drills."""
+    levels: tuple[int, int] = (1, 4)
+    """Easiest and hardest level of the equations, inclusive."""
+    equations: int = Field(12, ge=1)
+    """Equations per example."""
+
+
+class ExamplesConfig(Section):
+    """Prompts and responses to learn from."""
+
+    train: str = "playground:"
+    """Source: `playground:`, mixed from the parts under `playground`, or a JSONL (also gzip) or
+    Parquet file with `prompt` and `response` in each row."""
+    fields: dict[str, str] = Field(default_factory=dict)
+    """Names of `prompt` and `response` in the rows, if different."""
+    playground: tuple[PlaygroundShare, ...] = (PlaygroundShare(),)
+    """Parts of the generated data."""
+    drills: DrillsConfig = Field(default_factory=DrillsConfig)
+    """Bare equations among the generated examples."""
+    mixture: MixtureConfig = Field(default_factory=MixtureConfig)
+    """Frequencies of styles and failings in generated traces."""
+
+
+class SupervisedConfig(Section):
+    """Supervised fine-tuning of a model before its reinforcement learning. Optimizer and memory
+    keys have the same names as in `trainer`, with different defaults."""
+
+    data: ExamplesConfig = Field(default_factory=ExamplesConfig)
+    """Prompts and responses to learn from."""
+    steps: int = Field(1000, ge=1)
+    """Optimizer steps. The paper trains for 4 epochs (Small)."""
+    batch_tokens: int = Field(16384, ge=1)
+    """Tokens per optimizer step, prompts included; the last example of a step may exceed it."""
+    microbatch_tokens: int = Field(2048, ge=1)
+    """Token budget of one forward and backward pass; a longer example gets its own pass."""
+    max_length: int = Field(1024, ge=2)
+    """Maximum length of a prompt plus its response, in tokens; the model's context is a further
+    limit. Longer examples are skipped, with a warning."""
+    learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of AdamW after warm-up. null: 2e-3 for a new model; for a checkpoint by its
+    size: 1e-3 at 2 million parameters, 1e-4 at 135 million, 1e-5 from 7 billion on; ten times as
+    much with `lora`. The paper does not give it."""
+    warmup_steps: int = Field(100, ge=0)
+    """Steps of linear warm-up."""
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the last
+    step."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of first and second moments."""
+    weight_decay: float = Field(0.01, ge=0)
+    """AdamW's weight decay, on matrices only."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down to it."""
+    dtype: Dtype = "auto"
+    """Number type of forward and backward; weights and moments are always float32. auto: as in a
+    training run's `trainer.dtype`."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number type of the saved weights."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+    activation_offload: bool = False
+    """Keep the activations between blocks in host memory until the backward pass;
+    `gradient_checkpointing` must be true."""
+    compile: bool = False
+    """Compile the model's blocks with torch.compile; needs a C++ compiler on a CPU."""
+    threads: int = Field(1, ge=1)
+    """CPU threads that compute microbatches in parallel, each with its own gradients. 1: one
+    microbatch at a time, on all cores."""
+    ranks: int = Field(1, ge=1)
+    """Processes that share the work and, by FSDP2, the weights and moments."""
+    reduce_gradients: Literal["step", "microbatch"] = "step"
+    """When gradients are reduced over the ranks: once per `step`, or after each `microbatch`, which
+    takes less memory and more time."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters, and save the model with them merged. null: train all weights."""
+    checkpoint_every: int = Field(200, ge=1)
+    """Steps between checkpoints to resume from."""
+    keep_every: int | None = Field(None, ge=1)
+    """Steps between weights that are kept in `checkpoints/step_N` of the result's folder; the last
+    step is kept too. null: only the result is kept."""
+    log_every: int = Field(20, ge=1)
+    """Steps between lines of metrics."""
+    device: Device = "cpu"
+    """Device: cpu, cuda, cuda:N or mps."""
+
+    @model_validator(mode="after")
+    def _checked_as_a_trainer(self) -> SupervisedConfig:
+        self.dtype = self.trainer.dtype
+        return self
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The trainer's config: the keys of the same names, and the objective `sft`."""
+        shared = TrainerConfig.model_fields.keys() & type(self).model_fields.keys()
+        objective = ObjectiveConfig(name="sft")
+        return TrainerConfig(objective=objective, **{key: getattr(self, key) for key in shared})
+
+
+class SFTDataConfig(ExamplesConfig, PromptConfig):
+    """Prompts and responses to learn from, and how prompts are written."""
+
+    thinking_tags: TagPair | None = None
+    """Thinking tags, as in a training run's `verifier.thinking_tags`. Generated responses have
+    them; a file's responses are used unchanged."""
+
+
+class SFTConfig(SupervisedConfig):
+    """A supervised run, as `tramontane sft` reads it. Optimizer and memory keys have the same names
+    as in a training run's `trainer`, with different defaults."""
+
+    name: str = "sft"
+    """Name of the run, for display."""
+    seed: int = 0
+    """Seed of initialisation, generated data and order."""
+    output: str
+    """Folder of the result, in the Hugging Face layout."""
+    model: Model | None = None
+    """Checkpoint to start from, as in a training run's `model`. null: a new model, as described by
+    `new_model`. Exactly one of the two must be set."""
+    tokenizer: Model | None = None
+    """Tokenizer, named like a model. null: the model's own."""
+    new_model: NewModelConfig | None = None
+    """Architecture and tokenizer of a new model. null: the run starts from `model`."""
+    data: SFTDataConfig = Field(default_factory=SFTDataConfig)
+    """Prompts and responses to learn from, and how prompts are written."""
+
+    @model_validator(mode="after")
+    def _new_models_rate(self) -> SFTConfig:
+        if self.new_model is not None and self.learning_rate is None:
+            self.learning_rate = NEW_MODEL_RATE
+        return self

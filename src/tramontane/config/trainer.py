@@ -1,0 +1,145 @@
+"""`trainer`: objective, optimizer and memory use."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tramontane.config.device import Device, Dtype, resolve_dtype
+from tramontane.config.lora import LoraConfig
+from tramontane.config.objectives import ObjectiveConfig
+from tramontane.config.resume import Fixed
+from tramontane.config.section import Section, key_error
+
+# Learning rates of the shipped configs by number of parameters, in ascending order: for
+# reinforcement learning (quickstart, real, gsm8k) and for fine-tuning (judged, real, recipe_small).
+# Interpolated by a power law, and constant beyond the ends.
+_RATES = {
+    "rl": ((1.8e6, 3e-4), (135e6, 2e-5), (500e6, 1e-6)),
+    "sft": ((1.8e6, 1e-3), (135e6, 1e-4), (7e9, 1e-5)),
+}
+LORA_RATE = 10  # a few low-rank weights need larger steps than all weights
+
+_ADAPTERS = Fixed("the optimizer's state belongs to the trained weights")
+
+
+class TrainerConfig(Section):
+    """Optimizer, numerics and memory use of training; see docs/training.md. The paper names neither
+    optimizer nor learning rate."""
+
+    learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of AdamW after warm-up. null: by the model's size: 3e-4 at 2 million
+    parameters, 2e-5 at 135 million, 1e-6 from 500 million on; ten times as much with `lora`. The
+    paper does not give it."""
+    warmup_steps: int = Field(0, ge=0)
+    """Updates of linear warm-up. The paper does not give it."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after warm-up: `constant`, or a `linear` or `cosine` decay to 0 at the end of
+    the run. The paper does not give it."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of first and second moments. The paper does not give them."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay, on matrices only. The paper does not give it."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradient norm above which gradients are scaled down to it. The paper does not give it."""
+    max_nonfinite_steps: int = Field(5, ge=1)
+    """Consecutive optimizer steps with a non-finite gradient (inf or NaN) after which the run ends.
+    Each such step is skipped, which leaves weights and moments unchanged."""
+    dtype: Dtype = "auto"
+    """Number type of forward and backward. `bfloat16` computes in a copy of the weights; weights,
+    moments and log-probs are always float32. auto: bfloat16 on CUDA devices and on CPUs with
+    bfloat16 instructions, else float32; see docs/generation.md."""
+    microbatch_tokens: int = Field(8192, ge=1)
+    """Token budget of a microbatch (arXiv 2506.10910, section 3.3); a longer sequence gets its own
+    microbatch. The paper does not give it. On a CPU, 2,048 to 4,096 are fastest."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per block and recompute the others in the backward pass: less memory,
+    more time."""
+    activation_offload: bool = False
+    """Keep the activations between blocks in host memory until the backward pass. For long
+    sequences on a GPU; `gradient_checkpointing` must be true."""
+    compile: bool = False
+    """Compile each block with torch.compile. On a CPU a C++ compiler is required."""
+    threads: int = Field(1, ge=1)
+    """CPU threads that compute microbatches in parallel, each with its own gradients (4 bytes per
+    parameter). On Linux, those after the first use cores only while generators leave them idle;
+    elsewhere they share the cores equally. Use small microbatches. Above 1, `device` must be cpu
+    and `ranks` 1."""
+    ranks: int = Field(1, ge=1)
+    """Number of trainer processes, at most `pipeline.n_minibatch`. Above 1, FSDP2 shards weights,
+    gradients and moments over them."""
+    reduce_gradients: Literal["step", "microbatch"] = "step"
+    """When gradients are reduced over the ranks: once per optimizer `step`, for which each rank
+    keeps the whole model's gradients (4 bytes per parameter) if it has several microbatches, or
+    after each `microbatch`, for which it keeps only its share."""
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of a lost trainer from one checkpoint before the run fails. With `placement.kind:
+    thread` only ranks are processes, so `ranks` must be above 1."""
+    device: Device = "cpu"
+    """Device of each rank: cpu, cuda, cuda:N or mps."""
+    parity_tolerance: float | None = Field(None, gt=0)
+    """Largest mean |Δ log-prob| between generator and trainer, in nats, for a run to start. null:
+    1e-3, or 0.05 if either uses bfloat16."""
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    """The loss."""
+    lora: Annotated[LoraConfig | None, _ADAPTERS] = None
+    """Train low-rank adapters. null: train all weights."""
+
+    def peak_rate(self, parameters: int) -> float:
+        """`learning_rate`, or the usual one for a model with this number of parameters."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        rate = usual_rate(parameters, "sft" if self.objective.name == "sft" else "rl")
+        return float(f"{rate * (LORA_RATE if self.lora else 1):.1e}")
+
+    @model_validator(mode="after")
+    def _resolve_dtype(self) -> TrainerConfig:
+        self.dtype = resolve_dtype(self.dtype, self.device)
+        return self
+
+    @model_validator(mode="after")
+    def _threads_are_of_one_cpu(self) -> TrainerConfig:
+        if self.threads > 1 and (self.ranks > 1 or self.device != "cpu"):
+            raise key_error(
+                f"{self.threads} threads need device cpu and ranks 1 (found {self.device} and "
+                f"{self.ranks}); set threads to 1",
+                "threads",
+                "device",
+                "ranks",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _value_network(self) -> TrainerConfig:
+        if "values" in self.objective.options.needs:
+            for key, used in (("lora", self.lora is not None), ("threads", self.threads > 1)):
+                if used:
+                    raise key_error(
+                        f"objective {self.objective.name!r} trains a value network, which does "
+                        f"not work with it; leave it out",
+                        key,
+                        "objective.name",
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _offload_needs_checkpointing(self) -> TrainerConfig:
+        if self.activation_offload and not self.gradient_checkpointing:
+            raise ValueError(
+                "activation_offload keeps the activations between checkpointed blocks: set "
+                "gradient_checkpointing to true"
+            )
+        return self
+
+
+def usual_rate(parameters: int, kind: Literal["rl", "sft"]) -> float:
+    """The usual learning rate for a pre-trained model of this size, from the shipped configs."""
+    known = _RATES[kind]
+    place = bisect(known, (parameters, 0.0))
+    if place in (0, len(known)):
+        return known[max(0, place - 1)][1]
+    (small, high), (large, low) = known[place - 1 : place + 1]
+    return high * (low / high) ** (math.log(parameters / small) / math.log(large / small))

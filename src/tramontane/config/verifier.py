@@ -1,0 +1,148 @@
+"""`verifier`: limits of grading, and weights of the reward."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from tramontane.config.domains import BUILT_IN, DomainConfig, checked_path, with_built_in
+from tramontane.config.prompt import TagPair
+from tramontane.config.resume import MayChange
+from tramontane.config.section import Section, key_error
+from tramontane.types import ThinkingTags
+
+DomainName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*$")]
+
+
+class CustomReward(Section):
+    """A user-defined reward function; see docs/rewards.md."""
+
+    name: str = Field("", pattern=r"^[a-z][a-z0-9_]*$")
+    """Name of the reward in verdicts and metrics: lower-case letters, digits and underscores.
+    Default: the function's name."""
+    function: str
+    """Import path of the function, e.g. `my_rewards.brevity`: of one completion, of a whole group,
+    or of TRL's kind."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """Factor applied to the function's result, which must be between 0 and 1 for a function of one
+    completion. A negative weight makes it a penalty; 0 turns it off."""
+    malformed: bool = False
+    """Also call the function for malformed completions, and add its result to their reward, which
+    is otherwise 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and "name" not in raw and isinstance(raw.get("function"), str):
+            return raw | {"name": raw["function"].rpartition(".")[2]}
+        return raw
+
+    @field_validator("function")
+    @classmethod
+    def _importable(cls, path: str) -> str:
+        return checked_path(path)
+
+
+class RewardConfig(Section):
+    """Weights of the four reward axes (arXiv 2506.10910, section 2.2), and user-defined rewards. A
+    weight of 0 turns an axis off."""
+
+    format: float = Field(0.1, ge=0)
+    """Reward of a well-formed completion. A malformed completion has reward 0 in total, apart from
+    custom rewards with `malformed: true`. The paper: 0.1."""
+    correctness: float = Field(0.9, ge=0)
+    """Reward of a correct completion. The paper: 0.9."""
+    length: float = Field(0.1, ge=0)
+    """Maximum penalty for length, reached at `pipeline.l_max` tokens. The paper: 0.1."""
+    language: float = Field(0.1, ge=0)
+    """Reward if problem, thoughts and answer are in the same language. The paper: 0.1."""
+    code: Literal["all_tests", "fraction"] = "all_tests"
+    """Correctness of a program: 0 or 1, by `all_tests` (the paper's choice), or the `fraction` of
+    tests that pass, which the paper tried without success."""
+    custom: tuple[CustomReward, ...] = ()
+    """User-defined rewards, added to the four axes."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of a verdict's reward."""
+        return ("format", "correctness", "length", "language", *(c.name for c in self.custom))
+
+    @model_validator(mode="after")
+    def _names(self) -> RewardConfig:
+        if twice := {name for name in self.parts if self.parts.count(name) > 1}:
+            raise key_error(
+                f"two rewards are named {min(twice)!r}; rename the custom one", "custom"
+            )
+        return self
+
+
+class MathConfig(Section):
+    """Grading policies of the maths verifier that users may want to change; docs/rewards.md lists
+    all."""
+
+    unevaluated: Literal["right", "wrong"] = "right"
+    r"""Unevaluated arithmetic, such as `17+25` for 42, or `\frac{84}{2}`. `wrong` rejects it unless
+    the reference is unevaluated too."""
+    boxes: Literal["last", "equal"] = "last"
+    """Several boxes in one answer: `last` judges the last one, `equal` rejects boxes that
+    differ."""
+    log: Literal["common", "natural"] = "common"
+    r"""Base of `\log` without a written base: 10 (`common`) or e (`natural`)."""
+    rounded_places: int | None = Field(6, ge=1)
+    """Decimal places that a rounded decimal must have, such as `0.333333` for 1/3. null: rounded
+    decimals are wrong."""
+    explained: Literal["right", "wrong"] = "wrong"
+    """A one-word answer with its reason in the box, such as `Yes, because 7 is prime`. `right`
+    judges the word alone."""
+    unreadable: Literal["wrong", "unscorable"] = "wrong"
+    """Verdict on an answer that differs from an unparseable reference. `unscorable` drops its group
+    from training."""
+
+
+class VerifierConfig(Section):
+    """Limits of grading. Worker processes are killed when they exceed a limit; the completion is
+    then unscorable."""
+
+    thinking_tags: TagPair | None = None
+    """Texts before and after the thoughts of a response, e.g. `["[THINK]", "[/THINK]"]`. The
+    system prompt `magistral` names the same tags. null: the pair that is a pair of tokens of the
+    model's tokenizer (`<think>`, `[THINK]` and others), otherwise `<think>` and `</think>`."""
+    workers: MayChange[int] = Field(1, ge=1)
+    """Number of grading processes."""
+    timeout_s: MayChange[float] = Field(3.0, gt=0)
+    """Time limit of one maths verdict, in seconds. Time spent waiting for a busy processor does not
+    count, up to ten times the limit. The paper does not give it."""
+    memory_mb: MayChange[int] = Field(512, ge=256)
+    """Memory limit of a grading process, in MB of address space. The paper does not give it."""
+    code_timeout_s: MayChange[float] = Field(4.0, gt=0)
+    """Time limit of one test of a program, in seconds. The paper: 4."""
+    code_memory_mb: MayChange[int] = Field(300, ge=16)
+    """Memory limit of one test of a program, in MB. The paper: 300."""
+    code_tests: int = Field(20, ge=1)
+    """Number of tests drawn for a programming problem, the same for all completions of a group; all
+    tests if there are fewer. The paper: 20."""
+    allow_unsandboxed: MayChange[bool] = False
+    """Where no sandbox works, run programs under resource limits alone. false: programs are
+    unscorable there. docs/rewards.md says what an unsandboxed program can do."""
+    math: MathConfig = Field(default_factory=MathConfig)
+    """Policies of the maths verifier."""
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    """Weights of the reward."""
+    domains: dict[DomainName, DomainConfig] = Field(default_factory=lambda: dict(BUILT_IN))
+    """Kinds of tasks by name, which a row's `domain` refers to. `math`, `code`, `instructions` and
+    `calls` are built in; entries with other names are added. See docs/rewards.md."""
+
+    @field_validator("domains", mode="before")
+    @classmethod
+    def _with_built_in(cls, value: Any) -> Any:
+        return with_built_in(value)
+
+    def verifier_of(self, domain: str) -> str | None:
+        """Name or import path of a domain's verifier; None if there is none, or no such domain."""
+        return self.domains[domain].verifier if domain in self.domains else None
+
+    @property
+    def tags(self) -> ThinkingTags:
+        """The configured thinking tags, or `<think>` and `</think>`."""
+        return ThinkingTags.of(self.thinking_tags)

@@ -1,0 +1,483 @@
+"""The controller's side of the generators: their requests, and the tokens known so far.
+
+The controller learns every token within `AHEAD` polls after it is sampled. So when a generator
+dies, its replacement continues the unfinished requests from the tokens that are known, under the
+newest weights (arXiv 2506.10910, section 3, requires only that sequences continue under new
+weights, not in the same generator).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tramontane.config import Config
+from tramontane.controller.interruption import thought_limit
+from tramontane.controller.loads import Loads
+from tramontane.models.weights import Weights
+from tramontane.placement.handle import (
+    GeneratorHandle,
+    Handle,
+    Limit,
+    WorkerLost,
+    answer,
+    call,
+    started,
+)
+from tramontane.types import Completion, Progress, Request, floats, ints
+
+AHEAD = 2  # polls in a worker's mailbox: it runs the next while the controller reads the last
+# With many generators, polls last longer, so that the controller reads at most this many a second
+# in total. One call of a Ray actor takes 0.8 ms of its CPU time.
+POLLS_PER_SECOND = 250
+FEW = 64  # generators whose polls may all be as short as `steps_per_call`
+STARTS = 5  # starts of one generator without a poll in between, after which a run gives up
+
+
+class PooledGenerator:
+    """One generator and its unfinished requests; a lost worker is replaced.
+
+    After the loss, the replacement has the newest weights and the unfinished requests as the
+    controller knows them. Late answers of the lost worker are ignored.
+
+    Args:
+        make: starts the worker, or its replacement.
+        config: timeouts, and what to do with a lost worker's sequences.
+        replaced: called with each loss that leads to a replacement.
+        log_worker: called with the worker's name and facts about it; see `GeneratorPool`.
+        changed: called after each change in the number of unfinished requests.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], GeneratorHandle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
+        log_worker: Callable[..., None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.make, self.config = make, config
+        self.replaced, self.log_worker, self.changed = replaced, log_worker, changed
+        self.handle = make()
+        self.requests: dict[tuple[int, int], Request] = {}  # unfinished, with their tokens so far
+        self.evaluating = 0  # unfinished requests that belong to an evaluation
+        self._ended: list[Completion] = []  # training completions, until `poll` returns them
+        self._evaluated: list[Completion] = []  # until `poll_evaluation` returns them
+        self.generated_tokens, self.busy_seconds = 0, 0.0
+        self._worker_busy_seconds = 0.0  # reported by the current worker at its last poll
+        self._without_work = 0.0  # seconds
+        self._without_work_since: float | None = None  # None while it has requests
+        self._unsent: list[Request] = []
+        self._submitted = asyncio.Event()
+        # Polls submitted to the current worker, each with the requests that it carries.
+        self._polls: deque[tuple[Future[Progress], list[Request]]] = deque()
+        self._weights: tuple[int, Weights] | None = None
+        self._fetched: int | None = None  # the newest version that the worker has fetched
+        self._version: int | None = None  # the weights that sampled the newest tokens
+        self._losses = 0  # workers lost since the last poll
+        self._replacing, self._polling = asyncio.Lock(), asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The worker's name, e.g. `generator 0`; a replacement has the same."""
+        return self.handle.name
+
+    def submit(self, requests: list[Request]) -> None:
+        """Queue requests for the next poll; their tokens grow as they are sampled."""
+        self.requests |= {(r.group, r.index): r for r in requests}
+        self.evaluating += sum(map(_is_evaluation, requests))
+        self._unsent += requests
+        self._submitted.set()
+        self.changed()
+
+    async def started(self) -> None:
+        """Wait until the worker can be called.
+
+        Raises:
+            WorkerLost: the worker cannot be started.
+        """
+        handle = await self._worker()
+        try:
+            await started(handle, Limit.of(self.config.timeouts, "start"))
+        except WorkerLost as lost:
+            await self._replace(handle, lost)
+
+    @property
+    def has_work(self) -> bool:
+        """True while requests are unfinished, or `poll` has completions to return."""
+        return bool(self.requests or self._ended)
+
+    async def work(self) -> None:
+        """Wait until it `has_work`."""
+        while not self.has_work:
+            self._submitted.clear()
+            await self._submitted.wait()
+
+    @property
+    def has_evaluation(self) -> bool:
+        """True while requests of an evaluation are unfinished, or `poll_evaluation` has completions
+        to return."""
+        return bool(self.evaluating or self._evaluated)
+
+    async def poll(self) -> list[Completion]:
+        """Return the training completions that ended; if there are none yet, wait for the next few
+        decode steps. May return none, also if the worker was lost.
+
+        Raises:
+            WorkerLost: the worker cannot be replaced.
+        """
+        if not self._ended:
+            await self._next_poll()
+        ended, self._ended = self._ended, []
+        return ended
+
+    async def poll_evaluation(self) -> list[Completion]:
+        """Like `poll`, for evaluation completions. Either may be called while the other waits: each
+        poll of the worker serves both."""
+        if not self._evaluated:
+            await self._next_poll()
+        ended, self._evaluated = self._evaluated, []
+        return ended
+
+    async def clear(self) -> None:
+        """Drop all unfinished requests."""
+        for future, _ in self._polls:
+            future.cancel()
+        self._polls.clear()
+        self.requests, self._unsent, self._ended, self._evaluated = {}, [], [], []
+        self.evaluating = 0
+        self.changed()
+        await self.ask("start", "cancel_all")
+
+    async def _next_poll(self) -> None:
+        """Take the answer of the oldest poll.
+
+        `AHEAD` polls are always submitted, so that the worker keeps working while one is read here.
+        """
+        async with self._polling:
+            await self._read_poll()
+
+    async def _read_poll(self) -> None:
+        handle = await self._worker()
+        while len(self._polls) < AHEAD:
+            # Copies, since the tokens of the controller's requests grow.
+            requests = [_copy(r) for r in self._unsent]
+            seconds = poll_seconds(self.config)
+            self._polls.append((handle.submit("poll", requests, seconds), self._unsent))
+            self._unsent = []
+        limit, (future, _) = Limit.of(self.config.timeouts, "generation"), self._polls.popleft()
+        try:
+            progress = await answer(handle, "poll", future, limit=limit)
+        except WorkerLost as lost:
+            await self._replace(handle, lost)
+            return
+        if handle is not self.handle:  # lost meanwhile, in another call
+            return
+        self._losses = 0
+        self._record(progress)
+
+    async def ask(self, limit: str, method: str, *args: Any) -> Any:
+        """Make any other call; if the worker is lost, repeat the call with the replacement."""
+        while True:
+            handle = await self._worker()
+            try:
+                return await self._call(handle, limit, method, *args)
+            except WorkerLost as lost:
+                await self._replace(handle, lost)
+
+    async def fetch(self, version: int, weights: Weights) -> None:
+        """Have the worker copy and check new weights while it keeps generating under the old
+        ones."""
+        if self.config.replaces_generators:
+            self._weights = version, weights
+        while self._fetched is None or self._fetched < version:
+            handle = await self._worker()
+            try:
+                await self._fetch(handle, version, weights)
+            except WorkerLost as lost:
+                await self._replace(handle, lost)
+
+    async def update(self, version: int, weights: Weights) -> float:
+        """Replace the weights between two decode steps, once they have been fetched; returns the
+        pause in seconds."""
+        await self.fetch(version, weights)
+        # The swap goes ahead of polls that the worker has not begun.
+        while self._polls and self._polls[-1][0].cancel():
+            self._unsent = self._polls.pop()[1] + self._unsent
+        return float(await self.ask("weight_update", "swap", version))
+
+    @property
+    def seconds_without_work(self) -> float:
+        """Seconds so far without requests, because `feed` could not hand out any."""
+        since = self._without_work_since
+        return self._without_work + (0.0 if since is None else time.monotonic() - since)
+
+    @contextmanager
+    def without_work(self) -> Iterator[None]:
+        """Count the time of the block, a wait for requests, as time without work."""
+        self._without_work_since = time.monotonic()
+        yield
+        self._without_work = self.seconds_without_work
+        self._without_work_since = None
+
+    async def _worker(self) -> GeneratorHandle:
+        async with self._replacing:
+            return self.handle
+
+    async def _fetch(self, handle: GeneratorHandle, version: int, weights: Weights) -> None:
+        fetched = handle.submit_background("fetch", version, weights)
+        limit = Limit.of(self.config.timeouts, "weight_update")
+        await answer(handle, "fetch", fetched, limit=limit)
+        if handle is self.handle:
+            self._fetched = version
+
+    async def _call(self, handle: Handle, limit: str, method: str, *args: Any) -> Any:
+        return await call(handle, method, *args, limit=Limit.of(self.config.timeouts, limit))
+
+    def _record(self, progress: Progress) -> None:
+        grown = progress.grown
+        sampled = [grown.versions]  # each new token's version
+        for c in progress.completions:
+            known = len(self.requests.pop((c.group, c.index)).token_ids)
+            sampled.append(c.versions[known:])
+            if _is_evaluation(c):
+                self.evaluating -= 1
+                self._evaluated.append(c)
+            else:
+                self._ended.append(c)
+        for key, new in grown.places():
+            request = self.requests[key]
+            request.token_ids.extend(grown.token_ids[new])
+            request.logprobs.extend(grown.logprobs[new])
+            request.versions.extend(grown.versions[new])
+        self.generated_tokens += sum(map(len, sampled))
+        if progress.completions:
+            self.changed()
+        # Versions rise with time: the smallest is the oldest, and the largest the newest.
+        found = [np.asarray(new) for new in sampled if new]
+        ends = {int(end) for new in found for end in (new.min(), new.max())}
+        for version in sorted(ends):
+            if version != self._version:
+                self._version = version
+                self.log_worker(self.handle.name, version=version)
+        self.busy_seconds += progress.busy_seconds - self._worker_busy_seconds
+        self._worker_busy_seconds = progress.busy_seconds
+
+    async def _replace(self, gone: Handle, lost: WorkerLost) -> None:
+        async with self._replacing:
+            if self.handle is not gone:  # already replaced, after another call
+                return
+            while True:
+                self._losses += 1
+                if not self.config.replaces_generators or self._losses > STARTS:
+                    raise lost
+                self.replaced(lost)
+                self.handle.close()
+                self.handle, self._worker_busy_seconds, self._version = self.make(), 0.0, None
+                self._fetched = None
+                self._polls.clear()
+                try:
+                    await started(self.handle, Limit.of(self.config.timeouts, "start"))
+                    if self._weights is not None:
+                        await self._fetch(self.handle, *self._weights)
+                        await self._call(self.handle, "weight_update", "swap", self._fetched)
+                    break
+                except WorkerLost as again:
+                    lost = again
+            if self.config.placement.lost_sequences == "restart":
+                for request in self.requests.values():
+                    self._restart(request)
+            self._unsent = begun_first(self.requests.values())
+            begun = [[r.group, r.index, len(r.token_ids)] for r in self._unsent if r.token_ids]
+            self.log_worker(self.handle.name, continues=begun)
+
+    def _restart(self, request: Request) -> None:
+        """Forget a request's tokens, and that its thoughts were interrupted."""
+        request.token_ids, request.logprobs, request.versions = ints(), floats(), ints()
+        interruption = self.config.generator.interruption
+        if interruption and not _is_evaluation(request):
+            limit = thought_limit(interruption, request.seed)
+            request.sampling = replace(request.sampling, max_tokens=limit)
+
+
+class GeneratorPool:
+    """`config.generator.workers` generators that share `n_async` completions.
+
+    Evaluation requests, whose groups have negative numbers, share the generators with training and
+    do not count towards `n_async`.
+
+    Args:
+        make: starts the generator with a given number, number of slots and length of a slot in
+            tokens, and returns its handle.
+        config: sizes, timeouts, and what to do with a lost worker's sequences.
+        replaced: called with each loss of a worker, before its replacement starts.
+        log_worker: called with a generator's name and either `version`, when it begins to sample
+            under those weights, or `continues`, a replacement's begun requests as a list of
+            [group, index, tokens so far].
+        max_prompt: length of the longest prompt in tokens.
+        evaluated_l_max: longest evaluation completion during training, in tokens; 0 without
+            evaluations.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int, int, int], GeneratorHandle],
+        config: Config,
+        replaced: Callable[[WorkerLost], None],
+        log_worker: Callable[..., None],
+        max_prompt: int,
+        evaluated_l_max: int = 0,
+    ) -> None:
+        self._max_prompt, self._evaluated_l_max = max_prompt, evaluated_l_max
+        self._make, self._size = make, self._size_for(config)
+        numbers = range(config.generator.workers)
+        self._loads = Loads(len(numbers))
+        self._members = [
+            PooledGenerator(
+                partial(self._start, number),
+                config,
+                replaced,
+                log_worker,
+                partial(self._note_load, number),
+            )
+            for number in numbers
+        ]
+
+    def __iter__(self) -> Iterator[PooledGenerator]:
+        return iter(self._members)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of training completions submitted and unfinished."""
+        return self._loads.total - self.evaluating
+
+    @property
+    def evaluating(self) -> int:
+        """Number of evaluation completions submitted and unfinished."""
+        return self._loads.evaluating
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(m.generated_tokens for m in self._members)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Mean over the generators."""
+        return sum(m.busy_seconds for m in self._members) / max(1, len(self._members))
+
+    @property
+    def seconds_without_work(self) -> float:
+        """Mean over the generators."""
+        return sum(m.seconds_without_work for m in self._members) / max(1, len(self._members))
+
+    async def started(self) -> None:
+        """Wait until all generators can be called.
+
+        Raises:
+            WorkerLost: a generator cannot be started.
+        """
+        await asyncio.gather(*(m.started() for m in self._members))
+
+    def submit(self, requests: list[Request]) -> None:
+        """Give a whole group to the least loaded generator, since its requests share a prompt.
+
+        With at most `n_async` in flight, no generator ever has more than `share(config)` training
+        requests. Those beyond its slots or its memory wait in its queue; evaluation requests queue
+        behind them.
+        """
+        self._members[self._loads.least()].submit(requests)
+
+    async def resize(self, config: Config, longest: int = 0) -> None:
+        """Resize all generators for another stage; nothing may be in flight.
+
+        Args:
+            config: the config of the stage.
+            longest: longest completion in tokens, if it exceeds the stage's.
+        """
+        count, length = self._size_for(config)
+        size = count, max(length, self._max_prompt + longest)
+        if size != self._size:
+            self._size = size
+            await asyncio.gather(*(m.ask("start", "resize", *size) for m in self._members))
+
+    async def clear(self) -> None:
+        """Drop all unfinished requests."""
+        await asyncio.gather(*(m.clear() for m in self._members))
+
+    def _note_load(self, number: int) -> None:
+        member = self._members[number]
+        self._loads.note(number, len(member.requests), member.evaluating)
+
+    def _start(self, number: int) -> GeneratorHandle:
+        return self._make(number, *self._size)
+
+    def _size_for(self, config: Config) -> tuple[int, int]:
+        """Slots of each generator, and their length in tokens."""
+        longest = max(config.pipeline.l_max, self._evaluated_l_max)
+        return slots(config), self._max_prompt + longest
+
+    async def fetch(self, version: int, weights: Weights) -> None:
+        """Have all generators copy and check new weights while they keep generating."""
+        await asyncio.gather(*(m.fetch(version, weights) for m in self._members))
+
+    async def update(self, version: int, weights: Weights) -> float:
+        """Replace the weights of each generator once it has fetched the new ones; returns the
+        longest pause in seconds."""
+        pauses = await asyncio.gather(*(m.update(version, weights) for m in self._members))
+        return max(pauses, default=0.0)
+
+    def close(self) -> None:
+        for member in self._members:
+            member.handle.close()
+
+
+def poll_seconds(config: Config) -> float:
+    """Shortest duration of a generator's next poll, in seconds.
+
+    Many generators are polled less often, so that the controller's work does not grow with their
+    number. The durations vary, so that polls which began together do not end together. 0 in a
+    synchronous run, which must not depend on time.
+    """
+    generators = config.generator.workers
+    if generators <= FEW or not config.pipeline.max_staleness:
+        return 0.0
+    return generators / POLLS_PER_SECOND * random.uniform(0.5, 1.5)
+
+
+def _is_evaluation(item: Request | Completion) -> bool:
+    """True for evaluation requests, whose groups have negative numbers."""
+    return item.group < 0
+
+
+def _copy(request: Request) -> Request:
+    """A copy that does not grow with the request."""
+    tokens, logprobs, versions = request.token_ids, request.logprobs, request.versions
+    return replace(request, token_ids=tokens[:], logprobs=logprobs[:], versions=versions[:])
+
+
+def begun_first(requests: Iterable[Request]) -> list[Request]:
+    """Requests in order, but those with tokens first: a sequence that was in flight should not wait
+    behind new ones."""
+    return sorted(requests, key=lambda request: not request.token_ids)
+
+
+def share(config: Config) -> int:
+    """Maximum number of unfinished completions in each generator: a group goes to the least loaded
+    of W generators, which has at most (n_async − G) / W in flight when G more fit under n_async."""
+    sizes, workers = config.pipeline, max(1, config.generator.workers)
+    return (sizes.n_async - sizes.group_size) // workers + sizes.group_size
+
+
+def slots(config: Config) -> int:
+    """Maximum number of completions that each generator decodes at once."""
+    return min(config.generator.slots or share(config), share(config))

@@ -1,0 +1,356 @@
+"""The groups of a run, and the rules by which they are handed out and trained on.
+
+Each group is in exactly one place: outstanding (in generators, before verifiers, or ready),
+batched, trained on, or filtered with a reason. Nothing here waits; `pipeline` does that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tramontane.config import Config, PipelineConfig
+from tramontane.controller.groups import FrozenGroup, OpenGroup
+from tramontane.controller.interruption import Interruption
+from tramontane.controller.replay import Replay
+from tramontane.controller.stages import Stages
+from tramontane.controller.staleness import can_choose, choose, room
+from tramontane.types import (
+    Batch,
+    Completion,
+    FilterReason,
+    Group,
+    Problem,
+    Request,
+    SamplingParams,
+    Verdict,
+)
+
+
+class Problems(Protocol):
+    """The source of problems, which also receives their verdicts; e.g. `data.curriculum`.
+
+    `stage` is the number of the run's stage, `version` the number of updates done.
+    """
+
+    def next(self, stage: int, version: int) -> Problem | None:
+        """The next problem to hand out, or None if no problem is left now."""
+        ...
+
+    def note(self, problem: Problem, verdicts: Sequence[Verdict], stage: int, version: int) -> None:
+        """Record the verdicts of one group."""
+        ...
+
+    def counts(self, stage: int, version: int) -> dict[str, int]:
+        """Metrics: numbers of visited, retired and resting problems."""
+        ...
+
+    def records(self) -> Iterable[dict[str, Any]]:
+        """A JSON-able record of each problem visited so far; any thread may iterate over it."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a resumed run needs besides the trainer's state. Taking one is cheap, since
+    no tokens are copied.
+
+    Args:
+        version: updates done.
+        next_group: number of the next group to hand out.
+        stage: the state of `Stages`, JSON-able.
+        problems: the state of the source of problems, JSON-able.
+        groups: groups handed out, neither trained on nor filtered.
+        filtered: groups filtered since the last update, each with its reason.
+        replay: the state of the source of trajectories, JSON-able.
+    """
+
+    version: int
+    next_group: int
+    stage: dict[str, Any]
+    problems: dict[str, Any]
+    groups: list[FrozenGroup]
+    filtered: list[tuple[FrozenGroup, FilterReason]]
+    replay: dict[str, Any] = field(default_factory=dict)
+
+    def all_groups(self) -> list[tuple[FrozenGroup, FilterReason | None]]:
+        """`groups`, with None as the reason, then `filtered`."""
+        return [*((group, None) for group in self.groups), *self.filtered]
+
+
+class Ledger:
+    """The groups of one run, and the versions at which they are generated and trained.
+
+    Args:
+        config: the whole run's; `pipeline`, `stages`, `generator.temperature` and `seed` are read.
+        problems: the source of problems.
+        encode: returns a problem's prompt tokens.
+        replay: trajectories for the share of each batch that is not sampled.
+        interruption: interrupts long thoughts; None: completions end at l_max.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        problems: Problems,
+        encode: Callable[[Problem], list[int]],
+        replay: Replay | None = None,
+        interruption: Interruption | None = None,
+    ) -> None:
+        self.stages, self.seed = Stages(config), config.seed
+        self.problems, self.encode = problems, encode
+        self.replay, self.interruption = replay or Replay(), interruption
+        self.trained_version = 0  # updates done
+        self.generator_version = 0  # weights that all generators now sample with
+        self.next_version = 0  # the version that the next batch will be trained at
+        self.next_group = 0
+        self.outstanding: dict[int, OpenGroup] = {}  # handed out, neither batched nor filtered
+        self.ready: list[int] = []  # outstanding groups graded and kept, in order of completion
+        self.batched: dict[int, OpenGroup] = {}  # in a batch that is not trained yet
+        self.filtered: list[tuple[OpenGroup, FilterReason]] = []  # since the last update
+        self._unready: Counter[int] = Counter()  # outstanding and not ready, by deadline
+        self._to_note: list[OpenGroup] = []  # graded, and not yet noted with `problems`
+        self._no_problem_left = False  # the last answer of `problems`
+        self._round_start: Snapshot | None = None  # the state before a synchronous round
+
+    @property
+    def sizes(self) -> PipelineConfig:
+        """Pipeline sizes of the current stage."""
+        return self.stages.config.pipeline
+
+    @property
+    def sampled_groups(self) -> int:
+        """Groups of each batch that are sampled; the staleness bound applies to them alone."""
+        return self.stages.config.sampled_groups
+
+    @property
+    def synchronous(self) -> bool:
+        """True if problems are handed out in whole rounds, so that timing has no effect."""
+        return self.sizes.max_staleness == 0
+
+    @property
+    def in_mid_round(self) -> bool:
+        """True while a synchronous round has ungraded groups."""
+        return self.synchronous and len(self.ready) < len(self.outstanding)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Metrics of the problems; see `Problems.counts`."""
+        return self.problems.counts(self.stages.number, self.trained_version)
+
+    @property
+    def exhausted(self) -> bool:
+        """True if no problem is left and the outstanding groups do not fill a batch."""
+        return (
+            self._no_problem_left
+            and len(self.ready) == len(self.outstanding)
+            and not self.batch_is_complete
+        )
+
+    @property
+    def stage_is_over(self) -> bool:
+        """True once all batches of this stage are trained on and the generators have the weights:
+        the next stage may begin, or the run may end."""
+        version = self.trained_version
+        if self.batched or not self.generator_version == self.next_version == version:
+            return False
+        return self.exhausted or (version == self.stages.end and not self.stages.last)
+
+    def begin_next_stage(self) -> str:
+        """Enter the next stage; returns a readable description of the event."""
+        # Groups are outstanding here only if too few problems were left for a batch.
+        reason = FilterReason("left over", "too few for a batch, and no problem is left")
+        self.filtered += [(group, reason) for group in self.outstanding.values()]
+        self.outstanding, self.ready, self._no_problem_left = {}, [], False
+        self._unready.clear()
+        return self.stages.begin_next(self.trained_version)
+
+    def room(self, in_flight: int) -> int:
+        """Groups to hand out now, with `in_flight` completions being generated."""
+        if self.in_mid_round or self._no_problem_left:
+            return 0
+        sizes = self.sizes
+        free = (sizes.n_async - in_flight) // sizes.group_size
+        allowed = room(
+            len(self.outstanding),
+            generator_version=self.generator_version,
+            next_version=self.next_version,
+            per_batch=self.sampled_groups,
+            max_staleness=sizes.max_staleness,
+        )
+        # A stage's last batches need no more groups than this. Groups left over at the run's end
+        # are in its last checkpoint.
+        useful = self.sampled_groups * (self.stages.end - self.next_version)
+        return max(0, min(free, allowed, useful - len(self.outstanding)))
+
+    def open(self, groups: int) -> list[OpenGroup]:
+        """Hand out the next problems; fewer than `groups` if no more are left."""
+        if self.synchronous:
+            self._round_start = self._now()
+        opened = []
+        for _ in range(groups):
+            problem = self.problems.next(self.stages.number, self.trained_version)
+            if problem is None:
+                self._no_problem_left = True
+                break
+            opened.append(self._open(problem))
+        return opened
+
+    def _open(self, problem: Problem) -> OpenGroup:
+        number, self.next_group = self.next_group, self.next_group + 1
+        prompt = self.encode(problem)
+        config = self.stages.config
+        requests = []
+        for index in range(self.sizes.group_size):
+            seed, longest = _seed(self.seed, number, index), config.pipeline.l_max
+            if self.interruption:
+                longest = self.interruption.limit(seed)
+            sampling = SamplingParams(longest, config.generator.temperature)
+            requests.append(Request(number, index, prompt, seed, sampling))
+        deadline = self.generator_version + self.sizes.max_staleness
+        group = self.outstanding[number] = OpenGroup(number, problem, deadline, requests)
+        self._unready[deadline] += 1
+        return group
+
+    def interrupt(self, completion: Completion) -> Request | None:
+        """The request that continues a completion whose thoughts are interrupted; None for a
+        completion that has ended."""
+        if self.interruption is None:
+            return None
+        group = self.outstanding[completion.group]
+        (place,) = (i for i, r in enumerate(group.requests) if r.index == completion.index)
+        request = group.requests[place]
+        following = self.interruption.following(completion, request, self.sizes.l_max)
+        if following:
+            group.requests = [*group.requests]
+            group.requests[place] = following
+        return following
+
+    def take(self, completion: Completion) -> OpenGroup | None:
+        """Record a completion; returns its group once the group is complete."""
+        group = self.outstanding[completion.group]
+        group.completions[completion.index] = completion
+        group.requests = [r for r in group.requests if r.index != completion.index]
+        return None if group.requests else group
+
+    def ungraded(self) -> list[OpenGroup]:
+        """Complete groups without verdicts."""
+        return [g for g in self.outstanding.values() if not g.requests and not g.verdicts]
+
+    def grade(self, group: OpenGroup, verdicts: list[Verdict]) -> FilterReason | None:
+        """Keep a group if its rewards differ (paper: section 2.1); otherwise return why it is
+        filtered."""
+        group.verdicts = verdicts
+        reason = self._filter_reason(verdicts)
+        self._unready[group.deadline] -= 1
+        if not self._unready[group.deadline]:
+            del self._unready[group.deadline]
+        if reason is None:
+            self.ready.append(group.id)
+        else:
+            del self.outstanding[group.id]
+            self.filtered.append((group, reason))
+        self._to_note.append(group)
+        if not self.in_mid_round:  # within a round, the order of completion depends on timing
+            for graded in sorted(self._to_note, key=lambda g: g.id):
+                self.problems.note(
+                    graded.problem, graded.verdicts, self.stages.number, self.trained_version
+                )
+            self._to_note, self._no_problem_left = [], False
+        return reason
+
+    def _filter_reason(self, verdicts: list[Verdict]) -> FilterReason | None:
+        unscorable = [v.reason for v in verdicts if v.verdict == "unscorable"]
+        if unscorable and (self.sizes.unscorable == "drop" or len(unscorable) == len(verdicts)):
+            return FilterReason("unscorable", unscorable[0])
+        if self.sizes.diversity == "none":
+            return None
+        if self.sizes.diversity == "correctness":
+            values = {v.parts["correctness"] for v in verdicts}
+        else:
+            values = {round(v.reward, 9) for v in verdicts}
+        return FilterReason("no diversity") if len(values) == 1 else None
+
+    @property
+    def batch_is_complete(self) -> bool:
+        """True if the next batch can be formed."""
+        return can_choose(self._unready, len(self.ready), self.next_version, self.sampled_groups)
+
+    def choice(self) -> list[int]:
+        """Groups of the next batch; empty if it cannot be formed yet."""
+        if not self.batch_is_complete:
+            return []
+        ids = list(self.outstanding)
+        position = {group: i for i, group in enumerate(ids)}
+        chosen = choose(
+            [g.deadline for g in self.outstanding.values()],
+            [position[group] for group in self.ready],
+            self.next_version,
+            self.sampled_groups,
+        )
+        return [ids[i] for i in chosen or ()]
+
+    def batch(self) -> Batch:
+        """Form the next batch from the groups of `choice`, and from trajectories."""
+        groups = [self.outstanding.pop(i) for i in sorted(self.choice())]
+        self.batched.update((g.id, g) for g in groups)
+        self.ready = [i for i in self.ready if i not in self.batched]
+        settings = self.stages.batch_settings
+        rest = self.sizes.n_batch - len(groups) * self.sizes.group_size
+        replayed = self.replay.take(self.next_version, rest, settings.n_minibatch)
+        batch = Batch(self.next_version, [*(g.group() for g in groups), *replayed], settings)
+        self.next_version += 1
+        return batch
+
+    def trained(self, batch: Batch) -> list[tuple[Group, FilterReason]]:
+        """Drop a batch that was trained on; returns the groups filtered since the last update."""
+        sampled = [group for group in batch.groups if group.sampled]
+        for group in sampled:
+            del self.batched[group.id]
+        filtered, self.filtered = [(g.group(), reason) for g, reason in self.filtered], []
+        graded = [*sampled, *(group for group, _ in filtered)]
+        self.stages.trained(graded, self.next_version, len(self.outstanding))
+        return filtered
+
+    def snapshot(self) -> Snapshot:
+        """The state to resume from.
+
+        In the middle of a synchronous round this is the state before the round: repeating the whole
+        round gives the same bits, unlike continuing its completions from their last tokens.
+        """
+        return self._round_start if self.in_mid_round and self._round_start else self._now()
+
+    def _now(self) -> Snapshot:
+        groups = [*self.batched.values(), *self.outstanding.values()]
+        return Snapshot(
+            version=self.trained_version,
+            next_group=self.next_group,
+            stage=self.stages.state(),
+            problems=self.problems.state(),
+            groups=[FrozenGroup(group) for group in groups],
+            filtered=[(FrozenGroup(group), reason) for group, reason in self.filtered],
+            replay=self.replay.state(self.trained_version),
+        )
+
+    def restore(self, state: Snapshot) -> None:
+        """Continue from a `snapshot`; unfinished completions continue from their last token."""
+        self.trained_version = self.generator_version = self.next_version = state.version
+        self.next_group = state.next_group
+        self.stages.load_state(state.stage)
+        self.problems.load_state(state.problems)
+        self.replay.load_state(state.replay)
+        self.filtered = [(group.thaw(), reason) for group, reason in state.filtered]
+        self.outstanding = {group.id: group.thaw() for group in state.groups}
+        self.ready = [g.id for g in self.outstanding.values() if g.verdicts]
+        self._unready = Counter(g.deadline for g in self.outstanding.values() if not g.verdicts)
+
+
+def _seed(run: int, group: int, index: int) -> int:
+    """The seed of one request, a function of the run's seed and the request's place in the run."""
+    return (run * 1_000_003 + group) * 65_537 + index

@@ -1,0 +1,313 @@
+"""The controller: Magistral's asynchronous loop (arXiv 2506.10910, section 3, figure 3) as code.
+
+Four small loops around three kinds of workers, none of which waits for another:
+
+    feed ──requests──▶ generators ──completions──▶ collect ──groups──▶ verifiers
+      ▲                    ▲                                               │
+      │                    └──weights── train ◀──batches── batch ◀─────────┘
+
+The loops share state and touch it only between awaits, so it needs no locks. Every wait is for a
+condition (`waits.Waits`) or for a worker, and has a name and a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tramontane.config import Config, PipelineConfig
+from tramontane.controller.generators import GeneratorPool, PooledGenerator, begun_first
+from tramontane.controller.grading import Grading, Verifiers
+from tramontane.controller.groups import OpenGroup
+from tramontane.controller.ledger import Ledger, Snapshot
+from tramontane.controller.observer import Activity, Observer, Update
+from tramontane.controller.waits import Waits
+from tramontane.models.weights import Weights
+from tramontane.placement import TRAINER, Handle, Limit, call
+from tramontane.types import Batch, TrainBatch
+
+HANDFUL = 32  # groups handed out in one turn of the event loop: encoding prompts takes time
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that a pipeline connects. `new_weights` makes an empty container for one version
+    of the weights, which carries it from the trainer to the generators; `train_batch` converts a
+    batch to the trainer's input."""
+
+    generators: GeneratorPool
+    verifiers: Verifiers
+    trainer: Handle
+    new_weights: Callable[[], Weights]
+    train_batch: Callable[[Batch], TrainBatch] = Batch.train_batch
+
+
+class Pipeline:
+    """Runs `config.pipeline.updates` updates over the given workers, stage by stage.
+
+    Invariants: at most `n_async` completions are in flight; a batch is exactly `n_batch`
+    completions of whole groups; none is dropped for its length; no trained token that was sampled
+    here is more than `max_staleness` versions old; every problem handed out is trained on, filtered
+    with a recorded reason, or in the ledger's snapshot.
+
+    To its observer, a pipeline is a `PipelineState`.
+    """
+
+    def __init__(
+        self, config: Config, ledger: Ledger, workers: Workers, observer: Observer
+    ) -> None:
+        self.timeouts, self.ledger, self.observer = config.timeouts, ledger, observer
+        self.generators, self.trainer = workers.generators, workers.trainer
+        self.new_weights, self.train_batch = workers.new_weights, workers.train_batch
+        self.grading = Grading(workers.verifiers, config.timeouts)
+        self.waits = Waits(config.timeouts, ledger, workers.generators)
+        self.batches: asyncio.Queue[Batch] = asyncio.Queue(maxsize=1)
+        self.stopped = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()  # the loops and the tasks that they started
+        self._failure: asyncio.Future[None]  # fails with the first task that fails
+
+    @property
+    def sizes(self) -> PipelineConfig:
+        """Pipeline sizes of the current stage."""
+        return self.ledger.sizes
+
+    @property
+    def version(self) -> int:
+        return self.ledger.trained_version
+
+    @property
+    def stopping(self) -> bool:
+        return self.stopped.is_set()
+
+    def snapshot(self) -> Snapshot:
+        return self.ledger.snapshot()
+
+    def problem_records(self) -> Iterable[dict[str, Any]]:
+        return self.ledger.problems.records()
+
+    async def run(self) -> None:
+        """Run all loops until `train` is done; raises the error of the first task that fails."""
+        self._failure = asyncio.get_running_loop().create_future()
+        # Restored from a snapshot: groups that were in flight first.
+        restored = self.ledger.outstanding.values()
+        for group in sorted(restored, key=lambda g: not any(r.token_ids for r in g.requests)):
+            self.generators.submit(begun_first(group.requests))
+        for group in self.ledger.ungraded():
+            self._start_grading(group)
+        self._hand_out()
+        self._start(self.feed(), "feed")
+        for generator in self.generators:
+            self._start(self.collect(generator), f"collect {generator.name}")
+        self._start(self.batch(), "batch")
+        train = self._start(self.train(), "train")
+        try:
+            await asyncio.wait({train, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+        finally:
+            self._failure.cancel()  # later failures are cancellations
+            tasks = [*self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def feed(self) -> None:
+        """Hand out problems. Waits for room among `n_async` and under the staleness bound, or for
+        the stage's end; unblocked by `collect` (a completion ends, a group is filtered) and `train`
+        (new weights).
+        """
+        while True:
+            await self.waits.until(
+                lambda: self._room() or self.ledger.stage_is_over, "feed: room to hand out a group"
+            )
+            if self.ledger.stage_is_over:
+                await self._end_stage()
+                if self.stopping:
+                    return
+            self._hand_out()
+            self._notify()
+            await asyncio.sleep(0)  # let the other loops run
+
+    async def collect(self, generator: PooledGenerator) -> None:
+        """Take one generator's completions as they end, and have each complete group graded. Waits
+        for the generator; unblocked by `feed` (new requests).
+
+        A generator waits for requests only while no group may be handed out: a group that may be
+        handed out is in the generator's mailbox before its next poll.
+        """
+        while True:
+            if not generator.has_work:
+                with generator.without_work(), self._span(generator.name, "wait for requests"):
+                    await self.waits.end_of(generator.work(), "collect: new requests")
+            if not (completions := await generator.poll()):
+                continue  # no other loop waits for these
+            for completion in completions:
+                if request := self.ledger.interrupt(completion):
+                    self.generators.submit([request])
+                elif group := self.ledger.take(completion):
+                    self._start_grading(group)
+            self._hand_out()
+            self._notify()
+
+    async def batch(self) -> None:
+        """Form batches. Waits for enough graded groups, including all that would become too old;
+        unblocked by `collect`. The queue holds one batch: a trainer that lags blocks this loop,
+        and through the staleness bound `feed`."""
+        while self.ledger.next_version < self.sizes.updates:
+            await self.waits.until(
+                lambda: self.ledger.batch_is_complete, "batch: enough graded groups"
+            )
+            batch = self.ledger.batch()
+            self._notify()  # there may be room for more groups, even while the queue is full
+            await self.batches.put(batch)
+            self._notify()
+
+    async def train(self) -> None:
+        """Train on each batch. Waits for a batch; unblocked by `batch`. Ends the run.
+
+        The next update, whose batch was chosen before, begins while the current one is still being
+        recorded and, if the trainer published a copy, while its weights are on their way to the
+        generators.
+        """
+        ledger, finishing = self.ledger, None
+        limit = Limit.of(self.timeouts, "training")
+        while ledger.trained_version < self.sizes.updates and not self.stopping:
+            with self._span(TRAINER, "wait for a batch"):
+                await self.waits.until(
+                    lambda: not self.batches.empty() or self.stopping, "train: a batch to train on"
+                )
+            if self.stopping:
+                break
+            batch = self.batches.get_nowait()
+            with self._span(TRAINER, "step"):
+                await ledger.replay.refresh(batch, self.trainer, limit)
+                metrics = await call(self.trainer, "step", self.train_batch(batch), limit=limit)
+            stats = await call(self.trainer, "stats", limit=limit)
+            batch.learned = await call(self.trainer, "learned", limit=limit)
+            if finishing is not None:  # so that at most one copy of the weights is on its way
+                with self._span(TRAINER, "wait for the generators"):
+                    await finishing
+            ledger.trained_version += 1
+            self.check_trainer(stats)
+            sending = await self._start_sending()
+            finishing = self._start(
+                self._finish_update(batch, metrics, stats["busy_seconds"], sending),
+                f"finish update {ledger.trained_version}",
+            )
+            if self.observer.holds(ledger.trained_version):
+                with self._span(TRAINER, "wait for the record"):
+                    await finishing
+        if finishing is not None:
+            await finishing
+        await self.observer.ended(self)
+
+    async def _finish_update(
+        self, batch: Batch, metrics: dict[str, Any], busy: float, sending: asyncio.Task[float]
+    ) -> None:
+        """Wait until the generators have the new weights; then let `feed` rely on them, and report
+        the update to the observer."""
+        ledger, number = self.ledger, batch.version + 1
+        filtered, metrics = ledger.trained(batch), metrics | ledger.counts
+        update = Update(number, batch, filtered, metrics, busy, await sending)
+        held = self.observer.holds(number)
+        if not held:
+            ledger.generator_version = number
+            self._notify()
+        await self.observer.trained(update, self)
+        if held:
+            # Only now may `feed` rely on the new weights, so a synchronous run has nothing in
+            # flight while the observer takes a checkpoint.
+            ledger.generator_version = number
+            self._notify()
+
+    def check_trainer(self, stats: Mapping[str, Any]) -> None:
+        """Check that the trainer's `stats` count the same updates.
+
+        Raises:
+            RuntimeError: the counts differ: the trainer's weights are not those of the ledger's
+                version.
+        """
+        if stats["version"] != self.ledger.trained_version:
+            raise RuntimeError(
+                f"the trainer has made {stats['version']} updates, the controller "
+                f"{self.ledger.trained_version}: its state and the pipeline's are of two runs"
+            )
+
+    async def send_weights(self) -> float:
+        """Send the trainer's weights to the generators; returns their longest pause in seconds."""
+        return await (await self._start_sending())
+
+    async def _start_sending(self) -> asyncio.Task[float]:
+        """Publish the trainer's weights; returns the sending task once the trainer may step
+        again."""
+        limit, version = Limit.of(self.timeouts, "weight_update"), self.ledger.trained_version
+        weights: Weights = await call(self.trainer, "publish", self.new_weights(), limit=limit)
+        if weights.borrowed:
+            await self.generators.fetch(version, weights)
+        return self._start(self.generators.update(version, weights), f"send weights {version}")
+
+    async def _end_stage(self) -> None:
+        """Enter the next stage, or end a run without problems left; nothing is in flight."""
+        ledger, stages = self.ledger, self.ledger.stages
+        if stages.last:
+            self.observer.happened(f"no problem is left after update {ledger.trained_version}")
+            self.stop()
+        else:
+            await self.generators.resize(stages.configs[stages.number + 1])
+            self.observer.happened(ledger.begin_next_stage())
+
+    def stop(self) -> None:
+        """End `run` cleanly after the update under way."""
+        self.stopped.set()
+        self._notify()
+
+    def _room(self) -> int:
+        """Groups to hand out now."""
+        return self.ledger.room(self.generators.in_flight)
+
+    def _hand_out(self) -> None:
+        """Hand out a handful of groups, or a whole synchronous round at once."""
+        if room := self._room():
+            for group in self.ledger.open(room if self.ledger.synchronous else min(room, HANDFUL)):
+                self.generators.submit(group.requests)
+
+    def _start(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Start a task whose failure ends `run`, named for tracebacks and debuggers."""
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
+
+    def _end_task(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or self._failure.done():
+            return
+        if sys.version_info >= (3, 11):
+            error.add_note(f"raised in the task {task.get_name()!r}")
+        self._failure.set_exception(error)
+
+    @contextmanager
+    def _span(self, worker: str, activity: Activity) -> Iterator[None]:
+        """Report the time of the block to the observer as one activity of a worker."""
+        began = time.time()
+        yield
+        self.observer.spent(worker, activity, began)
+
+    def _start_grading(self, group: OpenGroup) -> None:
+        self._start(self._grade(group), f"grade group {group.id}")
+
+    async def _grade(self, group: OpenGroup) -> None:
+        ledger = self.ledger
+        verdicts = await self.grading.verdicts(group, self.sizes, self.version)
+        filtered = ledger.grade(group, verdicts)
+        self.observer.graded(group.group(), filtered, len(ledger.ready))
+        self._notify()
+
+    def _notify(self) -> None:
+        """End the waits that a change of state ends."""
+        self.waits.notify()

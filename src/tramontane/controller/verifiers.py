@@ -1,0 +1,194 @@
+"""Verifiers as workers of a placement: actors, each with one grading process of its own.
+
+The `VerifierPool` inside each actor kills a grading process that is late. An actor that dies or
+hangs is replaced here, and its group goes to the first free actor.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tramontane.config import TimeoutsConfig, VerifierConfig
+from tramontane.placement.handle import Handle, Limit, WorkerLost, WorkerStalled
+from tramontane.types import Problem, Verdict
+from tramontane.verifier import custom
+from tramontane.verifier.correctness import group_time_limit
+from tramontane.verifier.custom import NO_PROGRESS, Progress, Response
+from tramontane.verifier.pool import PoolStats, Responses, VerifierPool
+
+MAX_TRIES = 5  # attempts at one group before it fails
+CLOSE_POLL_SECONDS = 0.05
+
+
+class Grader:
+    """The worker in each actor."""
+
+    def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
+        self._pool = VerifierPool(config.model_copy(update={"workers": 1}), l_max, l_cache)
+
+    def score(
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None,
+        progress: Progress,
+    ) -> tuple[list[Verdict], PoolStats]:
+        """Returns a group's verdicts, and the grader's statistics since it was started."""
+        verdicts = self._pool.score(problem, responses, lengths, progress).result()
+        return verdicts, self._pool.stats()
+
+
+@dataclass
+class _Task:
+    problem: Problem
+    responses: Responses
+    lengths: tuple[int, int] | None
+    progress: Progress
+    future: Future[list[Verdict]]
+    tries: int = 0
+
+
+class VerifierActors:
+    """A pool with the interface of `VerifierPool`, over verifiers that a placement runs. One thread
+    per actor sends it one group at a time.
+
+    Args:
+        make: starts the verifier with a given number, a `Grader`.
+        workers: number of actors.
+        timeouts: `start` and `verification` are read.
+        config: limits of the verdicts, from which a group's limit follows.
+        replaced: called, in an actor's thread, with each loss before its replacement starts.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Handle],
+        workers: int,
+        timeouts: TimeoutsConfig,
+        config: VerifierConfig,
+        replaced: Callable[[WorkerLost], None],
+    ) -> None:
+        self._make, self._timeouts, self._replaced = make, timeouts, replaced
+        self._config = config
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._handles = [make(number) for number in range(workers)]
+        self._stats = [PoolStats() for _ in range(workers)]  # one per current actor
+        self._lost_stats: list[PoolStats] = []  # one per lost actor
+        self._closing = False
+        self._error: Exception | None = None  # of a failed replacement; no caller awaits it
+        self._threads = [
+            threading.Thread(target=self._serve, args=(n,), name=f"verifier {n}", daemon=True)
+            for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def score(
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> Future[list[Verdict]]:
+        """Grade the completions of one group; see `VerifierPool.score`.
+
+        Raises:
+            RuntimeError: the pool is closed.
+            Exception: the error with which the replacement of a verifier failed.
+        """
+        if self._closing:
+            raise RuntimeError("the verifiers are closed")
+        if self._error:
+            raise self._error
+        future: Future[list[Verdict]] = Future()
+        future.set_running_or_notify_cancel()
+        if not any(custom.of_group(reward) for reward in self._config.reward.custom):
+            responses = [Response(text, length) for text, length, *_ in responses]
+        self._tasks.put(_Task(problem, responses, lengths, progress, future))
+        return future
+
+    def time_limit(self, problem: Problem, completions: int) -> float:
+        """Longest time that the verdicts on a group may take, in seconds."""
+        return group_time_limit(problem, completions, self._config)
+
+    def stats(self) -> PoolStats:
+        """Sums over all actors, lost ones included; `restarts` counts replaced actors too."""
+        stats = [*self._lost_stats, *self._stats]
+        total = {f.name: sum(getattr(s, f.name) for s in stats) for f in fields(PoolStats)}
+        total["restarts"] += len(self._lost_stats)
+        return PoolStats(**total)
+
+    def close(self) -> None:
+        """Kill the actors; unfinished groups fail."""
+        self._closing = True
+        for _ in self._threads:
+            self._tasks.put(None)
+        for number, thread in enumerate(self._threads):
+            while thread.is_alive():  # repeated, since it may be replacing its actor right now
+                self._handles[number].close()
+                thread.join(CLOSE_POLL_SECONDS)
+            self._handles[number].close()
+        self._fail_waiting(RuntimeError("the verifiers were closed"))
+
+    def __enter__(self) -> VerifierActors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _serve(self, number: int) -> None:
+        """The loop of one actor's thread. Waits for a group; unblocked by `score`, by the loss of
+        another actor, whose group comes back, and by `close`."""
+        while (task := self._tasks.get()) is not None:
+            try:
+                task.future.set_result(self._grade(number, task))
+            except WorkerLost as lost:
+                task.tries += 1
+                if task.tries == MAX_TRIES:
+                    task.future.set_exception(lost)
+                else:  # any free actor may take it: replacing this one takes seconds
+                    self._tasks.put(task)
+                if not self._closing:
+                    try:
+                        self._replace(number, lost)
+                    except Exception as error:
+                        self._error = error
+                        self._fail_waiting(error)
+            except Exception as error:
+                # Only this thread waits for the call: pass its error on to the caller.
+                task.future.set_exception(error)
+
+    def _grade(self, number: int, task: _Task) -> list[Verdict]:
+        handle = self._handles[number]
+        self._wait(handle.started, f"{handle.name}'s start", Limit.of(self._timeouts, "start"))
+        given = task.problem, task.responses, task.lengths, task.progress
+        future = handle.submit("score", *given)
+        # A healthy verifier may use all its verdicts' limits, plus `verification`.
+        work = self.time_limit(task.problem, len(task.responses))
+        limit = Limit.of(self._timeouts, "verification").plus(work, "the limits of its verdicts")
+        verdicts, self._stats[number] = self._wait(future, f"{handle.name}.score", limit)
+        return list(verdicts)
+
+    def _wait(self, future: Future[Any], name: str, limit: Limit) -> Any:
+        try:
+            return future.result(limit.seconds)
+        except TimeoutError:
+            raise WorkerStalled(f"{name} took over {limit.seconds:g} s ({limit.key})") from None
+
+    def _fail_waiting(self, error: Exception) -> None:
+        """Fail the groups that no actor has begun."""
+        while not self._tasks.empty():
+            if (task := self._tasks.get_nowait()) is not None:
+                task.future.set_exception(error)
+
+    def _replace(self, number: int, lost: WorkerLost) -> None:
+        self._replaced(lost)
+        self._lost_stats.append(self._stats[number])
+        self._stats[number] = PoolStats()
+        self._handles[number].close()
+        self._handles[number] = self._make(number)

@@ -1,0 +1,63 @@
+"""Waits of the pipeline's loops, each with a name and a timeout."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tramontane.config import TimeoutsConfig
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.ledger import Ledger
+from tramontane.placement import WorkerStalled
+
+
+class Waits:
+    """Waits for conditions on the state that the loops share, and for requests.
+
+    A wait may last `timeouts.batch`, counted from the last update. Time spent waiting for the end
+    of an evaluation does not count.
+
+    Raises:
+        WorkerStalled: a wait took too long; the message has its name and the run's state.
+    """
+
+    def __init__(self, timeouts: TimeoutsConfig, ledger: Ledger, generators: GeneratorPool) -> None:
+        self._timeout, self._ledger, self._generators = timeouts.batch, ledger, generators
+        # Conditions that tasks wait for, each with the future that ends its wait.
+        self._conditions: list[tuple[Callable[[], Any], asyncio.Future[None]]] = []
+
+    async def until(self, condition: Callable[[], Any], name: str) -> None:
+        """Wait until `condition()` is true; it is evaluated at each `notify`."""
+        while not condition():
+            changed = asyncio.get_running_loop().create_future()
+            self._conditions.append((condition, changed))
+            await self.end_of(changed, name)
+
+    async def end_of(self, awaited: Awaitable[None], name: str) -> None:
+        """Wait until `awaited` is done."""
+        task, seen = asyncio.ensure_future(awaited), self._ledger.trained_version
+        try:
+            while not (await asyncio.wait({task}, timeout=self._timeout))[0]:
+                before, seen = seen, self._ledger.trained_version
+                if seen == before and not self._generators.evaluating:
+                    raise self._stalled(name)
+            task.result()
+        finally:
+            task.cancel()
+
+    def notify(self) -> None:
+        """End the waits whose conditions have become true."""
+        for condition, changed in self._conditions:
+            if not changed.done() and condition():
+                changed.set_result(None)
+        self._conditions = [wait for wait in self._conditions if not wait[1].done()]
+
+    def _stalled(self, name: str) -> WorkerStalled:
+        ledger = self._ledger
+        return WorkerStalled(
+            f"waited {self._timeout:g} s (timeouts.batch) for {name}; "
+            f"{self._generators.in_flight} completions in flight, {len(ledger.ready)} groups "
+            f"graded, {len(ledger.filtered)} filtered since update {ledger.trained_version}"
+            + (f" (the last: {ledger.filtered[-1][1]})" if ledger.filtered else "")
+        )

@@ -1,0 +1,107 @@
+"""Models that answer a curation's prompts: a checkpoint in this process, or an endpoint.
+
+Both implement `Backend`: prompts in, n answers to each out. Answers from before a kill are read
+from a file instead of being requested again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from tramontane.curation.config import ModelConfig
+from tramontane.types import PAPER_TAGS, ThinkingTags
+
+
+class Prompt(NamedTuple):
+    """A question; `key` and the config's seed determine the sampling seed of its answers."""
+
+    key: str
+    text: str
+
+
+class Answer(NamedTuple):
+    """An answer and its number of tokens; `fault` says why, if there is no answer.
+
+    Its thoughts, if any, are between the paper's tags, whatever the tags of the model.
+    """
+
+    text: str
+    tokens: int
+    fault: str = ""
+
+
+class Backend(Protocol):
+    """A model that can be asked."""
+
+    def answers(
+        self, prompts: Sequence[Prompt], n: int, record: Path
+    ) -> Iterator[tuple[int, list[Answer]]]:
+        """Yield (the prompt's index, its n answers) as each prompt's last answer arrives.
+
+        Args:
+            prompts: all prompts at once.
+            n: answers per prompt.
+            record: a file for the answers. Another call with the same prompts and file, in any
+                process, resumes and gives the same answers.
+
+        Raises:
+            InputError: the model cannot answer any prompt until the user corrects something.
+        """
+
+
+def check_model(config: ModelConfig) -> dict[str, Any]:
+    """Check that a model can be asked; returns a fingerprint of its files.
+
+    Raises:
+        InputError: no such checkpoint, device or key.
+    """
+    if config.endpoint:
+        from tramontane.curation.backend.endpoint import authorization
+
+        authorization(config.endpoint)
+        return {}
+    from tramontane.curation.backend.checkpoint import check_checkpoint
+
+    return check_checkpoint(config)
+
+
+def open_backend(config: ModelConfig) -> Backend:
+    """The backend named in a config; a checkpoint is loaded into memory."""
+    # torch takes seconds to import, and an endpoint does not need it.
+    if config.endpoint:
+        from tramontane.curation.backend.endpoint import Endpoint
+
+        return Endpoint(config)
+    from tramontane.curation.backend.checkpoint import Checkpoint
+
+    return Checkpoint(config)
+
+
+def in_paper_tags(text: str, tags: ThinkingTags) -> str:
+    """An answer with the model's thinking tags replaced by the paper's."""
+    return text.replace(tags.opening, PAPER_TAGS.opening).replace(tags.closing, PAPER_TAGS.closing)
+
+
+def answer_seed(seed: int, key: str, index: int) -> int:
+    """The seed of one answer, independent of other prompts."""
+    text = f"{seed}/{key}/{index}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+
+
+class Collector:
+    """Collects answers by prompt until all n answers of a prompt have arrived."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._answers: dict[int, dict[int, Answer]] = {}
+
+    def add(self, place: int, index: int, answer: Answer) -> Iterator[tuple[int, list[Answer]]]:
+        """Yield (place, its n answers) if this was the prompt's last answer."""
+        answers = self._answers.setdefault(place, {})
+        answers[index] = answer
+        if len(answers) == self.n:
+            del self._answers[place]
+            yield place, [answers[i] for i in range(self.n)]

@@ -1,0 +1,257 @@
+"""Reads rows with their locations from JSON lines, JSON arrays, CSV (all also gzip), Parquet, or a
+Hugging Face dataset."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import json
+import logging
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TextIO, TypeVar, cast
+
+from tramontane.data.values import Row, UnknownType, encodable, plain
+from tramontane.errors import InputError
+from tramontane.workplace import parse_object
+
+logger = logging.getLogger("tramontane")
+
+T = TypeVar("T")
+
+JSON_ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ENDINGS = (*JSON_ENDINGS, *CSV_ENDINGS, ".parquet")
+PYTHON_ROWS = ".python.jsonl"  # suffix of files with rows that were given as Python objects
+MAX_CELL = 2**30  # characters in a CSV cell
+SCHEMES = ("playground:", "reasoning_gym:")
+
+
+def read_rows(source: str, split: str = "train") -> Iterator[tuple[str, Row]]:
+    """Yield (`file:line` or `name[index]`, row) with values in JSON's types (`data.values`).
+
+    A source without one of the file suffixes is a Hugging Face dataset, `NAME` or `NAME#SUBSET`,
+    from the hub or from a folder with a local copy. `split` applies to datasets only.
+
+    Raises:
+        InputError: no such file or dataset, no rows, a file that is truncated or has a different
+            format, a row that is not a JSON object, or half of a surrogate pair.
+    """
+    path = Path(source).expanduser()
+    folder = Path(source.partition("#")[0]).expanduser().is_dir()
+    if path.name.endswith(ENDINGS):
+        require_file(path)
+        if path.suffix == ".parquet":
+            rows = _table_rows(source, _parquet_rows(source, path))
+        elif path.name.endswith(CSV_ENDINGS):
+            rows = _csv_rows(source, path)
+        else:
+            rows = _array_rows(source, path) if is_array(path) else _json_rows(source, path)
+    elif not folder and (path.exists() or source.startswith((".", "/", "~"))):
+        raise InputError(f"data {source!r}: not a file that can be read; give {', '.join(ENDINGS)}")
+    else:
+        rows = _table_rows(source, _dataset_rows(source, split))
+    empty = True
+    for where, row in rows:
+        empty = False
+        yield where, row
+    if empty:
+        raise InputError(f"data {source!r}: there are no rows in it; give one with problems")
+
+
+def name_of(source: str) -> str:
+    """The name of a source in messages: `data` or `data['eval']` for rows given as Python
+    objects."""
+    name = Path(source).name
+    if not name.endswith(PYTHON_ROWS):
+        return source
+    split = name.removesuffix(PYTHON_ROWS)
+    return "data" if split == "data" else f"data[{split!r}]"
+
+
+def shuffled(items: Sequence[T], seed: int) -> list[T]:
+    """A shuffled copy; the seed alone determines its order."""
+    copy = list(items)
+    random.Random(seed).shuffle(copy)
+    return copy
+
+
+def _json_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    given = name_of(source)
+    for number, line in read_lines(source, path):
+        where = f"{source}:{number}" if given == source else f"{given}[{number - 1}]"
+        try:
+            row = parse_object(line)
+        except ValueError as error:
+            raise InputError(
+                f"{where}: {error}; every line must hold one JSON object (or a .json file one "
+                f"array of them): fix or remove this line"
+            ) from None
+        # In UTF-8, half of a surrogate pair can only occur as an escape.
+        yield where, encodable(row, where) if "\\u" in line else row
+
+
+def is_array(path: Path) -> bool:
+    """True if a .json file is one array, by its first character."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return False
+    with open_text(path, errors="replace") as file:
+        try:
+            return next((c for c in iter(lambda: file.read(1), "") if not c.isspace()), "") == "["
+        except (EOFError, OSError, zlib.error):
+            return False  # damaged, which reading the lines reports
+
+
+def _array_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    text = "".join(line for _, line in read_lines(source, path))
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{source}: begins with [ and is not a JSON array ({error}); give an array of "
+            f"objects, or one object on each line"
+        ) from None
+    for index, row in enumerate(rows):
+        where = f"{source}[{index}]"
+        if not isinstance(row, dict):
+            raise InputError(f"{where}: a {type(row).__name__}; the array must hold objects")
+        yield where, encodable(row, where) if "\\u" in text else row
+
+
+def _csv_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    """Rows of text; an empty cell is null. The header names the columns, and its first line shows
+    whether commas, semicolons or tabs separate them."""
+    csv.field_size_limit(MAX_CELL)
+    lines = _raw_lines(source, path)
+    header = next(lines, "")
+    separator = max(",;\t", key=header.count)
+    reader = csv.reader(chain([header], lines), delimiter=separator, strict=True)
+    names: list[str] = []
+    line = 1  # the row's first line: cells may contain line breaks
+    try:
+        for cells in reader:
+            where, line = f"{source}:{line}", reader.line_num + 1
+            if not names:
+                names = [name.strip() for name in cells]
+                if len({*names}) < len(names) or not all(names):
+                    raise InputError(f"{where}: a header needs different names, not {names}")
+            elif len(cells) > len(names) or (any(cells) and len(cells) < len(names)):
+                raise InputError(
+                    f"{where}: {len(cells)} cells, where the header has {len(names)} "
+                    f"({', '.join(names)}); put cells with separators or line breaks in quotes"
+                )
+            elif any(cells):
+                yield where, {k: v or None for k, v in zip(names, cells, strict=True)}
+    except csv.Error as error:
+        raise InputError(f"{source}:{line}: not CSV ({error}); fix or remove this row") from None
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """A text file (also gzip), without the byte order mark that some systems put first."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    return cast(TextIO, opener(path, "rt", encoding="utf-8-sig", errors=errors, newline=""))
+
+
+def read_lines(source: str, path: Path, errors: str = "strict") -> Iterator[tuple[int, str]]:
+    """The lines of a text file (also gzip) that are not blank, numbered from 1.
+
+    With `errors="surrogateescape"`, bytes that are not UTF-8 are passed on to the caller.
+
+    Raises:
+        InputError: the file is truncated, damaged, or not UTF-8.
+    """
+    for number, line in enumerate(_raw_lines(source, path, errors), 1):
+        if line.strip():
+            yield number, line
+
+
+def _raw_lines(source: str, path: Path, errors: str = "strict") -> Iterator[str]:
+    number = 0
+    try:
+        with open_text(path, errors) as lines:
+            for line in lines:
+                number += 1
+                yield line
+    except EOFError:
+        raise InputError(
+            f"{source}: the gzip file is cut off after line {number}; fetch or write it again"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{source}: damaged after line {number}, or not gzip ({error}); fetch it again"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{source}: not UTF-8 text after line {number} ({error.reason}); convert it to UTF-8"
+        ) from None
+
+
+def _table_rows(source: str, rows: Iterable[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+    """Rows of a table, without columns of unsupported types, which a warning names. They are not an
+    error, since a table may have unused columns of dates or images."""
+    left_out: set[str] = set()
+    for where, row in rows:
+        kept: Row = {}
+        for name, value in row.items():
+            try:
+                kept[name] = plain(value)
+            except UnknownType as error:
+                if name not in left_out:
+                    left_out.add(name)
+                    logger.warning("%s: column %r is skipped: it holds %s", source, name, error)
+        yield where, encodable(kept, where)
+
+
+def _parquet_rows(source: str, path: Path) -> Iterator[tuple[str, Row]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    index = 0
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    yield f"{source}[{index}]", row
+                    index += 1
+    except (ArrowException, OSError) as error:
+        raise InputError(
+            f"{source}: damaged after row {index}, or not Parquet ({error}); fetch it again"
+        ) from None
+
+
+def _dataset_rows(source: str, split: str) -> Iterator[tuple[str, Row]]:
+    if ":" in source or f"{source}:" in SCHEMES:
+        near = difflib.get_close_matches(source.partition(":")[0] + ":", SCHEMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {' and '.join(SCHEMES)}"
+        raise InputError(f"data {source!r}: no such kind of source; {hint}")
+    from datasets import load_dataset
+
+    name, _, subset = source.partition("#")
+    try:
+        rows = load_dataset(str(Path(name).expanduser()), subset or None, split=split)
+    except Exception as error:
+        # The hub's client raises many types; all mean that the dataset is not available.
+        raise InputError(
+            f"data {source!r}: no such file, and as a Hugging Face dataset (NAME or NAME#SUBSET, "
+            f"split {split!r}) it cannot be loaded ({type(error).__name__}: {error})"
+        ) from error
+    for i, row in enumerate(rows):
+        yield f"{source}[{i}]", dict(row)
+
+
+def require_file(path: Path) -> None:
+    """Check that a path is a file.
+
+    Raises:
+        InputError: it is not; the message suggests the nearest name in the same folder.
+    """
+    if path.is_file():
+        return
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, siblings, n=1)
+    hint = f"; did you mean {str(path.parent / near[0])!r}?" if near else ""
+    raise InputError(f"data {str(path)!r}: no such file{hint}")

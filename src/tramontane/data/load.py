@@ -1,0 +1,427 @@
+"""Loads problems from finite sources: files, datasets, and fixed sets of generated problems."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from tramontane.config import BUILT_IN, LANGUAGES, DataConfig, DomainConfig, nearest
+from tramontane.data import playground
+from tramontane.data.catalog import named_source, problem_rows
+from tramontane.data.code import parse_tests
+from tramontane.data.files import ENDINGS, SCHEMES, name_of, read_rows
+from tramontane.data.values import encodable, is_missing
+from tramontane.errors import InputError, install
+from tramontane.types import Message, Problem
+from tramontane.verifier.format import last_box
+
+logger = logging.getLogger("tramontane")
+
+Split = Literal["train", "test"]
+
+FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "difficulty", "source")
+# Names that a row may use for a field without `data.fields`.
+ALIASES = {
+    "problem": ("question", "prompt", "query"),
+    "answer": ("final_answer", "expected_answer"),
+    "difficulty": ("level",),
+}
+# Names of the answer in some sets, but of something else in others: a derivation, a program, or
+# data for a user-defined reward. They are read if a row has no other answer and no tests, and are
+# kept in the metadata.
+UNSURE = ("ground_truth", "solution")
+MAX_ANSWER = 200  # longest text without a box that counts as an answer, not a derivation
+ROLES = ("system", "user", "assistant")
+# Names in the metadata read by curation; `data.fields` can map these too.
+METADATA_FIELDS = ("solutions",)
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """Rules for reading rows as problems.
+
+    Args:
+        fields: names of a row's columns by field of a Problem, if different.
+        domain: domain of every row; None: each row's own (`data.domain`).
+        domains: the known domains, with the columns that they need (`verifier.domains`).
+        gradable: reject rows without the columns that their domain needs.
+        key: the key of the config that holds `fields`, for messages.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    domain: str | None = None
+    domains: Mapping[str, DomainConfig] = field(default_factory=lambda: BUILT_IN)
+    gradable: bool = True
+    key: str = "data.fields"
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Names of the columns that may hold each field of a Problem, the first one first."""
+        return {name: columns_of(name, self.fields) for name in FIELDS}
+
+
+def load_problems(
+    source: str,
+    config: DataConfig,
+    *,
+    split: Split,
+    limit: int | None,
+    seed: int,
+    domains: Mapping[str, DomainConfig] = BUILT_IN,
+) -> list[Problem]:
+    """All problems of a finite source.
+
+    Args:
+        source: a file with one of `files.ENDINGS`, a Hugging Face dataset (`NAME` or
+            `NAME#SUBSET`), `reasoning_gym:NAME`, or `playground:`.
+        config: `fields` and `eval_fields`, `domain`, `playground`, and the datasets' names for the
+            two splits (`split` and `eval_split`) are used here.
+        split: the problems to train on, or to evaluate with. Files have no splits; no problem of a
+            generated source is in both.
+        limit: maximum number of problems, evenly spaced over the source (which may be sorted);
+            required for generated sources, which are endless.
+        seed: seed of the generated sources.
+        domains: the known domains (`verifier.domains`).
+
+    Raises:
+        InputError: no such source, a damaged file, a row that cannot be graded, an unknown domain,
+            an unknown name in `fields`, or too few distinct generated problems.
+    """
+    mapped = config.fields, "data.fields"
+    if split == "test" and config.eval_fields is not None:
+        mapped = config.eval_fields, "data.eval_fields"
+    check_fields(*mapped)
+    scheme, name = generated(source)
+    if scheme and limit is None:
+        raise InputError(f"data {source!r} has no end: say how many problems (data.limit)")
+    if scheme == "playground":
+        settings = config.playground
+        choices = (settings.levels, settings.languages, settings.kinds)
+        try:
+            return list(playground.problems(split, seed, *choices, count=limit))
+        except ValueError as error:
+            raise InputError(f"data {source!r}: {error}") from None
+    if scheme == "reasoning_gym":
+        assert limit is not None
+        problems = _distinct(gym_problems(name, split, seed), limit)
+        if len(problems) < limit:
+            raise InputError(
+                f"data {source!r}: only {len(problems)} different {split} problems "
+                f"were found of {limit} asked for; ask for fewer"
+            )
+        return problems
+    if found := named_source(source, config.sets):
+        mapped = found.entry.fields, f"data.sets.{found.name}.fields"
+        check_fields(*mapped)
+        rules = RowRules(mapped[0], found.entry.domain, domains, key=mapped[1])
+        problems = _row_problems(problem_rows(found), rules, found.name, found.name)
+        if not problems:
+            count = sum(1 for _ in read_rows(found.source, found.entry.split))
+            raise InputError(
+                f"data {source!r}: all {count:,} rows were skipped: they cannot be graded "
+                f"(docs/data.md says which rows {found.name} keeps); give another file"
+            )
+    else:
+        hub_split = config.split if split == "train" else config.eval_split
+        is_file = source.endswith(ENDINGS)
+        stem = Path(source).name.partition(".")[0] if is_file else source
+        # A run may read both splits of a dataset, whose rows are different problems.
+        prefix = stem if is_file else f"{stem}-{hub_split}"
+        rules = RowRules(mapped[0], config.domain, domains, key=mapped[1])
+        problems = _row_problems(read_rows(source, hub_split), rules, stem, prefix)
+    if limit is not None and limit < len(problems):
+        return [problems[i * len(problems) // limit] for i in range(limit)]
+    if limit is not None and limit > len(problems) and split == "test":
+        logger.warning(
+            "evaluation on %s: all %s problems are taken, as there are fewer than the %s asked for",
+            name_of(source), f"{len(problems):,}", f"{limit:,}",
+        )  # fmt: skip
+    return problems
+
+
+def check_fields(fields: Mapping[str, str], key: str = "data.fields") -> None:
+    """Check that `data.fields`, or the mapping at another key, names fields of problems.
+
+    Raises:
+        InputError: an unknown field; the message suggests the nearest name.
+    """
+    known = (*FIELDS, *METADATA_FIELDS)
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise InputError(f"{key}.{name}: a problem has no such field; {hint}")
+
+
+def generated(source: str) -> tuple[str, str]:
+    """(scheme, name) of a source that generates problems; ("", "") for files and datasets.
+
+    Raises:
+        InputError: text follows `playground:`.
+    """
+    scheme, colon, name = source.partition(":")
+    if f"{scheme}{colon}" not in SCHEMES:
+        return "", ""
+    if scheme == "playground" and name:
+        raise InputError(
+            f"data {source!r}: write 'playground:' alone, and what to draw in data.playground"
+        )
+    return scheme, name
+
+
+def gym_problems(name: str, split: Split, seed: int) -> Iterator[Problem]:
+    """An endless stream of Reasoning Gym problems, which the maths verifier grades.
+
+    A hash of the statement determines the split, as in the playground, since neighbouring seeds of
+    Reasoning Gym share most of their problems.
+
+    Raises:
+        InputError: the package is missing, it knows no such dataset, or the dataset's answers are
+            not one line of text.
+    """
+    try:
+        from reasoning_gym.factory import DATASETS, create_dataset
+    except ImportError:
+        raise InputError(
+            f"data 'reasoning_gym:{name}' needs a package that is not installed: "
+            f"{install('reasoning-gym')}"
+        ) from None
+    if name not in DATASETS:
+        near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)
+        raise InputError(
+            f"data 'reasoning_gym:{name}': no such dataset; did you mean one of {', '.join(near)}?"
+        )
+    return _gym_stream(name, split, seed, create_dataset)
+
+
+def _gym_stream(name: str, split: Split, seed: int, create_dataset: Any) -> Iterator[Problem]:
+    size, unfit = 1000, 0  # 200 draws contain a test problem, except in 1 of 10¹¹ cases
+    for start in range(seed, 2**63, size):
+        for row in create_dataset(name, size=size, seed=start):
+            statement, answer = row["question"].strip(), row["answer"]
+            answer = answer.strip() if isinstance(answer, str) else answer_text(answer)
+            if not answer or "\n" in answer or playground.split_of(statement) != split:
+                unfit += 1
+                if unfit == 200:
+                    raise InputError(
+                        f"data 'reasoning_gym:{name}': {unfit} draws, and not one {split} problem "
+                        f"with an answer of one line, as the maths verifier needs it; choose "
+                        f"another dataset"
+                    )
+                continue
+            unfit = 0
+            yield Problem(
+                id=f"{name}-{hashlib.sha256(statement.encode()).hexdigest()[:16]}",
+                domain="math",
+                problem=statement,
+                answer=answer,
+                language="en",
+                source=f"reasoning_gym:{name}",
+            )
+
+
+def _distinct(problems: Iterable[Problem], count: int) -> list[Problem]:
+    """The first `count` distinct problems; fewer if new ones become rare."""
+    found: dict[str, Problem] = {}
+    for problem in islice(problems, 20 * count + 1000):
+        found.setdefault(problem.id, problem)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _row_problems(
+    rows: Iterable[tuple[str, dict[str, Any]]], rules: RowRules, source: str, prefix: str
+) -> list[Problem]:
+    """The problems of rows.
+
+    Args:
+        rows: each with its location.
+        rules: rules for reading them.
+        source: name of the source, for problems that name none.
+        prefix: with the row's number, the id of a problem without an id.
+    """
+    problems: dict[str, Problem] = {}
+    names: set[str] = set()
+    for where, row in rows:
+        names.update(row)
+        line = where.rstrip("]").replace("[", ":").rpartition(":")[2]  # FILE:LINE or NAME[INDEX]
+        problem = parse_problem(row, where, rules, default_id=f"{prefix}-{line}", source=source)
+        while problem.id in problems:
+            # A run's records name problems by id, so ids must differ.
+            problem = replace(problem, id=f"{problem.id}-{line}")
+        problems[problem.id] = problem
+    for key, column in rules.fields.items():
+        if column not in names:
+            raise InputError(
+                f"data {source!r}: {rules.key} maps {key!r} to {column!r}, but no row has that; "
+                f"the rows have {', '.join(sorted(names))}"
+            )
+    return list(problems.values())
+
+
+def parse_problem(
+    row: dict[str, Any], where: str, rules: RowRules, *, default_id: str, source: str
+) -> Problem:
+    """One row as a Problem; all values without a field in Problem go into `metadata`.
+
+    Raises:
+        InputError: no statement, an unknown domain, tests of unknown form, or, if the problem must
+            be gradable, no value in a column that its domain needs.
+    """
+    rest = {name: value for name, value in row.items() if value is not None}
+    values: dict[str, Any] = {}
+    for name, columns in rules.columns.items():
+        column = next((c for c in columns if not is_missing(rest.get(c))), None)
+        values[name] = None if column is None else rest.pop(column)
+    fields = rules.fields
+    rest |= {name: rest.pop(fields[name]) for name in METADATA_FIELDS if fields.get(name) in rest}
+    tests = parse_tests(values["tests"], where)
+    statement, messages = _statement(values["problem"], where)
+    if not isinstance(statement, str) or not statement.strip():
+        name = fields.get("problem", "problem")
+        raise InputError(f"{where}: no text in field {name!r}; {_row_columns(row, rules)}")
+    domain = _domain(values["domain"], where, rules) or ("code" if tests else "math")
+    if rules.domain is not None and values["domain"] is not None:
+        rest["domain"] = values["domain"]
+    answer = answer_text(values["answer"])
+    if values["answer"] is None and not tests and "answer" not in fields:
+        answer = next(filter(None, (_stated(rest.get(name)) for name in UNSURE)), None)
+    if rules.gradable:
+        for name in rules.domains[domain].needs:
+            if not {"answer": answer, "tests": tests}[name]:
+                raise InputError(f"{where}: {_missing(name, domain, rules, row)}")
+    # Tests and references given as JSON text were decoded after the row was read.
+    encodable({"problem": statement, "answer": answer, "tests": tests}, where)
+    is_program = bool(tests) or rules.domains[domain].verifier == "code"
+    language, level = _language(values["language"], is_program), _level(values["difficulty"])
+    if values["language"] is not None and language is None:
+        rest["programming_language" if is_program else "language"] = values["language"]
+    if values["difficulty"] is not None and level is None:
+        rest["difficulty"] = values["difficulty"]
+    return Problem(
+        id=default_id if values["id"] is None else str(values["id"]),
+        domain=domain,
+        problem=statement,
+        answer=answer,
+        tests=tests,
+        language=language,
+        difficulty=level,
+        source=source if values["source"] is None else str(values["source"]),
+        messages=messages,
+        metadata=rest,
+        where=where,
+    )
+
+
+def columns_of(field_name: str, fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the columns that may hold a field of a Problem, in order of precedence."""
+    if field_name in fields:
+        return (fields[field_name],)
+    return (field_name, *ALIASES.get(field_name, ()))
+
+
+def _row_columns(row: dict[str, Any], rules: RowRules) -> str:
+    """The columns of a row, for the message about a missing one."""
+    return f"the row has {', '.join(sorted(row))}; name the right one in {rules.key}"
+
+
+def _statement(value: Any, where: str) -> tuple[Any, list[Message] | None]:
+    """(statement, messages) of a problem, which is a text or a chat's messages.
+
+    Raises:
+        InputError: a list that is not a chat.
+    """
+    if not isinstance(value, list | tuple):
+        return value, None
+    messages: list[Message] = []
+    for place, message in enumerate(value):
+        role, content = (
+            (message.get("role"), message.get("content")) if isinstance(message, dict) else (0, 0)
+        )
+        if role not in ROLES or not isinstance(content, str):
+            raise InputError(
+                f"{where}: message {place} of the prompt is not a chat message: it needs a `role`, "
+                f"one of {', '.join(ROLES)}, and a `content` that is text"
+            )
+        messages.append({"role": role, "content": content})
+    if not messages or messages[-1]["role"] != "user":
+        raise InputError(f"{where}: the prompt's last message must be the user's")
+    return messages[-1]["content"], messages
+
+
+def _domain(value: Any, where: str, rules: RowRules) -> str | None:
+    """The domain that a row or `data.domain` names, if any."""
+    name = value if rules.domain is None else rules.domain
+    if name is None or (isinstance(name, str) and name in rules.domains):
+        return name
+    near = nearest(str(name), rules.domains)
+    hint = f"did you mean {near!r}? " if near else ""
+    raise InputError(
+        f"{where}: unknown domain {name!r}; {hint}known are "
+        f"{', '.join(rules.domains)}. Add it to verifier.domains, name another column in "
+        f"data.fields, or set data.domain to the domain of all rows"
+    )
+
+
+def _missing(column: str, domain: str, rules: RowRules, row: dict[str, Any]) -> str:
+    """What is wrong with a row that lacks a column needed by its domain."""
+    says = _row_columns(row, rules)
+    name = rules.fields.get(column, column)
+    if column == "tests":
+        return f"no tests in field {name!r}, which domain {domain!r} needs; {says}"
+    if unsure := [name for name in UNSURE if row.get(name) and "answer" not in rules.fields]:
+        says = f"{unsure[0]!r} states none, by a box or in one line; {says}"
+    return (
+        f"no answer (text or a number) in field {name!r}, and no tests: domain {domain!r} could "
+        f"not grade the row; {says}, remove the row, or set data.domain to a domain of your own "
+        f"(verifier.domains) that needs no answer"
+    )
+
+
+def answer_text(value: Any) -> str | None:
+    """The reference answer as text; in GSM8K's worked answers, the number after `####`. None for a
+    value that is not an answer, such as NaN or infinity; for a list of one value, that value's."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        value = str(value)
+    if not isinstance(value, str):
+        return None
+    return value.rpartition("####")[2].strip()
+
+
+def _stated(value: Any) -> str | None:
+    """The answer in a column that may hold a derivation: its last box, the text after `####`, or
+    all of a short line."""
+    answer = answer_text(value)
+    if not answer or not isinstance(value, str) or "####" in value:
+        return answer
+    if box := last_box(value):
+        return box
+    return answer if len(answer) <= MAX_ANSWER and "\n" not in answer else None
+
+
+def _language(value: Any, is_program: bool) -> str | None:
+    """The statement's language; in programming rows, `language` is often the program's."""
+    if is_program:
+        return value if value in LANGUAGES else None
+    return value if isinstance(value, str) and re.fullmatch("[a-z]{2}", value) else None
+
+
+def _level(value: Any) -> int | None:
+    """A level as a whole number, also in the MATH dataset's form (`Level 3`)."""
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    found = re.fullmatch(r"(?:level )?(\d{1,9})", text.strip(), re.IGNORECASE)
+    return int(found[1]) if found else None

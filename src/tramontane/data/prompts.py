@@ -1,0 +1,308 @@
+"""Turns problem statements into prompt tokens.
+
+The system prompt paraphrases Magistral's (arXiv 2506.10910, section 2.2.4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, cast
+
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from tramontane.config import PromptConfig
+from tramontane.errors import InputError
+from tramontane.types import PAPER_TAGS, Message, Problem, Prompt, ResponseText, ThinkingTags
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SYSTEM_PROMPT = """\
+Before you answer, think the task through as an inner monologue between <think> and </think>. \
+Think as casually and for as long as you want: try things out, doubt, check, start again, until \
+you are confident. After </think>, write a short summary that stands on its own: the steps that \
+matter, then the final answer. Put the answer to a mathematical task in \\boxed{}, and a program \
+in one fenced code block that names its language. Use Markdown and LaTeX. Write both the thoughts \
+and the summary in the language of the task.
+
+Task:
+"""
+
+# Pairs that are tokens of published models, the paper's first: DeepSeek-R1, Qwen3 and many others;
+# Magistral 1.2; Command A Reasoning; Seed-OSS; Kimi-VL; OpenThinker.
+KNOWN_TAGS = (
+    PAPER_TAGS,
+    ThinkingTags("[THINK]", "[/THINK]"),
+    ThinkingTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkingTags("<seed:think>", "</seed:think>"),
+    ThinkingTags("◁think▷", "◁/think▷"),
+    ThinkingTags("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+_PROBE = "1 + 1?"  # a statement that no template treats specially
+
+
+def find_tags(tokenizer: PreTrainedTokenizerBase) -> ThinkingTags:
+    """The first pair of known thinking tags that the tokenizer has as single tokens; the paper's
+    if it has none."""
+    from tramontane.models.loading import token_id
+
+    return next(
+        (tags for tags in KNOWN_TAGS if all(token_id(tokenizer, tag) is not None for tag in tags)),
+        PAPER_TAGS,
+    )
+
+
+def system_text(system_prompt: str | None, tags: ThinkingTags = PAPER_TAGS) -> str | None:
+    """The system prompt's text: `magistral` names the text above, with the model's thinking tags;
+    other values are the text."""
+    if system_prompt != "magistral":
+        return system_prompt
+    return SYSTEM_PROMPT.replace(PAPER_TAGS.opening, tags.opening).replace(
+        PAPER_TAGS.closing, tags.closing
+    )
+
+
+class PromptEncoder:
+    """Turns problem statements into prompts for one model.
+
+    A chat template may write the start of the response into its prompt: the opening thinking tag
+    (DeepSeek-R1, QwQ, Qwen3-Thinking), or an empty pair of tags (Qwen3 with `enable_thinking:
+    false`). This and `response_prefix` are prepended to every response's text, so that formats,
+    thought lengths and rewards see whole responses (`response`).
+
+    Args:
+        tokenizer: the model's.
+        config: system prompt, chat template and its variables, start of the response. A given
+            template replaces the tokenizer's.
+        tags: the thinking tags; None: the tokenizer's (`find_tags`).
+
+    Attributes:
+        tags: the thinking tags of the responses.
+
+    Raises:
+        InputError: a template that fails or omits the problem; `chat_template_kwargs` that the
+            template does not read; a second opening thinking tag in `response_prefix`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: PromptConfig | None = None,
+        tags: tuple[str, str] | None = None,
+    ) -> None:
+        self.tokenizer, self.config = tokenizer, config or PromptConfig()
+        self.tags = ThinkingTags.of(tags) if tags else find_tags(tokenizer)
+        if self.config.chat_template is not None:
+            tokenizer.chat_template = self.config.chat_template
+        self._check_template_kwargs()
+        self._check_template()
+        if self.tags.opening in self.opened and self.tags.opening in self.config.response_prefix:
+            raise InputError(
+                f"response_prefix {self.config.response_prefix!r}: the chat template already ends "
+                f"its prompts with {self.opened!r}; leave {self.tags.opening} out of the prefix"
+            )
+
+    @cached_property
+    def opened(self) -> str:
+        """The start of the response written by the chat template; usually empty."""
+        opening, closing = map(re.escape, self.tags)
+        found = re.search(rf"{opening}\s*(?:{closing}\s*)?\Z", self._templated(_PROBE))
+        return found[0] if found else ""
+
+    @property
+    def response(self) -> ResponseText:
+        """The parts of a response's text that are not sampled, for generators."""
+        return ResponseText(self.tags, self.opened + self.config.response_prefix)
+
+    def render(self, prompt: Prompt, where: str = "") -> str:
+        """The text before a completion, by the tokenizer's chat template.
+
+        A chat's own system message replaces the configured one. A base model without a template
+        gets the system text (by default the package's, since nothing else describes the format),
+        the messages, and a line break. If the template has no system role, the system text precedes
+        the first message.
+
+        Args:
+            prompt: a statement or a chat.
+            where: the row it comes from, for messages.
+
+        Raises:
+            InputError: the chat template rejects the prompt, e.g. because roles do not alternate.
+        """
+        return self._templated(prompt, where) + self.config.response_prefix
+
+    def check_chats(self, problems: Iterable[Problem]) -> None:
+        """Render one chat for each order of roles among the problems, since templates only reject
+        orders of roles.
+
+        Raises:
+            InputError: see `render`.
+        """
+        seen: set[tuple[str, ...]] = set()
+        for problem in problems:
+            roles = tuple(message["role"] for message in problem.messages or ())
+            if roles and roles not in seen:
+                seen.add(roles)
+                self.render(problem.prompt, problem.where)
+
+    def encode(self, prompt: Prompt, where: str = "") -> list[int]:
+        """Token ids of `render`, which start with BOS if the tokenizer or the template writes it,
+        and do not end with EOS.
+
+        Only the template and the config may write special tokens: those in a row's text are encoded
+        as text (`allow_special_tokens`), except thinking tags in system and assistant messages,
+        which the system prompt of Magistral 1.2 needs.
+        """
+        return self.encode_all([prompt], [where])[0]
+
+    def encode_all(self, prompts: Sequence[Prompt], where: Iterable[str] = ()) -> list[list[int]]:
+        """`encode` for many prompts, which the tokenizer may process in parallel."""
+        places = chain(where, repeat(""))
+        texts = [self.render(prompt, place) for prompt, place in zip(prompts, places, strict=False)]
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for number, prompt in enumerate(prompts):
+            if self._has_special_tokens(prompt):
+                encoded[number] = self._encode_as_text(prompt)
+        return [[*self._first_tokens, *ids] for ids in encoded]
+
+    @cached_property
+    def _first_tokens(self) -> list[int]:
+        """The tokens that a tokenizer without a template puts before every text, usually BOS. Those
+        after a text are omitted, since a prompt does not end there."""
+        if self.tokenizer.chat_template is not None:
+            return []
+        bare: list[int] = self.tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+        whole: list[int] = self.tokenizer(_PROBE)["input_ids"]
+        return next(whole[:i] for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """The special tokens that the tokenizer recognizes in a text."""
+        added = {str(t) for t in self.tokenizer.added_tokens_decoder.values() if t.special}
+        texts = sorted(added | {*self.tokenizer.all_special_tokens}, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts)))
+
+    def _has_special_tokens(self, prompt: Prompt) -> bool:
+        if self.config.allow_special_tokens:
+            return False
+        contents = [m["content"] for m in prompt] if isinstance(prompt, list) else [prompt]
+        return any(map(self._special.search, contents))
+
+    def _encode_as_text(self, prompt: Prompt) -> list[int]:
+        """`encode` for a prompt with special tokens in its own text.
+
+        While the template is applied, a mark replaces each, to distinguish them from the
+        template's. The whole text is then encoded as usual, and only their tokens are replaced.
+        """
+        if not self.tokenizer.is_fast:
+            raise InputError(
+                f"a prompt holds special tokens of the model ({self._special.pattern}), which its "
+                f"tokenizer cannot encode as text; remove them, or set allow_special_tokens"
+            )
+        chat = prompt if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+        texts = "".join(message["content"] for message in chat)
+        mark = next(c for c in map(chr, range(0xFDD0, 0xFDF0)) if c not in texts)  # no characters
+        found: list[str] = []
+
+        def marked(message: Message) -> Message:
+            def replaced(match: re.Match[str]) -> str:
+                if message["role"] != "user" and match[0] in self.tags:
+                    return match[0]
+                found.append(match[0])
+                return f"{mark}{len(found) - 1}{mark}"
+
+            content = self._special.sub(replaced, message["content"])
+            return Message(role=message["role"], content=content)
+
+        pieces = re.split(f"{mark}([0-9]+){mark}", self.render([marked(m) for m in chat]))
+        text, spans = "", []
+        for number, piece in enumerate(pieces):
+            if number % 2:
+                piece = found[int(piece)]
+                spans.append((len(text), len(text) + len(piece)))
+            text += piece
+        whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = []
+        for token, (start, end) in zip(whole["input_ids"], whole["offset_mapping"], strict=True):
+            if any(start < stop and begin < end for begin, stop in spans):
+                ids += self._as_text(text[start:end])
+            else:
+                ids.append(token)
+        return ids
+
+    def _as_text(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)[
+            "input_ids"
+        ]
+        return ids
+
+    def _templated(self, prompt: Prompt, where: str = "") -> str:
+        try:
+            return self._by_template(prompt)
+        except Exception as error:  # a template may raise anything
+            roles = ", ".join(m["role"] for m in prompt) if isinstance(prompt, list) else "user"
+            row = f"{where}: " if where else ""
+            raise InputError(
+                f"{row}the model's chat template refuses the prompt, whose roles are {roles} "
+                f"({error}); give messages that the template takes, or remove the row"
+            ) from None
+
+    def _by_template(self, prompt: Prompt) -> str:
+        chat = list(prompt) if isinstance(prompt, list) else [Message(role="user", content=prompt)]
+        system = system_text(self.config.system_prompt, self.tags)
+        if chat[0]["role"] == "system":
+            system = chat.pop(0)["content"]
+        if self.tokenizer.chat_template is None:
+            turns = "\n\n".join(message["content"] for message in chat)
+            return f"{system or system_text('magistral', self.tags)}{turns}\n\n"
+        if system is None:
+            return self._apply(chat)
+        try:
+            return self._apply([Message(role="system", content=system), *chat])
+        except TemplateError:  # the template has no such role
+            first = Message(role=chat[0]["role"], content=f"{system}{chat[0]['content']}")
+            return self._apply([first, *chat[1:]])
+
+    def _apply(self, messages: list[Message]) -> str:
+        text = self.tokenizer.apply_chat_template(
+            cast(list[dict[str, str]], messages),
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.config.chat_template_kwargs,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _check_template(self) -> None:
+        given = self.config.chat_template is not None
+        name = "data.chat_template" if given else "the tokenizer's chat template"
+        try:
+            text = self._by_template(_PROBE)
+        except TemplateSyntaxError as error:
+            raise InputError(f"{name}: line {error.lineno}: {error.message}") from None
+        except Exception as error:  # a template may raise anything, e.g. a division by 0
+            said = error if isinstance(error, TemplateError) else repr(error)
+            raise InputError(f"{name}: cannot write a prompt: {said}") from None
+        if given and _PROBE not in text:
+            raise InputError(
+                f"{name}: its prompts lack the problem, e.g. {text[:80]!r}; a chat template writes "
+                f"the `content` of each of the `messages`"
+            )
+
+    def _check_template_kwargs(self) -> None:
+        if not (names := self.config.chat_template_kwargs):
+            return
+        if self.tokenizer.chat_template is None:
+            raise InputError(
+                f"chat_template_kwargs {', '.join(names)}: the tokenizer has no chat template; "
+                f"remove them"
+            )
+        template = self.tokenizer.get_chat_template()
+        if unread := [name for name in names if not re.search(rf"\b{re.escape(name)}\b", template)]:
+            raise InputError(
+                f"chat_template_kwargs {', '.join(unread)}: the tokenizer's chat template does not "
+                f"read them; remove them"
+            )

@@ -1,0 +1,22 @@
+"""Evaluation: pass@1, pass@k and maj@k, with 95 % intervals clustered by problem."""
+
+from tramontane.evaluation.evaluate import (
+    EvaluationResult,
+    SamplingPlan,
+    Slice,
+    evaluate,
+    summarize,
+)
+from tramontane.evaluation.metrics import Estimate, maj_at_k, mean_interval, pass_at_k
+
+__all__ = [
+    "Estimate",
+    "EvaluationResult",
+    "SamplingPlan",
+    "Slice",
+    "evaluate",
+    "maj_at_k",
+    "mean_interval",
+    "pass_at_k",
+    "summarize",
+]

@@ -1,0 +1,314 @@
+"""Compares several models on several suites: keeps every completion, and tabulates results and each
+model's difference from the first, problem by problem.
+
+The folder holds, for each suite and model, `SUITE/MODEL.jsonl` (completions) and `SUITE/MODEL.json`
+(settings and results); `comparison.md` and `comparison.html`; and for each model `MODEL.card.yaml`,
+its results as the front matter of a model card.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, StrictUndefined
+
+from tramontane.data.files import ENDINGS
+from tramontane.errors import InputError
+from tramontane.evaluation.basis import Basis
+from tramontane.evaluation.checkpoint import (
+    Settings,
+    continue_evaluation,
+    prepare,
+    problems_of,
+)
+from tramontane.evaluation.completions import CompletionsFile, Row
+from tramontane.evaluation.evaluate import EvaluationResult, hub_results, summarize
+from tramontane.evaluation.paired import Difference, counts_of, paired_difference
+from tramontane.evaluation.placed import Work
+from tramontane.types import Problem
+from tramontane.workplace import owned_folder, write_whole
+
+Progress = Callable[[str, str, int, int], None]  # suite, model, completions graded, and in all
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model on one suite.
+
+    Args:
+        result: the figures.
+        difference: from the first model on the same problems; None for the first itself.
+        left_out: problems of the suite that are excluded, since their prompts are too long for one
+            of the models (`data.overlong_prompts: drop`).
+    """
+
+    result: EvaluationResult
+    difference: Difference | None
+    left_out: int
+
+
+Comparison = dict[str, dict[str, Measured]]  # by suite, then by model
+Plan = Mapping[str, Mapping[str, Settings]]  # likewise
+
+
+@dataclass(frozen=True)
+class PreparedSuite:
+    """One suite, with its problems loaded and checked.
+
+    Args:
+        works: by model, the problems whose prompts fit.
+        common: ids of the problems whose prompts fit for every model.
+        left_out: number of the other problems.
+    """
+
+    works: dict[str, Work]
+    common: frozenset[str]
+    left_out: int
+
+
+def compare(
+    plan: Plan,
+    out: Path,
+    *,
+    on_progress: Progress = lambda suite, model, done, total: None,
+) -> Comparison:
+    """Evaluate every model on every suite, and write the folder.
+
+    Results of an earlier process are kept: complete evaluations, and complete problems of an
+    unfinished one. All input is loaded and checked before the first completion.
+
+    Args:
+        plan: the settings by suite, then by model; the others are compared to the first model.
+        out: the folder, created if missing.
+        on_progress: called as completions are graded.
+
+    Raises:
+        InputError: see `prepare_suites`; or the folder holds completions with a different basis.
+    """
+    with owned_folder(out, "compared"):
+        return _compare(plan, out, on_progress)
+
+
+def _compare(plan: Plan, out: Path, on_progress: Progress) -> Comparison:
+    prepared = prepare_suites(plan)
+    bases = {
+        out / suite / f"{model}.jsonl": Basis.of(plan[suite][model], work.problems)
+        for suite, found in prepared.items()
+        for model, work in found.works.items()
+    }
+    for file, basis in bases.items():
+        basis.check(file)
+    compared: Comparison = {}
+    for suite, found in prepared.items():
+        rows = {}
+        for model, work in found.works.items():
+            file = out / suite / f"{model}.jsonl"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            continue_evaluation(plan[suite][model], work, file, partial(on_progress, suite, model))
+            with CompletionsFile(file, resume=True) as completions:
+                rows[model] = [r for r in completions.rows if r["problem_id"] in found.common]
+        compared[suite] = _measured(rows, found.left_out)
+        for model, measured in compared[suite].items():
+            file = out / suite / f"{model}.jsonl"
+            bases[file].write(file, _figures(measured))
+    _write_pages(compared, plan, out)
+    return compared
+
+
+def prepare_suites(plan: Plan) -> dict[str, PreparedSuite]:
+    """Load and check all input of a comparison; no weights are read.
+
+    Raises:
+        InputError: no such model, source or device, a prompt that does not fit, or models that
+            would not be evaluated on the same problems.
+    """
+    found = {}
+    problems_of_suites = {suite: _load(suite, models) for suite, models in plan.items()}
+    for suite, loaded in problems_of_suites.items():
+        models = plan[suite]
+        works = {model: prepare(models[model], problems) for model, problems in loaded.items()}
+        kept = [frozenset(problem.id for problem in work.problems) for work in works.values()]
+        common = frozenset.intersection(*kept)
+        if not common:
+            raise InputError(
+                f"{suite}: every problem is too long for one of the models ({', '.join(works)}); "
+                f"allow fewer tokens a completion"
+            )
+        everything = len(next(iter(loaded.values())))
+        found[suite] = PreparedSuite(works, common, everything - len(common))
+    return found
+
+
+def _load(suite: str, models: Mapping[str, Settings]) -> dict[str, list[Problem]]:
+    """A suite's problems by model; a source that several models read with the same settings is
+    loaded once."""
+    by_settings: dict[str, list[Problem]] = {}
+    found = {}
+    for model, settings in models.items():
+        read_by = settings.config.model_dump_json(include={"data", "verifier"})
+        key = f"{read_by} {settings.sampling.problems} {settings.sampling.seed}"
+        if key not in by_settings:
+            by_settings[key] = problems_of(settings)
+        found[model] = by_settings[key]
+    first, *others = found
+    texts = [(problem.id, problem.problem) for problem in found[first]]
+    for model in others:
+        if [(problem.id, problem.problem) for problem in found[model]] != texts:
+            raise InputError(
+                f"{suite}: {first} and {model} would be measured on other problems, by the configs "
+                f"of their runs; give all models one config, or one seed and number of problems"
+            )
+    return found
+
+
+def labels(models: Sequence[str]) -> dict[str, str]:
+    """Models by label. `LABEL=MODEL` sets the label; the default is the end of the path, or, for a
+    run's checkpoint, the run and the step.
+
+    Raises:
+        InputError: two models with the same label.
+    """
+    return _by_label(models, _label, "LABEL", "model")
+
+
+def suites(sources: Sequence[str]) -> dict[str, str]:
+    """Suites, or sources of problems, by name. `NAME=SOURCE` sets the name; the default is the
+    suite's name, or the end of the path.
+
+    Raises:
+        InputError: two with the same name.
+    """
+    return _by_label(sources, _suite_name, "NAME", "source of problems")
+
+
+def _by_label(
+    texts: Sequence[str], default: Callable[[str], str], key: str, kind: str
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        label, equals, value = text.partition("=")
+        if not equals:
+            value, label = text, default(text)
+        if not re.fullmatch(r"[\w.+-]+", label):
+            raise InputError(f"{text}: a {key.lower()} has letters, digits and . + - _ only")
+        if label in found:
+            raise InputError(
+                f"{text}: another {kind}, {found[label]}, is called {label!r}; write {key}={value} "
+                f"with another {key.lower()}"
+            )
+        found[label] = value
+    return found
+
+
+def _label(model: str) -> str:
+    parts = [part for part in Path(model).parts if part not in ("/", "checkpoints", "weights")]
+    kept = parts[-2:] if parts and re.fullmatch(r"step_\d+", parts[-1]) else parts[-1:]
+    return re.sub(r"[^\w.+-]", "-", "-".join(kept))
+
+
+def _suite_name(source: str) -> str:
+    """The name of a suite or source: without its file, or the file's own name."""
+    name = Path(source.partition("@")[0].rstrip(":")).name
+    ending = next((e for e in sorted(ENDINGS, key=len, reverse=True) if name.endswith(e)), "")
+    return re.sub(r"[^\w.+-]", "-", name.removesuffix(ending))
+
+
+def _measured(rows: Mapping[str, Sequence[Row]], left_out: int) -> dict[str, Measured]:
+    """The results of one suite by model, from the rows of their common problems."""
+    first, found = counts_of(next(iter(rows.values()))), {}
+    for place, (model, of_model) in enumerate(rows.items()):
+        difference = paired_difference(first, counts_of(of_model)) if place else None
+        found[model] = Measured(summarize(of_model), difference, left_out)
+    return found
+
+
+def _figures(measured: Measured) -> dict[str, Any]:
+    difference = measured.difference
+    return {
+        "result": measured.result.to_dict(),
+        "difference": difference and difference.to_dict(),
+        "left_out": measured.left_out,
+    }
+
+
+def markdown(found: Comparison) -> str:
+    """The tables as Markdown."""
+    return _page("comparison.md", found)
+
+
+def _tables(found: Comparison) -> list[dict[str, Any]]:
+    """Values for the templates: one table per suite."""
+    tables = []
+    for suite, models in found.items():
+        rows = []
+        for model, measured in models.items():
+            result = measured.result
+            k = max(result.pass_at_k)
+            rows.append(
+                {
+                    "model": model,
+                    "pass_at_1": result.pass_at_1,
+                    "pass_at_k": result.pass_at_k[k],
+                    "maj_at_k": result.maj_at_k.get(k),
+                    "format": result.format_rate,
+                    "tokens": result.mean_completion_tokens,
+                    "difference": measured.difference,
+                }
+            )
+        any_result = next(iter(models.values())).result
+        tables.append(
+            {
+                "suite": suite,
+                "rows": rows,
+                "k": max(any_result.pass_at_k),
+                "n_problems": any_result.n_problems,
+                "left_out": next(iter(models.values())).left_out,
+                "samples": any_result.samples,
+                "first": next(iter(models)),
+            }
+        )
+    return tables
+
+
+def _write_pages(found: Comparison, plan: Plan, out: Path) -> None:
+    write_whole(out / "comparison.md", markdown(found))
+    write_whole(out / "comparison.html", _page("comparison.html", found))
+    for model in {model: None for models in found.values() for model in models}:
+        card = model_index(model, {suite: models[model] for suite, models in found.items()}, plan)
+        write_whole(out / f"{model}.card.yaml", card)
+
+
+def model_index(model: str, found: Mapping[str, Measured], plan: Plan) -> str:
+    """A model's results as the `model-index` of a model card's front matter, in YAML."""
+    from huggingface_hub.repocard_data import eval_results_to_model_index
+
+    results = []
+    for suite, measured in found.items():
+        settings = plan[suite][model]
+        source = str(settings.config.data.eval)
+        results += hub_results(suite, source, measured.result, settings.sampling)
+    index = eval_results_to_model_index(model, results)
+    return yaml.safe_dump({"model-index": index}, sort_keys=False, allow_unicode=True)
+
+
+def _page(name: str, found: Comparison) -> str:
+    source = resources.files("tramontane.evaluation").joinpath(f"{name}.j2").read_text("utf-8")
+    environment = Environment(
+        undefined=StrictUndefined,
+        autoescape=name.endswith(".html"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    tables = _tables(found)
+    names = next(iter(found.values()))
+    models = {
+        name: [row for t in tables for row in t["rows"] if row["model"] == name] for name in names
+    }
+    return environment.from_string(source).render(tables=tables, models=models)

@@ -1,0 +1,404 @@
+"""Evaluate a model: sample every problem several times, grade the completions, and count.
+
+`tramontane eval` and the measurements before and after a training run use the same code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from huggingface_hub import EvalResult
+
+from tramontane.data.prompts import PromptEncoder
+from tramontane.evaluation.completions import CompletionsFile, Row
+from tramontane.evaluation.malformed import Malformed
+from tramontane.evaluation.metrics import (
+    Estimate,
+    maj_at_k,
+    mean_interval,
+    pass_at_k,
+    powers_of_two,
+)
+from tramontane.evaluation.thinking import ThinkingCounter
+from tramontane.types import Completion, Problem, Request, SamplingParams, Verdict
+from tramontane.verifier.custom import Response
+from tramontane.verifier.math.normalize import vote
+from tramontane.verifier.pool import Responses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+VERDICT_SECONDS = 600.0  # longest wait for the next verdicts
+
+
+class Sampler(Protocol):
+    """The part of a generator's interface that evaluation needs."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    def submit(self, requests: list[Request]) -> None: ...
+
+    def step(self) -> list[Completion]: ...
+
+    def pending(self) -> list[Request]: ...
+
+
+class Scorer(Protocol):
+    """The part of a verifier pool's interface that evaluation needs."""
+
+    def score(self, problem: Problem, responses: Responses) -> Future[list[Verdict]]: ...
+
+    def stats(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """The sampling settings of an evaluation.
+
+    Args:
+        samples: completions of each problem.
+        sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
+        seed: with a problem's id and the sample's number, determines each completion's randomness.
+        encoder: makes the prompts; None: by the chat template alone.
+    """
+
+    samples: int
+    sampling: SamplingParams
+    seed: int = 0
+    encoder: PromptEncoder | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Results for the problems of one language, or of one difficulty."""
+
+    n_problems: int
+    pass_at_1: Estimate
+    format_rate: float
+    language_rate: float
+    mean_thinking_tokens: float
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Results of a model on a set of problems; docs/evaluation.md defines them all.
+
+    Args:
+        n_problems, samples: the number of problems, and of completions of each.
+        pass_at_1: probability that one completion is right.
+        pass_at_k, maj_at_k: by k, powers of two up to `samples`; `maj_at_k` over problems whose
+            answers can be equal (not programs), and empty without them.
+        format_rate: share of completions that are not malformed.
+        language_rate: share of completions with the language reward, including malformed ones.
+        mean_thinking_tokens: generated tokens between the thinking tags, over all completions.
+        mean_completion_tokens: generated tokens, EOS included.
+        length_limited_rate: share of completions cut at `max_tokens`.
+        unscorable_rate: share of completions that could not be judged; they count as wrong.
+        by_language, by_difficulty: `unknown` holds the problems without a language or difficulty.
+        malformed: the malformed completions, by the condition that failed.
+    """
+
+    n_problems: int
+    samples: int
+    pass_at_1: Estimate
+    pass_at_k: dict[int, Estimate]
+    maj_at_k: dict[int, Estimate]
+    format_rate: float
+    language_rate: float
+    mean_thinking_tokens: float
+    mean_completion_tokens: float
+    length_limited_rate: float
+    unscorable_rate: float
+    by_language: dict[str, Slice]
+    by_difficulty: dict[str, Slice]
+    malformed: Malformed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, for JSON (where the keys `k` become strings)."""
+        return asdict(self)
+
+
+def evaluate(
+    generator: Sampler,
+    pool: Scorer,
+    problems: Sequence[Problem],
+    plan: SamplingPlan,
+    *,
+    write_to: CompletionsFile | str | Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    timeout_s: float = VERDICT_SECONDS,
+) -> EvaluationResult:
+    """Sample every problem, grade the completions, and count. Grading overlaps with generation.
+
+
+    Args:
+        generator: idle, with room for the longest prompt plus `plan.sampling.max_tokens`.
+        pool: grades the completions of a problem together.
+        problems: at least one.
+        plan: number of completions, how they are drawn, and their seed.
+        write_to: JSONL file for every completion, in the order of the problems; a file begun by an
+            earlier process is continued (`CompletionsFile`).
+        on_progress: called with (completions graded, completions in all).
+        timeout_s: longest wait for the next verdicts once everything is generated, in seconds.
+
+    Raises:
+        ValueError: no problems, or a generator that is not idle.
+        TimeoutError: no verdict came within `timeout_s`.
+    """
+    if generator.pending():
+        raise ValueError("the generator has other requests in flight; evaluate when it is idle")
+    encoder = plan.encoder or PromptEncoder(generator.tokenizer)
+    opened = CompletionsFile(write_to) if isinstance(write_to, str | Path) else None
+    record = write_to if isinstance(write_to, CompletionsFile) else opened
+    with opened or nullcontext():
+        evaluation = Evaluation(problems, plan, pool, encoder, record, on_progress)
+        generator.submit(evaluation.requests())
+        while evaluation.generating:
+            evaluation.advance(generator.step())
+        graded_before = -1
+        while evaluation.grading:
+            # A problem's verdicts arrive together, so a wait may end while the pool makes progress.
+            wait(evaluation.grading, timeout_s, FIRST_COMPLETED)
+            if not evaluation.collect():
+                if (graded := pool.stats().verdicts) == graded_before:
+                    raise TimeoutError(f"no verdict came within {timeout_s:g} s")
+                graded_before = graded
+    return summarize(evaluation.rows)
+
+
+def request_seed(seed: int, problem: Problem, index: int) -> int:
+    """The seed of a completion: it does not depend on the other problems of the set."""
+    text = f"{seed}/{problem.id}/{index}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big")
+
+
+class Evaluation:
+    """The completions of an evaluation: being generated, being graded, or finished rows.
+
+    `evaluate` drives it with a single generator, a training run with its own generators.
+
+    Args:
+        problems: at least one.
+        plan: number of completions, how they are drawn, and their seed.
+        pool: grades the completions of a problem together.
+        encoder: makes the prompts; its tokenizer counts thinking tokens.
+        record: file for every completion; its problems are not generated again.
+        on_progress: called with (completions graded, completions in all).
+
+    Attributes:
+        generating: number of completions still being generated.
+        grading: futures of pending verdicts, each with its problem's index.
+        rows: the finished rows, in the order of the problems.
+
+    Raises:
+        ValueError: no problems.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        plan: SamplingPlan,
+        pool: Scorer,
+        encoder: PromptEncoder,
+        record: CompletionsFile | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        if not problems:
+            raise ValueError("no problems to evaluate")
+        self.problems, self.plan = problems, plan
+        self.pool, self.encoder = pool, encoder
+        self.on_progress = on_progress or (lambda done, total: None)
+        self.record = record
+        self.rows: list[Row] = list(record.rows) if record else []
+        self._first = len(self.rows) // plan.samples  # problems finished by an earlier process
+        self.generating = (len(problems) - self._first) * plan.samples
+        self.grading: dict[Future[list[Verdict]], int] = {}
+        self._thinking = ThinkingCounter(encoder.tokenizer, encoder.response)
+        self._groups: defaultdict[int, list[Completion]] = defaultdict(list)
+        self._graded: dict[int, list[Verdict]] = {}
+        self._done = len(self.rows)
+
+    def requests(self) -> list[Request]:
+        """All requests. Problem i is group −1 − i: negative numbers distinguish them from
+        training's."""
+        plan = self.plan
+        return [
+            Request(-1 - i, j, prompt, request_seed(plan.seed, problem, j), plan.sampling)
+            for i, problem in enumerate(self.problems[self._first :], self._first)
+            for prompt in [self.encoder.encode(problem.prompt, problem.where)]
+            for j in range(plan.samples)
+        ]
+
+    def take(self, completions: Iterable[Completion]) -> None:
+        """Pass a problem's completions to the pool once all of them have ended."""
+        for completion in completions:
+            self.generating -= 1
+            place = -1 - completion.group
+            group = self._groups[place]
+            group.append(completion)
+            if len(group) == self.plan.samples:
+                group.sort(key=lambda c: c.index)
+                responses = [Response.of(c) for c in group]
+                self.grading[self.pool.score(self.problems[place], responses)] = place
+
+    def advance(self, completions: Iterable[Completion]) -> None:
+        """`take` completions and `collect` verdicts."""
+        self.take(completions)
+        self.collect()
+
+    def collect(self) -> bool:
+        """Take the finished verdicts; returns True if there were any."""
+        done = [future for future in self.grading if future.done()]
+        for future in done:
+            self._graded[self.grading.pop(future)] = future.result()
+            self._done += self.plan.samples
+        # Verdicts arrive in any order; rows are written in the order of the problems.
+        while (i := len(self.rows) // self.plan.samples) in self._graded:
+            new = self._rows(i, self._groups.pop(i), self._graded.pop(i))
+            if self.record:
+                self.record.write(new)
+            self.rows += new
+        if done:
+            self.on_progress(self._done, len(self.problems) * self.plan.samples)
+        return bool(done)
+
+    def _rows(
+        self, place: int, completions: list[Completion], verdicts: list[Verdict]
+    ) -> list[Row]:
+        problem = self.problems[place]
+        return [
+            {
+                "group": place,
+                "index": completion.index,
+                "problem_id": problem.id,
+                "problem": problem.problem,
+                "domain": problem.domain,
+                "language": problem.language,
+                "difficulty": problem.difficulty,
+                "reference": problem.answer,
+                "text": completion.text,
+                "tokens": len(completion.token_ids),
+                "thinking_tokens": self._thinking.count(completion),
+                "finish_reason": completion.finish_reason,
+                "reward": verdict.reward,
+                "parts": verdict.parts,
+                "verdict": verdict.verdict,
+                "reason": verdict.reason,
+                "answer": verdict.answer,
+            }
+            for completion, verdict in zip(completions, verdicts, strict=True)
+        ]
+
+
+def summarize(rows: Sequence[Row]) -> EvaluationResult:
+    """Compute all results from the rows that `evaluate` writes (the same number per `group`).
+
+    Raises:
+        ValueError: no rows.
+    """
+    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["group"]].append(row)
+    problems = list(groups.values())
+    if not problems:
+        raise ValueError("no completions to count")
+    n = len(problems[0])
+    ks = powers_of_two(n)
+    right = [sum(row["verdict"] == "right" for row in group) for group in problems]
+    voted = _voted_domains(rows)
+    votes = [_votes(group) for group in problems if group[0]["domain"] in voted]
+    return EvaluationResult(
+        n_problems=len(problems),
+        samples=n,
+        pass_at_1=mean_interval([c / n for c in right], n),
+        pass_at_k={k: mean_interval([pass_at_k(n, c, k) for c in right], n) for k in ks},
+        maj_at_k={k: mean_interval([maj_at_k(*v, k) for v in votes], n) for k in ks if votes},
+        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
+        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
+        mean_completion_tokens=_rate(rows, lambda row: row["tokens"]),
+        length_limited_rate=_rate(rows, lambda row: row["finish_reason"] == "length"),
+        unscorable_rate=_rate(rows, lambda row: row["verdict"] == "unscorable"),
+        by_language=_slices(problems, "language"),
+        by_difficulty=_slices(problems, "difficulty"),
+        malformed=Malformed.of(rows),
+    )
+
+
+def hub_results(
+    name: str, source: str, result: EvaluationResult, sampling: object
+) -> list[EvalResult]:
+    """pass@1 and majority of a set of problems, in percent, as entries of a model card.
+
+    Args:
+        name: of the problems.
+        source: of the problems, as in `data.eval`.
+        result: the figures.
+        sampling: has `temperature`, `top_p` and `max_tokens`.
+    """
+    drawn = {key: getattr(sampling, key) for key in ("temperature", "top_p", "max_tokens")}
+    k = max(result.maj_at_k, default=1)
+    figures = {"pass@1": result.pass_at_1}
+    figures |= {f"maj@{k}": result.maj_at_k[k]} if k > 1 else {}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=source,
+            dataset_name=name,
+            metric_type="accuracy",
+            metric_name=metric,
+            metric_value=round(100 * figure.value, 2),
+            metric_args={
+                "samples": result.samples,
+                **drawn,
+                "interval_95": [round(100 * figure.low, 2), round(100 * figure.high, 2)],
+            },
+        )
+        for metric, figure in figures.items()
+    ]
+
+
+def _voted_domains(rows: Sequence[Row]) -> set[str]:
+    """Domains whose answers can be equal: not programs, and not domains judged by rewards alone."""
+    answered = {row["domain"] for row in rows if row["answer"] is not None}
+    return (answered | {"math"}) - {"code"}
+
+
+def _votes(group: list[Row]) -> tuple[list[str | None], list[bool]]:
+    votes = [vote(row["answer"]) if row["verdict"] != "malformed" else None for row in group]
+    return votes, [row["verdict"] == "right" for row in group]
+
+
+def _slices(problems: list[list[Row]], key: str) -> dict[str, Slice]:
+    parts: defaultdict[Any, list[list[Row]]] = defaultdict(list)
+    for group in problems:
+        parts[group[0][key]].append(group)
+    known = sorted(value for value in parts if value is not None)
+    return {
+        "unknown" if value is None else str(value): _slice(parts[value])
+        for value in [*known, *([None] if None in parts else [])]
+    }
+
+
+def _slice(problems: list[list[Row]]) -> Slice:
+    rows = [row for group in problems for row in group]
+    rates = [_rate(group, lambda row: row["verdict"] == "right") for group in problems]
+    return Slice(
+        n_problems=len(problems),
+        pass_at_1=mean_interval(rates, len(problems[0])),
+        format_rate=_rate(rows, lambda row: row["verdict"] != "malformed"),
+        language_rate=_rate(rows, lambda row: row["parts"].get("language", 0.0) > 0),
+        mean_thinking_tokens=_rate(rows, lambda row: row["thinking_tokens"]),
+    )
+
+
+def _rate(rows: Sequence[Row], figure: Callable[[Row], float]) -> float:
+    return sum(figure(row) for row in rows) / len(rows)

@@ -1,0 +1,225 @@
+"""Evaluation with the generators and verifiers of a placement: several threads, or Ray actors.
+
+Training runs use the same `generate` and `grade` for their measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tramontane.config import Config, Resources, TimeoutsConfig, TrainerConfig
+from tramontane.evaluation.completions import CompletionsFile
+from tramontane.evaluation.evaluate import Evaluation, EvaluationResult, SamplingPlan, summarize
+from tramontane.placement.handle import Limit, WorkerLost, WorkerStalled
+from tramontane.types import Completion, Problem
+
+if TYPE_CHECKING:
+    from tramontane.controller.generators import GeneratorPool, PooledGenerator
+    from tramontane.controller.verifiers import VerifierActors
+    from tramontane.data.prompts import PromptEncoder
+    from tramontane.placement import GeneratorHandle
+    from tramontane.placement.place import Placement
+    from tramontane.verifier import VerifierPool
+
+    Verifiers = VerifierPool | VerifierActors
+
+logger = logging.getLogger("tramontane")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The problems of an evaluation, and their sampling settings.
+
+    Args:
+        problems: at least one.
+        plan: number of completions, how they are drawn, and their seed.
+        encoder: makes the prompts.
+        longest_prompt: upper bound of all prompts, in tokens.
+        slots: completions that each generator decodes at once.
+    """
+
+    problems: Sequence[Problem]
+    plan: SamplingPlan
+    encoder: PromptEncoder
+    longest_prompt: int
+    slots: int
+
+
+def is_placed(config: Config) -> bool:
+    """True if the config requires more than one generator in this process."""
+    return config.placement.kind != "thread" or config.generator.workers > 1
+
+
+def evaluate_placed(
+    config: Config,
+    work: Work,
+    record: CompletionsFile | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> EvaluationResult:
+    """Start the generators and verifiers of the config's placement, evaluate, and end them.
+
+    A lost worker is replaced, as in training.
+
+    Raises:
+        InputError: no cluster at the address, or one that is too small.
+        WorkerLost: a worker cannot be replaced.
+        WorkerStalled: a wait exceeded its timeout.
+    """
+    from tramontane.placement.place import place
+    from tramontane.run.interrupt import Interrupt
+    from tramontane.run.threads import torch_threads
+
+    config = _sized(config, work)
+    with (
+        torch_threads(1),  # each worker has its own thread
+        closing(place(config, _note)) as placement,
+        closing(_verifiers(config, work, placement)) as verifiers,
+    ):
+        args = work.problems, work.plan, verifiers, work.encoder, record, on_progress
+        evaluation = Evaluation(*args)
+        with Interrupt() as interrupt:
+            return interrupt.run(_evaluate(config, work, placement, verifiers, evaluation))
+
+
+async def _evaluate(
+    config: Config,
+    work: Work,
+    placement: Placement,
+    verifiers: Verifiers,
+    evaluation: Evaluation,
+) -> EvaluationResult:
+    generators = _generators(config, work, placement)
+    try:
+        await generators.started()
+        await generate(evaluation, generators)
+        await grade(evaluation, verifiers, config.timeouts)
+    finally:
+        generators.close()
+    return await asyncio.to_thread(summarize, evaluation.rows)
+
+
+async def generate(
+    evaluation: Evaluation,
+    generators: GeneratorPool,
+    check: Callable[[Completion], None] = lambda completion: None,
+) -> None:
+    """Have the generators complete all requests; verdicts are taken as they arrive.
+
+    Args:
+        evaluation: used by one thread at a time; rows are made outside the event loop.
+        generators: have slots for the longest completion.
+        check: called with every completion.
+
+    Raises:
+        WorkerLost: a generator cannot be replaced.
+    """
+    taking = asyncio.Lock()
+
+    async def poll(generator: PooledGenerator) -> None:
+        """Wait for one generator, whose polls this task shares with the pipeline."""
+        while generator.has_evaluation:
+            completions = await generator.poll_evaluation()
+            for completion in completions:
+                check(completion)
+            async with taking:
+                await asyncio.to_thread(evaluation.advance, completions)
+
+    samples, requests = evaluation.plan.samples, evaluation.requests()
+    for start in range(0, len(requests), samples):
+        generators.submit(requests[start : start + samples])
+    tasks = [asyncio.create_task(poll(generator)) for generator in generators]
+    try:
+        await asyncio.gather(*tasks)
+    finally:  # if one fails, the others must stop
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: TimeoutsConfig) -> None:
+    """Wait for the pending verdicts.
+
+    Raises:
+        WorkerStalled: the verifiers returned no verdict within their timeout.
+    """
+    limit = Limit.of(timeouts, "verification", "start")
+    samples, problems = evaluation.plan.samples, evaluation.problems
+    seconds = limit.seconds + max(verifiers.time_limit(p, samples) for p in problems)
+    graded_before = -1
+    while waiting := [asyncio.wrap_future(future) for future in evaluation.grading]:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if not await asyncio.to_thread(evaluation.collect):
+            # A problem's verdicts arrive together, so a wait may end while others are graded.
+            if (graded := verifiers.stats().verdicts) == graded_before:
+                raise WorkerStalled(f"no verdict within {seconds:g} s ({limit.key} + work)")
+            graded_before = graded
+
+
+def _sized(config: Config, work: Work) -> Config:
+    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
+    samples, workers = work.plan.samples, config.generator.workers
+    most = len(work.problems) * samples
+    pipeline = config.pipeline.model_copy(
+        update={
+            "l_max": work.plan.sampling.max_tokens,
+            "l_cache": 0,
+            "group_size": samples,
+            "n_async": max(samples, min(work.slots * workers, most)),
+        }
+    )
+    placement = config.placement.model_copy(update={"trainer": Resources()})
+    trainer = TrainerConfig(device="cpu")
+    return config.model_copy(
+        update={"pipeline": pipeline, "placement": placement, "trainer": trainer}
+    )
+
+
+def _generators(config: Config, work: Work, placement: Placement) -> GeneratorPool:
+    from tramontane.controller.generators import GeneratorPool
+    from tramontane.generator import load_generator
+    from tramontane.models.loading import local_folder
+    from tramontane.models.names import with_tokenizer
+    from tramontane.placement import Folder
+
+    model: Any = with_tokenizer(config.model, config.tokenizer)
+    if config.placement.kind != "thread" and (folder := local_folder(model)):
+        model = Folder.of(folder, "model")  # the workers' machines may lack its files
+    response, beat = work.encoder.response, config.timeouts.heartbeat
+
+    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
+        load = partial(load_generator, model, config.generator, slots, max_len, response, beat)
+        return placement.generator(number, load)
+
+    return GeneratorPool(make, config, _replaced, _note, work.longest_prompt)
+
+
+def _verifiers(config: Config, work: Work, placement: Placement) -> Verifiers:
+    from tramontane.controller.verifiers import Grader, VerifierActors
+    from tramontane.verifier import VerifierPool
+
+    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    l_max = work.plan.sampling.max_tokens
+    if not config.placement.replaces_workers:  # the pool itself replaces its processes
+        return VerifierPool(verifier, l_max, 0)
+    make = partial(Grader, verifier, l_max, 0)
+    return VerifierActors(
+        lambda number: placement.verifier(number, make),
+        verifier.workers,
+        config.timeouts,
+        verifier,
+        _replaced,
+    )
+
+
+def _replaced(lost: WorkerLost) -> None:
+    logger.warning("replaced: %s", lost)
+
+
+def _note(worker: str, **facts: Any) -> None:
+    """Ignore facts about workers, which only a run logs."""

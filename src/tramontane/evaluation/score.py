@@ -1,0 +1,220 @@
+"""Grade recorded responses with the same code as in training: a JSONL file in, a JSONL file out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import IO, Any
+
+from tramontane.config import BUILT_IN, DomainConfig, VerifierConfig
+from tramontane.data.code import parse_tests
+from tramontane.data.files import read_lines
+from tramontane.errors import InputError
+from tramontane.types import Problem, Verdict
+from tramontane.verifier import custom
+from tramontane.verifier.custom import Response
+from tramontane.verifier.pool import VerifierPool
+from tramontane.workplace import check_file, owned_file, parse_object
+
+WINDOW = 256  # rows graded at once
+ROW_FIELDS = ("id", "domain", "problem", "answer", "tests", "language", "response")
+
+
+@dataclass
+class ScoreSummary:
+    """Counts of verdicts by outcome and of the reasons of unscorable verdicts; the sum of rewards;
+    a message for each unreadable row; the number of rows of each id that occurs more than once."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unscorable: Counter[str] = field(default_factory=Counter)
+    reward: float = 0.0
+    bad_rows: list[str] = field(default_factory=list)
+    double_ids: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def scored(self) -> int:
+        return sum(self.outcomes.values())
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over the rows that could be scored."""
+        return self.reward / max(self.scored - self.outcomes["unscorable"], 1)
+
+
+def score_file(
+    path: str | Path,
+    out: str | Path | None = None,
+    config: VerifierConfig | None = None,
+    *,
+    l_max: int | None = None,
+    l_cache: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> ScoreSummary:
+    """Grade the rows of a JSONL file (also gzip), in order.
+
+    Args:
+        path: rows of `id`, `domain`, `problem`, `answer` or `tests`, `response`, and optionally
+            `language` (ISO 639-1) and `response_tokens`. For rewards of a whole group, consecutive
+            rows with the same id are a group.
+        out: file for rows of `id`, `reward`, `parts`, `verdict`, `reason`, `seconds` and `answer`
+            (the extracted answer, null if there is none). Each is written as soon as all earlier
+            rows are graded; an existing file is replaced.
+        config: limits and weights; `workers` defaults to the number of cores.
+        l_max: upper end of the length penalty, in tokens; None turns the penalty off.
+        l_cache: tokens below `l_max` at which the penalty starts.
+        progress: called with (rows done, rows in all).
+
+    Unreadable rows are listed in `bad_rows` with their line numbers; the others are still graded.
+
+    Raises:
+        InputError: no such file or folder, no rows, a truncated or damaged file, or a verifier or
+            reward that cannot be imported or fails; before anything is graded.
+    """
+    path = Path(path)
+    total = _check_files(path, out)
+    config = config or VerifierConfig()
+    if "workers" not in config.model_fields_set:
+        config = config.model_copy(update={"workers": os.cpu_count() or 1})
+    summary = ScoreSummary()
+    ids: Counter[str] = Counter()
+    waiting: deque[tuple[str, Future[list[Verdict]]]] = deque()
+    with (
+        owned_file(out, "scored") if out is not None else nullcontext(),
+        VerifierPool(config, l_max or sys.maxsize, l_cache) as pool,
+        # Line by line, so that a killed command leaves complete rows. Half a surrogate pair becomes
+        # a JSON escape.
+        open(out or os.devnull, "w", 1, "utf-8", errors="backslashreplace") as sink,
+    ):
+
+        def finish(limit: int) -> None:
+            while len(waiting) > limit:
+                row_id, future = waiting.popleft()
+                for verdict in future.result():
+                    _write(sink, row_id, verdict, summary)
+                if progress:
+                    progress(summary.scored + len(summary.bad_rows), total)
+
+        rows = _parsed_rows(path, config.domains, summary)
+        first = list(islice(rows, WINDOW))
+        pool.try_functions(problem for problem, _ in first)
+        grouped = any(custom.of_group(reward) for reward in config.reward.custom)
+        for problem, responses in _groups(chain(first, rows), grouped):
+            ids[problem.id] += 1
+            waiting.append((problem.id, pool.score(problem, responses)))
+            finish(WINDOW)
+        finish(0)
+    summary.double_ids = Counter({row_id: count for row_id, count in ids.items() if count > 1})
+    return summary
+
+
+def _parsed_rows(
+    path: Path, domains: Mapping[str, DomainConfig], summary: ScoreSummary
+) -> Iterator[tuple[Problem, Response]]:
+    """The rows of a file; unreadable ones go to `summary.bad_rows`."""
+    for number, line in row_lines(path):
+        try:
+            problem, text, tokens = parse_row(line, domains)
+        except InputError as error:
+            summary.bad_rows.append(f"{path}:{number}: {error}")
+            continue
+        yield problem, Response(text, tokens)
+
+
+def _groups(
+    rows: Iterable[tuple[Problem, Response]], grouped: bool
+) -> Iterator[tuple[Problem, list[Response]]]:
+    """Consecutive rows with the same id, if `grouped`; else single rows."""
+    if not grouped:
+        yield from ((problem, [response]) for problem, response in rows)
+        return
+    for _, found in groupby(rows, key=lambda row: row[0].id):
+        group = list(found)
+        yield group[0][0], [response for _, response in group]
+
+
+def _check_files(path: Path, out: str | Path | None) -> int:
+    """Check that the files can be read and written; returns the number of rows."""
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    if out is not None and Path(out).resolve() == path.resolve():
+        raise InputError(f"{out}: the verdicts would overwrite the rows; give another file")
+    if out is not None:
+        check_file(out)
+    if out is not None and Path(out).suffix == ".gz":
+        raise InputError(f"{out}: the verdicts are plain JSONL; name a .jsonl file")
+    total = sum(1 for _ in row_lines(path))
+    if not total:
+        raise InputError(f"{path}: there are no rows in it")
+    return total
+
+
+def row_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines; bytes that are not UTF-8 are passed on, so that `parse_object` can report
+    them."""
+    return read_lines(str(path), path, errors="surrogateescape")
+
+
+def parse_row(
+    line: str, domains: Mapping[str, DomainConfig] = BUILT_IN
+) -> tuple[Problem, str, int]:
+    """Parse one line of input into its problem, the response, and the response's tokens.
+
+    Args:
+        line: the line.
+        domains: the known domains (`verifier.domains`).
+
+    Raises:
+        InputError: not UTF-8, not JSON, an unknown domain, or a missing or wrongly typed field.
+    """
+    try:
+        row = parse_object(line)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if isinstance(row.get("answer"), int | float) and not isinstance(row["answer"], bool):
+        row["answer"] = str(row["answer"])
+    if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
+        row["id"] = str(row["id"])
+    domain = row.get("domain")
+    if not isinstance(domain, str) or domain not in domains:
+        raise InputError(f"domain must be one of {', '.join(domains)}, not {json.dumps(domain)}")
+    needed: dict[str, type] = {"id": str, "problem": str, "response": str}
+    needed |= {name: {"answer": str, "tests": dict}[name] for name in domains[domain].needs}
+    for key, kind in needed.items():
+        if not isinstance(row.get(key), kind):
+            state = "missing" if row.get(key) is None else "of the wrong type"
+            raise InputError(f"{key} is {state} (needed: {kind.__name__})")
+    needs_tests = "tests" in needed
+    tests = parse_tests(row["tests"], "tests") if needs_tests else None
+    if needs_tests and not tests:
+        raise InputError("tests is empty")
+    language = row.get("language")
+    if not isinstance(language, str | None):
+        raise InputError("language is of the wrong type (needed: str)")
+    # The `language` of a code row is its programming language, already known from tests and fence.
+    spoken = language.lower() if language and len(language) == 2 else None
+    tokens = 0 if row.get("response_tokens") is None else row["response_tokens"]
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+        raise InputError("response_tokens is of the wrong type (needed: int, 0 or more)")
+    answer = row.get("answer") if isinstance(row.get("answer"), str) else None
+    rest = {name: value for name, value in row.items() if name not in ROW_FIELDS}
+    problem = Problem(
+        row["id"], domain, row["problem"], answer, tests, language=spoken, metadata=rest
+    )
+    return problem, row["response"], tokens
+
+
+def _write(sink: IO[str], row_id: str, verdict: Verdict, summary: ScoreSummary) -> None:
+    summary.outcomes[verdict.verdict] += 1
+    summary.reward += verdict.reward
+    if verdict.verdict == "unscorable":
+        summary.unscorable[verdict.reason] += 1
+    row: dict[str, Any] = {"id": row_id, **verdict.to_dict()}
+    sink.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -1,0 +1,92 @@
+"""Counts the thinking tokens of completions from their token ids, without retokenising text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tramontane.types import ResponseText, SampledTokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Place(NamedTuple):
+    """Positions of a tag's first token and of the token after its last."""
+
+    first: int
+    after: int
+
+
+class TagFinder:
+    """Finds a tag among token ids, whether it is one token of the vocabulary or spelt by several.
+
+    Every spelling of the tag has a token with a given character of the tag, so only the
+    surroundings of such tokens are decoded.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tag: str) -> None:
+        self._tokenizer, self._tag = tokenizer, tag
+        self._reach = len(tag.encode())  # a tag has at most this many tokens
+        # Vocabularies spell non-ASCII characters as bytes, and white space by special signs.
+        # Punctuation is rarer than letters.
+        marks = sorted((c for c in tag if c.isascii() and not c.isspace()), key=str.isalnum)
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        self._marked = np.array(
+            [not marks or piece is None or marks[0] in piece for piece in pieces], dtype=bool
+        )
+
+    def find(self, ids: NDArray[np.int32], start: int) -> Place | None:
+        """The first occurrence of the tag at or after `start`."""
+        for i in start + np.flatnonzero(self._marked[ids[start:]]):
+            low, high = max(start, int(i) - self._reach), min(len(ids), int(i) + self._reach)
+            if not self._has_tag(ids[low:high]):
+                continue
+            while self._has_tag(ids[low : high - 1]):
+                high -= 1
+            while self._has_tag(ids[low + 1 : high]):
+                low += 1
+            return Place(low, high)
+        return None
+
+    def _has_tag(self, ids: NDArray[np.int32]) -> bool:
+        return self._tag in str(self._tokenizer.decode(ids.tolist()))
+
+
+class ThinkingCounter:
+    """Counts the tokens between the thinking tags of a completion.
+
+    A missing opening tag is assumed at the start, a missing closing tag at the end. Without either
+    tag there are no thoughts. Tags, the part of a response in the prompt, and special tokens at the
+    end of a completion do not count.
+
+    Args:
+        tokenizer: the tokenizer of the model that sampled the tokens.
+        response: thinking tags, and the beginning of every response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, response: ResponseText) -> None:
+        tags = response.tags
+        before, opening, begun = response.prefix.partition(tags.opening)
+        self._is_opened = bool(opening)
+        self._is_over = tags.closing in (begun if opening else before)
+        self._opening, self._closing = (TagFinder(tokenizer, tag) for tag in tags)
+        self._special = {*tokenizer.all_special_ids} - {
+            tokenizer.convert_tokens_to_ids(tag) for tag in tags
+        }
+
+    def count(self, sampled: SampledTokens) -> int:
+        """Number of thinking tokens of a completion."""
+        if self._is_over:
+            return 0
+        ids = np.array(sampled.token_ids, dtype=np.int32)
+        while len(ids) and int(ids[-1]) in self._special:
+            ids = ids[:-1]
+        opening = None if self._is_opened else self._opening.find(ids, 0)
+        start = opening.after if opening else 0
+        closing = self._closing.find(ids, start)
+        if opening is None and closing is None and not self._is_opened:
+            return 0
+        return (closing.first if closing else len(ids)) - start

@@ -1,0 +1,312 @@
+"""Keys and values at fixed addresses, for decode steps of fixed shapes, as CUDA graphs need them.
+
+All sequences share one tensor, the *arena*. Each has an *extent* of it: contiguous positions, a few
+more than it uses, so memory is proportional to the live tokens. A sequence that fills its extent
+gets another, a quarter longer, at the arena's end; when the end is reached, the extents in use are
+compacted. Extents are contiguous, not paged, because the flash attention kernel in torch takes no
+block tables, but does take each sequence's start and length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers.cache_utils import Cache
+
+from tramontane.generator.lanes import CacheSize, Layout, Prefix, capacity_ladder
+from tramontane.models.attention import supports_varlen
+
+# Shortest extent in positions, and the factor to the next longer one. A sequence of L tokens is
+# copied about 1 / (1 - 1/1.25) = 5 times, negligible next to L reads of its positions.
+_SHORTEST, _FACTOR = 256, 1.25
+_CHUNK = 2048  # positions moved at once
+# Share of the arena kept free of new sequences, at most the longest extent. In a simulation
+# (lognormal lengths of mean 6,000 and at most 36,864; 262,144 positions) 85 % of the arena then
+# hold tokens, and half a token is prefilled again per generated token; without it, 89 % and 2.7
+# tokens.
+_KEPT_FREE = 1 / 16
+
+
+@dataclass
+class Extent:
+    """The positions `start` to `start + capacity` of the arena."""
+
+    start: int
+    capacity: int
+
+
+def extent_capacities(max_len: int) -> list[int]:
+    """Lengths of extents in positions, from the shortest."""
+    return capacity_ladder(max_len, _SHORTEST, _FACTOR)
+
+
+def arena_size(slots: int, max_len: int, limit: int | None = None) -> CacheSize:
+    """Slots and positions of an arena of at most `limit` positions; None: no limit.
+
+    Without a limit, all slots fit at their longest. The arena has one more position per slot, where
+    rows without a sequence write.
+    """
+    capacities = extent_capacities(max_len)
+    longest = capacities[-1]
+    # A moving sequence briefly has two extents.
+    most = slots * (longest + 1) + (longest if slots > 1 else 0)
+    if limit is None or limit >= most:
+        return CacheSize(slots, most)
+    slots = min(slots, limit // (capacities[0] + 1), max(0, limit - longest))
+    return CacheSize(slots, limit)
+
+
+class ArenaCache(Cache):
+    """The cache passed to a model's forward while decoding with fixed shapes.
+
+    One tensor [planes, positions, heads, d] for each shape of the layout. A step's rows are the
+    slots with a sequence, in the order of their extents, then empty slots.
+
+    Args:
+        layout: layout of the model's keys and values.
+        size: of `arena_size`.
+        max_len: positions of the longest sequence.
+    """
+
+    shares_prefixes = False  # each sequence has a copy of its prefix
+
+    def __init__(self, layout: Layout, size: CacheSize, max_len: int) -> None:
+        super().__init__(layers=[])
+        self.layout, self.max_len = layout, max_len
+        self.capacities = extent_capacities(max_len)
+        self._positions = size.positions - size.slots
+        self.arenas = [
+            torch.zeros(
+                (planes, size.positions, heads, d), dtype=layout.dtype, device=layout.device
+            )
+            for planes, heads, d in layout.shapes
+        ]
+        self._extents: dict[int, Extent] = {}  # by slot, in the order of their starts
+        self._end = 0  # of the last extent
+        self._slots = size.slots
+        self.slots: list[int] = []  # slot of each row
+        # Recorded steps read these at their addresses: the start of each row and the end of the
+        # last, and the positions of each row.
+        self.query_ends = torch.arange(size.slots + 1, dtype=torch.int32, device=layout.device)
+        self.starts = torch.zeros_like(self.query_ends)
+        self.room = torch.ones(size.slots, dtype=torch.int64, device=layout.device)
+        self._step: ArenaStep | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(arena.nbytes for arena in self.arenas)
+
+    @property
+    def free(self) -> int:
+        """Positions that belong to no extent."""
+        return self._positions - sum(extent.capacity for extent in self._extents.values())
+
+    @property
+    def span(self) -> int:
+        """Number of positions, from a row's start, that a step's attention covers."""
+        # Flash attention reads only the used positions, so one recorded step serves all lengths.
+        if all(supports_varlen(arena[0]) for arena in self.arenas):
+            return self.max_len
+        longest = max((extent.capacity for extent in self._extents.values()), default=1)
+        return int(min(self.capacities[-1], 1 << (longest - 1).bit_length()))
+
+    def capacity_for(self, length: int) -> int:
+        """Length of the extent of a sequence with `length` cached positions; has room for one
+        more."""
+        return next(capacity for capacity in self.capacities if capacity > length)
+
+    def count_admissible(self, lengths: Iterable[int]) -> int:
+        """Number of new sequences, from the first, that fit, given each one's cached positions. If
+        others are live, some of the arena is kept free for their growth."""
+        kept = min(self.capacities[-1], int(self._positions * _KEPT_FREE))
+        free, count = self.free, 0
+        for length in lengths:
+            free -= self.capacity_for(length)
+            if free < (kept if count or self._extents else 0):
+                break
+            count += 1
+        return count
+
+    def admit(self, slots: Sequence[int], key: Hashable, prefix: Prefix) -> None:
+        """Write a prefix into new extents of the slots; enough positions must be `free`. `key` is
+        unused."""
+        capacity = self.capacity_for(prefix.length)
+        for slot in slots:
+            self._extents[slot] = self._take(capacity)
+            self._write(slot, prefix)
+
+    def release(self, slots: Iterable[int]) -> None:
+        """Free the extents of finished sequences."""
+        for slot in slots:
+            del self._extents[slot]
+
+    def grow(self, slot: int) -> bool:
+        """Give a longer extent to a sequence; False if not enough positions are free."""
+        old = self._extents[slot]
+        capacity = self.capacity_for(old.capacity)
+        is_last = old.start + old.capacity == self._end
+        added = capacity - old.capacity if is_last else capacity
+        if added > self.free:
+            return False
+        new = self._take(added)
+        if is_last:
+            old.capacity = capacity  # in place
+            return True
+        for arena in self.arenas:
+            source = arena[:, old.start : old.start + old.capacity]
+            arena[:, new.start : new.start + old.capacity] = source
+        del self._extents[slot]
+        self._extents[slot] = new
+        return True
+
+    def _take(self, positions: int) -> Extent:
+        """An extent at the end."""
+        if self._end + positions > self._positions:
+            self._compact()
+        extent = Extent(self._end, positions)
+        self._end += positions
+        return extent
+
+    def _compact(self) -> None:
+        """Move all extents to the start of the arena, in order."""
+        sources, self._end = [torch.empty(0, dtype=torch.int64)], 0
+        for extent in self._extents.values():
+            sources.append(torch.arange(extent.start, extent.start + extent.capacity))
+            extent.start, self._end = self._end, self._end + extent.capacity
+        # Positions only move down, so a chunk overwrites nothing that is still to be read.
+        for first, source in enumerate(torch.cat(sources).to(self.layout.device).split(_CHUNK)):
+            for arena in self.arenas:
+                moved = arena.index_select(1, source)
+                arena[:, first * _CHUNK : first * _CHUNK + len(source)] = moved
+
+    def rewrite(self, contexts: Iterable[tuple[int, Prefix]]) -> None:
+        """Replace everything cached of each (slot, context)."""
+        for slot, context in contexts:
+            self._write(slot, context)
+
+    def _write(self, slot: int, prefix: Prefix) -> None:
+        start = self._extents[slot].start
+        for arena, planes in zip(self.arenas, prefix.planes, strict=False):
+            arena[:, start : start + prefix.length] = planes.transpose(1, 2)
+
+    def assign_rows(self, rows: int) -> None:
+        """Assign slots to the rows of the next steps: set `slots`, `starts` and `room`."""
+        empty = [slot for slot in range(self._slots) if slot not in self._extents]
+        empty = empty[: rows - len(self._extents)]
+        self.slots = [*self._extents, *empty]
+        scratch = range(self._positions, self._positions + len(empty) + 1)
+        starts = [*(extent.start for extent in self._extents.values()), *scratch]
+        room = [*(extent.capacity for extent in self._extents.values()), *[1] * len(empty)]
+        self.starts[: rows + 1] = torch.tensor(starts, dtype=torch.int32)
+        self.room[:rows] = torch.tensor(room)
+
+    def begin(self, lengths: torch.Tensor) -> ArenaStep:
+        """Open a decode step; `lengths` [B] int64 are the cached positions of each row."""
+        self._step = ArenaStep(self, lengths)
+        return self._step
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's new keys and values, [B, kv_heads, 1, d]."""
+        assert self._step is not None, "ArenaCache.update outside a step"
+        self._step.write(layer_idx, key_states, value_states)
+        return key_states, value_states
+
+
+class ArenaStep:
+    """One decode step of an arena's rows, as seen by attention.
+
+    Args:
+        cache: the arena.
+        lengths: [B] positions cached before this step.
+    """
+
+    def __init__(self, cache: ArenaCache, lengths: torch.Tensor) -> None:
+        # Holds no reference to the cache: the cache holds its newest step, and a cycle would keep
+        # the arena's memory until the next garbage collection.
+        self._arenas, self._plane_index = cache.arenas, cache.layout.plane_index
+        self._span = cache.span
+        self._batch = len(lengths)
+        self._query_ends = cache.query_ends[: self._batch + 1]
+        self._starts = cache.starts[: self._batch + 1]
+        self._used = (lengths + 1).int()
+        # Recording repeats a step: no repetition may write beyond a row's extent.
+        self._places = self._starts[:-1] + torch.minimum(lengths, cache.room[: self._batch] - 1)
+        self._layer = 0
+        self._written: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Cache one token's key and value [B, heads, 1, d] for every row of the batch."""
+        self._layer, self._written = layer, (key, value)
+        for which, new in enumerate((key, value)):
+            self._plane(which).index_copy_(0, self._places, new[:, :, 0])
+
+    def was_written(self, key: torch.Tensor, value: torch.Tensor) -> bool:
+        """True if these are the tensors written last."""
+        return self._written is not None and key is self._written[0] and value is self._written[1]
+
+    def attend(self, query: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+        """Softmax attention of each row to its extent: [B, Hq, 1, d] → [B, Hq, dv]."""
+        keys, values = self._plane(0), self._plane(1)
+        if window is not None and window >= self._span:
+            window = None
+        if not supports_varlen(values):
+            return self._attend_to_copies(query, scale, window)
+        # The kernel reads the first `seqused_k` keys from each start. The single query stands at
+        # their end and needs no causal mask; with one, the kernel would not read the keys once
+        # for all query heads that share them.
+        out = varlen_attn(
+            query[:, :, 0],
+            keys,
+            values,
+            self._query_ends,
+            self._starts,
+            1,
+            self._span,
+            scale=scale,
+            window_size=(-1, -1) if window is None else (window - 1, 0),
+            enable_gqa=query.shape[1] != keys.shape[1],
+            seqused_k=self._used,
+        )
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    def _attend_to_copies(
+        self, query: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """`attend` without flash attention: each row's first `span` positions are copied."""
+        position = torch.arange(self._span, device=query.device)
+        visible = position < self._used[:, None]
+        if window is not None:
+            visible = visible & (position >= self._used[:, None] - window)
+        # Positions behind a row's extent are hidden, but must exist.
+        places = (self._starts[:-1, None] + position).clamp_max(self._plane(0).shape[0] - 1)
+        keys, values = (
+            self._plane(which)[places].transpose(1, 2)  # [B, heads, span, d]
+            for which in (0, 1)
+        )
+        # Query heads that share keys are rows of one product, so keys are not repeated.
+        out = F.scaled_dot_product_attention(
+            query[:, :, 0].unflatten(1, (keys.shape[1], -1)),
+            keys,
+            values,
+            attn_mask=visible[:, None, None],
+            scale=scale,
+        )
+        return out.flatten(1, 2)
+
+    def _plane(self, which: int) -> torch.Tensor:
+        """The layer's keys (0) or values (1): [positions, heads, d]."""
+        stack, plane = self._plane_index[self._layer, which]
+        return self._arenas[stack][plane]

@@ -1,0 +1,146 @@
+"""Attention of decode steps: one query token per sequence, against that sequence's cached keys.
+
+Registered with transformers as `slots`. A decode step passes the keyword `decode`; prefill and all
+other forwards use `packed_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+from tramontane.errors import InputError
+from tramontane.generator.arena import ArenaStep
+from tramontane.generator.cache import LaneStep, Part
+from tramontane.generator.lanes import Lane
+from tramontane.models.attention import packed_attention, refuse_unsupported
+
+# Below this, a weight loses float32 precision.
+_UNDERFLOW = 1e-35
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    decode: LaneStep | ArenaStep | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Decode attention with the signature of transformers' attention interface.
+
+    In lanes, each sequence attends to its prefix, together with all that share it, and to its
+    unshared positions; the two are merged by their shares of the softmax's denominator. Query heads
+    that share a key-value head are the rows of one matrix product, so keys and values are never
+    repeated. Batched matrix products are used because scaled_dot_product_attention is several times
+    slower for one query in bfloat16 on a CPU. Softmax in float32.
+
+    Args:
+        module: the attention layer.
+        query: [B, Hq, 1, d]; rows after the step's are filler, whose output is 0.
+        key: [B, Hkv, 1, d], already written to the cache that `decode` reads; Hkv divides Hq.
+        value: [B, Hkv, 1, dv], already written to the same cache.
+        attention_mask: unused: the step determines the visible positions.
+        scaling: factor of the scores, by default 1/√d.
+        decode: the step; None in any forward other than a decode step.
+        sliding_window: number of positions that a token sees, itself included; None for all.
+        **kwargs: further arguments of transformers; `packing` for packed forwards.
+
+    Returns:
+        [B, 1, Hq, dv].
+
+    Raises:
+        InputError: unsupported attention: soft-capped scores, attention sinks, or keys cached in a
+            different form (multi-head latent attention).
+    """
+    refuse_unsupported(module, kwargs)
+    if decode is None:
+        return packed_attention(
+            module, query, key, value, None, scaling, sliding_window=sliding_window, **kwargs
+        )
+    if not decode.was_written(key, value):
+        raise InputError(
+            f"{type(module).__name__} does not attend to the keys and values that it caches: the "
+            f"embedded generator cannot run it; choose another model"
+        )
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if isinstance(decode, ArenaStep):
+        return decode.attend(query, scale, sliding_window)[:, None], None
+    query = query * scale
+    out, log_sum = _attend(query, decode, decode.unshared, sliding_window)
+    if decode.prefixes:
+        prefix_out, prefix_log_sum = _attend(query, decode, decode.prefixes, sliding_window)
+        assert log_sum is not None
+        assert prefix_log_sum is not None
+        share = torch.sigmoid(prefix_log_sum[decode.members] - log_sum)[:, :, None]
+        out = torch.lerp(out, prefix_out[decode.members], share.to(out.dtype))
+    if filler := len(query) - len(out):
+        out = F.pad(out, (0, 0, 0, 0, 0, filler))
+    return out[:, None], None
+
+
+def _attend(
+    query: torch.Tensor, step: LaneStep, parts: Sequence[Part], window: int | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Softmax attention to each part's lane separately.
+
+    Returns:
+        The output [N, Hq, dv] for all members of all entries of `parts`, one after the other, and
+        the logarithm of the softmax's denominator [N, Hq] float32; None if nothing is merged.
+    """
+    outputs, log_sums = [], []
+    for part in parts:
+        keys, values = step.read(part.lane)
+        entries, kv_heads, length, d = keys.shape
+        queries = part.queries(query)
+        members = queries.shape[1]
+        # The rows of one product: all queries that read the same keys.
+        queries = (
+            queries.unflatten(2, (kv_heads, -1)).transpose(1, 2).reshape(entries * kv_heads, -1, d)
+        )
+        scores = torch.bmm(queries, keys.flatten(0, 1).transpose(1, 2))
+        scores.view(entries, kv_heads, members, -1, length).add_(part.bias(window).unsqueeze(3))
+        weights = torch.softmax(scores, -1, dtype=torch.float32)
+        mixed = _mix(weights.to(values.dtype), values.flatten(0, 1), part.lane)
+        mixed = mixed.view(entries, kv_heads, members, -1, values.shape[3])
+        outputs.append(mixed.transpose(1, 2).reshape(entries * members, query.shape[1], -1))
+        if step.prefixes:
+            log_sum = _log_sum_exp(scores, weights)
+            log_sum = log_sum.view(entries, kv_heads, members, -1).transpose(1, 2)
+            log_sums.append(log_sum.reshape(entries * members, -1))
+    return torch.cat(outputs), torch.cat(log_sums) if log_sums else None
+
+
+def _log_sum_exp(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """log Σ exp s, from any entry of a softmax w = exp s / Σ exp s."""
+    first = weights[..., 0]
+    # On a CPU two maxima cost more than a softmax; on a GPU, reading a value would block.
+    if first.device.type == "cpu" and bool((first > _UNDERFLOW).all()):  # nearly always
+        return scores[..., 0].float() - first.log()
+    return scores.amax(-1).float() - weights.amax(-1).log()
+
+
+def _mix(weights: torch.Tensor, values: torch.Tensor, lane: Lane) -> torch.Tensor:
+    """Weighted sums of a lane's values: [N, rows, L] and [N, L, dv] → [N, rows, dv]."""
+    n, rows, length = weights.shape
+    if rows > 1 or weights.device.type != "cpu":
+        return torch.bmm(weights, values)
+    # embedding_bag takes half the time of a one-row product, and a third in bfloat16.
+    index = lane.position_numbers(n)
+    return F.embedding_bag(
+        index,
+        values.reshape(n * length, -1),
+        index[::length],
+        mode="sum",
+        per_sample_weights=weights.view(-1),
+    )[:, None]
+
+
+AttentionInterface.register("slots", slot_attention)

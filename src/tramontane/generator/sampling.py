@@ -1,0 +1,184 @@
+"""Drawing tokens, with random numbers that depend only on the request.
+
+The uniform for a token is a hash of the request's seed and the token's place in its completion
+(a counter-based generator, which has no state to carry or restore). So a request draws the same
+numbers in any slot, with any neighbours, and after any number of interruptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from tramontane.types import SamplingParams
+
+_MASK = (1 << 64) - 1
+_BLOCK_TOKENS = 64
+_UNDIVIDED_VOCAB = 512  # largest vocabulary not worth dividing into blocks
+
+
+def _signed(x: int) -> int:
+    """The int64 with the bits of the unsigned 64-bit integer `x`."""
+    x &= _MASK
+    return x - (1 << 64) if x >> 63 else x
+
+
+# splitmix64 (Steele, Lea, Flood 2014): a Weyl sequence through a 64-bit finalizer.
+_WEYL = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift; the shift of int64 is arithmetic and copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def streams(seeds: list[int]) -> torch.Tensor:
+    """Start of each seed's random stream, [B] int64. Seeds may be any Python integers."""
+    return _mix(torch.tensor([_signed(s) for s in seeds], dtype=torch.int64) + _WEYL)
+
+
+def uniforms(stream: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """One number in [0, 1) per row, with 53 random bits.
+
+    Args:
+        stream: [B] int64, from `streams`.
+        position: [B] int64, the token's place in its completion, from 0.
+
+    Returns:
+        [B] float64.
+    """
+    return _shift(_mix(stream + (position + 1) * _WEYL), 11).double() * 2.0**-53
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Operations that some row of a batch requires. Others are skipped without reading the rows'
+    parameters, since on a GPU, reading a value waits for everything launched before.
+
+    Attributes:
+        scaled: a temperature other than 1.
+        truncated: top-k or top-p.
+        greedy: a temperature of 0.
+        static_shapes: no shape may depend on values, so every row gets the operations that any row
+            requires.
+    """
+
+    scaled: bool = True
+    truncated: bool = True
+    greedy: bool = True
+    static_shapes: bool = False
+
+    @classmethod
+    def of(cls, params: Collection[SamplingParams], static_shapes: bool) -> SamplingPlan:
+        """The plan for a batch of these sampling parameters."""
+        return cls(
+            scaled=any(p.temperature != 1 for p in params),
+            truncated=any((p.top_p < 1 or p.top_k > 0) and p.temperature != 0 for p in params),
+            greedy=any(p.temperature == 0 for p in params),
+            static_shapes=static_shapes,
+        )
+
+
+def sample(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    top_k: torch.Tensor,
+    plan: SamplingPlan = SamplingPlan(),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token per row.
+
+    A row's draw depends only on that row: a neighbour's top-p does not affect it. Top-k is applied
+    first, then top-p to the tokens that top-k kept.
+
+    Args:
+        logits: [B, V] float32.
+        uniform: [B] float64 in [0, 1).
+        temperature: [B] float32; 0 is greedy.
+        top_p: [B] float32; 1 is off.
+        top_k: [B] int64; 0 is off.
+        plan: operations that the rows may require; by default all.
+
+    Returns:
+        Tokens [B] int64 and their log-probabilities [B] float32 under softmax(logits /
+        temperature), before top-p and top-k; under softmax(logits) where greedy.
+    """
+    greedy = temperature == 0
+    if plan.scaled:
+        logits = logits / temperature.masked_fill(greedy, 1.0)[:, None]
+    probs = torch.softmax(logits, -1)
+    tokens = invert(probs, uniform)
+    if plan.truncated:
+        truncated = ((top_p < 1) | (top_k > 0)) & ~greedy
+        if plan.static_shapes:
+            tokens = torch.where(truncated, _draw_truncated(probs, uniform, top_p, top_k), tokens)
+        elif len(rows := truncated.nonzero()[:, 0]):
+            tokens[rows] = _draw_truncated(probs[rows], uniform[rows], top_p[rows], top_k[rows])
+    if plan.greedy:
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    return tokens, probs.gather(1, tokens[:, None])[:, 0].log()
+
+
+def invert(mass: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """The inverse of each row's cumulative distribution.
+
+    A large vocabulary is searched in two stages: for the block of 64 tokens, then for the token
+    within the block. Only the blocks' sums are accumulated, in float64, so a vocabulary of 100,000
+    costs one pass over it, and rare tokens keep their probabilities.
+
+    Args:
+        mass: [B, V] float32, non-negative; a row need not sum to 1. A token of mass 0 is never
+            drawn.
+        uniform: [B] float64 in [0, 1).
+
+    Returns:
+        [B] int64: the first token at which the row's cumulative mass exceeds `uniform` · its total.
+    """
+    vocab = mass.shape[1]
+    if vocab <= _UNDIVIDED_VOCAB:
+        edges = mass.cumsum(-1, dtype=torch.float64)
+        # Below the last edge, even for the largest double below 1.
+        target = uniform[:, None] * edges[:, -1:]
+        return torch.searchsorted(edges, target, right=True)[:, 0]
+    # The last block has the remaining tokens, possibly none.
+    blocks = vocab // _BLOCK_TOKENS
+    divided = blocks * _BLOCK_TOKENS
+    whole = mass[:, :divided].unflatten(1, (blocks, _BLOCK_TOKENS)).sum(-1)
+    sums = torch.cat([whole, mass[:, divided:].sum(-1, keepdim=True)], 1).double()
+    edges = sums.cumsum(-1)
+    target = uniform[:, None] * edges[:, -1:]
+    block = torch.searchsorted(edges, target, right=True).clamp_max(blocks)
+    inside = block * _BLOCK_TOKENS + torch.arange(_BLOCK_TOKENS, device=mass.device)
+    part = mass.gather(1, inside.clamp_max(vocab - 1)).masked_fill(inside >= vocab, 0.0)
+    within = part.cumsum(-1, dtype=torch.float64)
+    rest = target - (edges.gather(1, block) - sums.gather(1, block))
+    # The block's sum in float32 and its cumulative sum in float64 differ by rounding: stay inside
+    # the last token that has mass.
+    rest = torch.minimum(rest.clamp_min(0.0), within[:, -1:] * (1 - 1e-12))
+    return (block * _BLOCK_TOKENS + torch.searchsorted(within, rest, right=True))[:, 0]
+
+
+def _draw_truncated(
+    probs: torch.Tensor, uniform: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
+) -> torch.Tensor:
+    """Draw among the `top_k` likeliest tokens, limited to the fewest whose mass reaches `top_p`;
+    shapes as in `sample`."""
+    ordered, token = probs.sort(stable=True, descending=True)
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    kept = ordered * ((rank < top_k[:, None]) | (top_k == 0)[:, None])
+    mass = kept.cumsum(-1, dtype=torch.float64)
+    before = mass - kept
+    # The likeliest token always stays: no mass comes before it.
+    kept = kept * ((before < top_p[:, None].double() * mass[:, -1:]) | (top_p >= 1)[:, None])
+    return token.gather(1, invert(kept, uniform)[:, None])[:, 0]

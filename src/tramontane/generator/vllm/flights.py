@@ -1,0 +1,181 @@
+"""The unfinished requests of a vLLM generator, with their tokens so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from tramontane.generator.endings import Endings
+from tramontane.generator.requests import check_request
+from tramontane.types import (
+    Completion,
+    FinishReason,
+    Growth,
+    Request,
+    floats,
+    ints,
+)
+
+_SEEDS = 2**63
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that its multiples differ modulo _SEEDS
+
+
+class Gained(NamedTuple):
+    """New tokens of a request as vLLM's process reports them; see `inside/vllm_worker.py`."""
+
+    token_ids: Any
+    logprobs: Any
+    versions: Any
+    finish_reason: FinishReason | None
+
+
+@dataclass
+class _Flight:
+    """An unfinished request with its tokens so far.
+
+    Attributes:
+        request: a copy, whose tokens grow.
+        reported: number of tokens that the caller knows of.
+        version: newest weights when it was submitted; requests share cached prompts only within a
+            version, so that none reads keys and values of outdated weights.
+        sent: vLLM has it.
+        probe: always runs to its last token.
+    """
+
+    request: Request
+    reported: int
+    version: int
+    sent: bool = False
+    probe: bool = False
+
+
+class Flights:
+    """Unfinished requests by the names that vLLM knows them by, in order of submission."""
+
+    def __init__(self, endings: Endings, vocab: int) -> None:
+        self._endings, self._vocab = endings, vocab
+        # vLLM rejects token ids beyond the vocabulary, which some tokenizers have.
+        self._stop_ids = sorted(id_ for id_ in endings.ids if id_ < vocab)
+        self._flights: dict[str, _Flight] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def add(
+        self, requests: Sequence[Request], limit: int, version: int, probe: bool = False
+    ) -> None:
+        """Take requests, whose prompt and `max_tokens` must fit `limit` tokens.
+
+        Raises:
+            InputError: a request that can never run. No request of the call is taken then.
+        """
+        for request in requests:
+            check_request(request, self._vocab, limit, "the generator's length")
+        for request in requests:
+            count = len(request.token_ids)
+            self._flights[str(self._serial)] = _Flight(_copy(request), count, version, probe=probe)
+            self._serial += 1
+
+    def take_unsent(self) -> list[dict[str, Any]]:
+        """Requests that vLLM does not have yet, as messages to its process."""
+        unsent = {name: f for name, f in self._flights.items() if not f.sent}
+        for flight in unsent.values():
+            flight.sent = True
+        return [self._message(name, flight) for name, flight in unsent.items()]
+
+    def note(self, gained: Mapping[str, Gained]) -> tuple[list[Completion], list[str]]:
+        """Note the new tokens of requests.
+
+        Returns:
+            Completions, without text, and names of requests that vLLM must drop, since a stop text
+            ended them.
+        """
+        completions, stopped = [], []
+        for name, new in gained.items():
+            flight = self._flights[name]
+            request, before = flight.request, len(flight.request.token_ids)
+            request.token_ids.frombytes(new.token_ids.tobytes())
+            request.logprobs.frombytes(new.logprobs.tobytes())
+            request.versions.frombytes(new.versions.tobytes())
+            reason = new.finish_reason
+            if not flight.probe and (end := self._stop_text(request, before)) is not None:
+                del request.token_ids[end:], request.logprobs[end:], request.versions[end:]
+                if reason is None:
+                    stopped.append(name)
+                reason = "stop"
+            if reason is not None:
+                del self._flights[name]
+                completions.append(_completion(request, reason))
+        return completions, stopped
+
+    def take_growth(self) -> Growth:
+        """New tokens of each unfinished request since it was submitted or the last call."""
+        growth = Growth()
+        for flight in self._flights.values():
+            r, before = flight.request, flight.reported
+            if len(r.token_ids) > before:
+                flight.reported = len(r.token_ids)
+                growth.add(
+                    r.group,
+                    r.index,
+                    token_ids=r.token_ids[before:],
+                    logprobs=r.logprobs[before:],
+                    versions=r.versions[before:],
+                )
+        return growth
+
+    def pending(self) -> list[Request]:
+        """All unfinished requests, with their tokens so far, in order of submission."""
+        return [_copy(flight.request) for flight in self._flights.values()]
+
+    def clear(self) -> list[str]:
+        """Drop all requests; returns the names of those that vLLM has."""
+        names = [name for name, flight in self._flights.items() if flight.sent]
+        self._flights.clear()
+        return names
+
+    def _message(self, name: str, flight: _Flight) -> dict[str, Any]:
+        request = flight.request
+        sampling, begun = request.sampling, len(request.token_ids)
+        params: dict[str, Any] = {
+            "max_tokens": sampling.max_tokens - begun,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": (request.seed + begun * _SEED_STEP) % _SEEDS,
+        }
+        # vLLM itself uses only the EOS tokens of the model's config.
+        params["stop_token_ids"] = [] if flight.probe else self._stop_ids
+        params["ignore_eos"] = True
+        return {
+            "name": name,
+            "prompt": ints([*request.prompt_ids, *request.token_ids]),
+            "sampling": params,
+            "salt": str(flight.version),
+        }
+
+    def _stop_text(self, request: Request, begin: int) -> int | None:
+        """Number of tokens up to the first, from place `begin` on, that completes a stop text."""
+        texts, ids = self._endings.texts, request.token_ids
+        if texts is None:
+            return None
+        for end in range(begin + 1, len(ids) + 1):
+            if texts.may_end[ids[end - 1]] and texts.found(
+                ids[max(0, end - texts.tail) : end].tolist()
+            ):
+                return end
+        return None
+
+
+def _completion(r: Request, reason: FinishReason) -> Completion:
+    return Completion(r.group, r.index, r.prompt_ids, r.token_ids, r.logprobs, r.versions, reason)
+
+
+def _copy(request: Request) -> Request:
+    """A copy whose tokens grow separately."""
+    tokens, logprobs, versions = request.token_ids, request.logprobs, request.versions
+    return replace(
+        request, token_ids=ints(tokens[:]), logprobs=floats(logprobs[:]), versions=ints(versions[:])
+    )

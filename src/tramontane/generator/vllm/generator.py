@@ -1,0 +1,288 @@
+"""A generator whose engine is vLLM, in a separate process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tramontane.config import GeneratorConfig
+from tramontane.generator.endings import Endings
+from tramontane.generator.vllm import environment
+from tramontane.generator.vllm.arguments import engine_args, variables
+from tramontane.generator.vllm.flights import Flights, Gained
+from tramontane.generator.vllm.process import VllmProcess
+from tramontane.generator.vllm.shared import SharedTensors
+from tramontane.models.kv_memory import kv_bytes_per_token
+from tramontane.models.loading import context_length, load_model, load_tokenizer
+from tramontane.models.names import resolve
+from tramontane.models.staging import collect, from_state
+from tramontane.models.weights import Weights
+from tramontane.types import Completion, Progress, Request, ResponseText, SamplingParams
+
+HEARTBEAT = 30.0  # seconds; the default of timeouts.heartbeat
+
+
+class VllmGenerator:
+    """Samples completions with vLLM; has the methods of `Generator`.
+
+    vLLM's process gets tokens, and returns tokens, their log-probs, and the version of the weights
+    of the step that sampled each. It starts with random weights: the checkpoint's weights arrive
+    through shared memory, like every later version. A continued request draws different random
+    numbers from an uninterrupted one.
+
+    Args:
+        model: checkpoint folder, Hugging Face name or `tiny`.
+        config: all keys except `cuda_graphs` and the pipeline's are used here.
+        slots: completions decoded at once.
+        max_len: maximum length of a prompt plus its `max_tokens`, in tokens.
+        response: thinking tags, and the beginning of every response, for the completions' text.
+        heartbeat: longest silence before vLLM's process counts as hung, in seconds.
+
+    Raises:
+        InputError: no checkpoint there, damaged weights, no EOS token, no environment with a tested
+            version of vLLM, or a model whose weights cannot be sent to vLLM.
+        WorkerDied: vLLM's process ended at its start.
+        VllmError: vLLM refused the model or the arguments.
+    """
+
+    _process: VllmProcess
+
+    def __init__(
+        self,
+        model: str,
+        config: GeneratorConfig,
+        slots: int,
+        max_len: int,
+        response: ResponseText = ResponseText(),  # noqa: B008 (immutable)
+        heartbeat: float = HEARTBEAT,
+    ) -> None:
+        self.config, self._path, self._heartbeat = config, resolve(model), heartbeat
+        self._environment = environment.find(config.vllm.python)
+        environment.check_device(self._environment, config.device)
+        loaded = load_model(model, getattr(torch, config.dtype))
+        self.tokenizer = load_tokenizer(model)
+        self._endings = Endings(loaded, self.tokenizer, config.stop, response)
+        vocab = int(loaded.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, index, arg-type]
+        self._flights = Flights(self._endings, vocab)
+        self._model_config = loaded.config
+        self._shared = SharedTensors(loaded)
+        del loaded
+        self._memory = threading.Lock()  # held while the shared tensors are written or read
+        self._version: int = 0
+        self._fetched: int | None = 0  # the version in the shared tensors, if they are complete
+        self._ended: list[Completion] = []
+        self._counts: dict[str, float] = {}
+        self._start(slots, max_len)
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that will sample the next token."""
+        return self._version
+
+    @property
+    def pid(self) -> int:
+        """Number of vLLM's process."""
+        return self._process.pid
+
+    def resize(self, slots: int, max_len: int) -> None:
+        """Change the number of slots and their length. vLLM restarts if either is larger than at
+        its start; fewer slots change nothing.
+
+        Raises:
+            RuntimeError: a request is unfinished.
+        """
+        if self._flights:
+            raise RuntimeError(f"resize with {len(self._flights)} sequences unfinished")
+        most, longest = self._capacity
+        if slots > most or max_len > longest:
+            self._process.close()
+            self._start(max(slots, most), max(max_len, longest))
+        self._max_len = max_len
+
+    def submit(self, requests: list[Request]) -> None:
+        """Queue requests; vLLM starts them in this order.
+
+        Raises:
+            InputError: a request that can never run, e.g. prompt and `max_tokens` beyond `max_len`
+                or the model's context. No request of the call is queued then.
+        """
+        context = context_length(self._model_config) or self._max_len
+        self._flights.add(requests, min(context, self._max_len), self._version)
+
+    def step(self, n: int | None = None) -> list[Completion]:
+        """Run up to `n` steps of vLLM (default `config.steps_per_call`), and return the completions
+        that finished. A step samples a token for each sequence whose prompt has been read."""
+        self._advance(self.config.steps_per_call if n is None else n, ahead=False)
+        return self._take_ended()
+
+    def poll(self, requests: list[Request], seconds: float = 0.0) -> Progress:
+        """Take new requests; return the finished completions and the new tokens of unfinished ones,
+        once `seconds` have passed and vLLM has done `steps_per_call` steps since the last report.
+        vLLM keeps running meanwhile.
+
+        Raises:
+            InputError: see `submit`.
+        """
+        end = time.monotonic() + seconds
+        self.submit(requests)
+        self._advance(self.config.steps_per_call, ahead=True)
+        while self._flights and time.monotonic() < end:
+            self._advance(self.config.steps_per_call, ahead=True)
+        growth = self._flights.take_growth()
+        return Progress(self._take_ended(), growth, self._counts["busy_seconds"])
+
+    def fetch(self, version: int, weights: Weights) -> None:
+        """Copy new weights to shared memory and check them; `swap` puts them into use.
+
+        May run in another thread, concurrently with any other method. Only the newest fetched
+        version can be swapped in.
+
+        Args:
+            version: number of the weights.
+            weights: every tensor of the model's state dict by name, on any device, in any dtype;
+                tied weights once or twice.
+
+        Raises:
+            InputError: names or shapes that are not the model's, or weights that are incomplete or
+                not finite; the error names the weight. The weights in use are not affected.
+        """
+        with self._memory:
+            self._fetched = None
+            collect(weights, self._shared.tensors)
+            self._fetched = version
+
+    def swap(self, version: int) -> float:
+        """Use fetched weights from the next step on; everything in flight stays in flight.
+
+        Cached keys and values stay as they are (`kv_cache: keep`, arXiv 2506.10910, section 3) or
+        are computed again under the new weights (`recompute`). Does nothing if the version is not
+        available, because it is already in use or a newer one was fetched.
+
+        Args:
+            version: recorded with every token sampled from now on.
+
+        Returns:
+            Seconds for which generation paused.
+        """
+        if not self._memory.acquire(blocking=False):  # a newer version is being fetched
+            return 0.0
+        try:
+            if self._fetched != version or self._version == version:
+                return 0.0
+            return self._load(version)
+        finally:
+            self._memory.release()
+
+    def update_weights(self, version: int, state: dict[str, torch.Tensor]) -> float:
+        """See `Generator.update_weights`."""
+        self.fetch(version, from_state(state, self._shared.tensors))
+        return self.swap(version)
+
+    def pending(self) -> list[Request]:
+        """All unfinished requests, with their tokens, log-probs and versions so far."""
+        self._advance(0, ahead=False)
+        return self._flights.pending()
+
+    def cancel_all(self) -> None:
+        """Drop all unfinished requests."""
+        self._process.call("abort", self._flights.clear())
+        self._ended.clear()
+
+    def probe(
+        self, prompts: list[list[int]], tokens: int, seed: int, temperature: float
+    ) -> list[Completion]:
+        """Complete `prompts` by exactly `tokens` tokens each, ignoring EOS. The log-probs are
+        compared with the trainer's. Requests in flight continue meanwhile."""
+        sampling = SamplingParams(tokens, temperature)
+        requests = [Request(i, -1, p, seed + i, sampling) for i, p in enumerate(prompts)]
+        self._flights.add(requests, self._capacity[1], self._version, probe=True)
+        found: list[Completion] = []
+        while len(found) < len(prompts):
+            self._advance(self.config.steps_per_call, ahead=False)
+            found += [c for c in self._ended if c.index < 0]
+            self._ended = [c for c in self._ended if c.index >= 0]
+        for completion in found:
+            completion.index = 0
+        return sorted(found, key=lambda c: c.group)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The weights that vLLM computes with, by name, as far as they can be determined, for the
+        diagnosis of a parity mismatch. Empty for a model that is split over devices."""
+        if self.config.vllm.tensor_parallel > 1:
+            return {}
+        found: Mapping[str, tuple[tuple[int, ...], bytes]]
+        found = self._process.call("effective_weights")
+        known = self._shared.tensors
+        tensors = {
+            name: torch.frombuffer(bytearray(values), dtype=torch.float32).view(shape)
+            for name, (shape, values) in found.items()
+        }
+        # vLLM pads the vocabulary.
+        return {n: t[: len(known[n])] for n, t in tensors.items() if n in known}
+
+    def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
+        """Empty: vLLM does not expose the outputs of its layers."""
+        return []
+
+    def stats(self) -> dict[str, Any]:
+        """Counts and seconds since the start of vLLM's process.
+
+        Returns:
+            The keys of `Generator.stats`; `cache_bytes` is the memory that vLLM has reserved.
+        """
+        self._advance(0, ahead=False)
+        slots, steps = self._capacity[0], int(self._counts["decode_steps"])
+        generated = self._counts["generated_tokens"]
+        return self._counts | {
+            "live_slot_steps": generated,
+            "slot_steps": slots * steps,
+            "utilisation": generated / max(1, slots * steps),
+            "in_flight": min(slots, len(self._flights)),
+            "cache_bytes": self._cached_tokens * self._bytes_per_token,
+        }
+
+    def _start(self, slots: int, max_len: int) -> None:
+        """Start vLLM's process, with the newest weights."""
+        self._capacity, self._max_len = (slots, max_len), max_len
+        self._process = VllmProcess(
+            self._environment, variables(self.config), torch.get_num_threads(), self._heartbeat
+        )
+        arguments = engine_args(self.config, self._path, self._model_config, slots, max_len)
+        facts = self._process.call("start", arguments)
+        self._cached_tokens = facts["blocks"] * facts["block_size"]
+        self._bytes_per_token = kv_bytes_per_token(self._model_config, self.config.dtype)
+        with self._memory:
+            assert self._fetched is not None, "a fetch failed, which ends a run"
+            self._load(self._fetched)
+
+    def _load(self, version: int) -> float:
+        """Have vLLM load the shared tensors."""
+        recompute = self.config.kv_cache == "recompute"
+        seconds = self._process.call(
+            "load", version, self._shared.path, self._shared.table, recompute
+        )
+        self._version = version
+        return float(seconds)
+
+    def _advance(self, steps: int, ahead: bool) -> None:
+        """Run vLLM until it has done `steps` steps since the last report, and note its tokens.
+        `ahead`: vLLM continues after the report."""
+        gained, self._counts = self._process.call(
+            "advance", self._flights.take_unsent(), steps, ahead
+        )
+        completions, stopped = self._flights.note(
+            {name: Gained(*tokens) for name, tokens in gained.items()}
+        )
+        if stopped:
+            self._process.call("abort", stopped)
+        for completion in completions:
+            completion.text = self._endings.text(completion)
+        self._ended += completions
+
+    def _take_ended(self) -> list[Completion]:
+        ended, self._ended = self._ended, []
+        return ended

@@ -1,0 +1,120 @@
+"""vLLM's process: start, calls, and detection of its death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+from tramontane.generator.vllm.environment import Environment
+from tramontane.placement import WorkerDied
+from tramontane.placement.orphans import die_with_parent
+
+SCRIPT = Path(__file__).parent / "inside" / "vllm_worker.py"
+_VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in our process, step by step
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all processes are bound to the same first cores
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmError(RuntimeError):
+    """vLLM refused a call; the message is the traceback of its process."""
+
+
+class VllmProcess:
+    """A process of `inside/vllm_worker.py`, called by method name.
+
+    It ends with this object, or with its parent process.
+
+    Args:
+        environment: where vLLM is installed.
+        variables: environment variables that name its devices.
+        threads: CPU threads of its computations.
+        heartbeat: longest silence before the process counts as hung, in seconds.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        variables: Mapping[str, str],
+        threads: int,
+        heartbeat: float,
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with us)
+        ours, theirs = socket.socketpair()
+        # Our interpreter's paths and packages are not vLLM's.
+        env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        env |= {
+            **_VARIABLES,
+            **variables,
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONPATH": str(SCRIPT.parent),
+        }
+        with theirs:
+            self._process = subprocess.Popen(
+                [environment.python, SCRIPT, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=env,
+                pass_fds=[theirs.fileno()],
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
+            )
+        self._connection = Connection(ours.detach())
+        self.close = weakref.finalize(self, _end, self._process, self._connection)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the process's `Worker` and return its result.
+
+        Raises:
+            WorkerDied: the process ended, or gave no sign of life for `heartbeat` seconds.
+            VllmError: the call failed in the process.
+        """
+        try:
+            self._connection.send((method, *args))
+            while True:
+                if not self._connection.poll(self._heartbeat):
+                    self.close()
+                    raise WorkerDied(
+                        f"vLLM's process {self.pid} gave no sign of life for {self._heartbeat:g} s "
+                        f"(timeouts.heartbeat) in {method}"
+                    )
+                if (answer := self._connection.recv()) is not None:  # None: a sign of life
+                    break
+        except (EOFError, ConnectionError):
+            raise WorkerDied(self._death(method)) from None
+        state, result = answer
+        if state == "error":
+            raise VllmError(f"vLLM's process, in {method}:\n{result}")
+        return result
+
+    def _death(self, method: str) -> str:
+        code = self._process.wait()
+        died = f"vLLM's process {self.pid} died in {method}"
+        if code < 0:
+            return f"{died} ({signal.Signals(-code).name})"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        return f"{died} (exit code {code}): {last}"
+
+
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
+    connection.close()
+    process.kill()
+    process.wait()

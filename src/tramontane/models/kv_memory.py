@@ -1,0 +1,38 @@
+"""Memory of keys and values, computed from a model's config before the model is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def kv_bytes_per_token(model_config: Any, dtype: str) -> int:
+    """Bytes of the keys and values of one token, over all layers.
+
+    2 · layers · key-value heads · head size · bytes of a number. Layers with a sliding window count
+    like the others: the embedded generator caches all positions.
+
+    Args:
+        model_config: a Hugging Face config, e.g. of `loading.load_config`.
+        dtype: torch's name of the number type, e.g. `bfloat16`.
+    """
+    heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+    width = (
+        getattr(model_config, "head_dim", None)
+        or model_config.hidden_size // model_config.num_attention_heads
+    )
+    itemsize: int = getattr(torch, dtype).itemsize
+    return int(2 * model_config.num_hidden_layers * heads * width * itemsize)
+
+
+def kv_budget(device_bytes: int, weight_bytes: int, utilization: float) -> int:
+    """Default number of bytes for keys and values on a device.
+
+    Args:
+        device_bytes: total memory of the device.
+        weight_bytes: the generator's weights, and memory for their next version.
+        utilization: share of the device for weights, keys and values together; see
+            `generator.gpu_memory_utilization`.
+    """
+    return max(0, int(device_bytes * utilization) - weight_bytes)

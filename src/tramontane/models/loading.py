@@ -1,0 +1,276 @@
+"""Loading of Hugging Face causal LMs, for generator and trainer alike."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.utils.logging import disable_progress_bar
+
+from tramontane.errors import InputError
+from tramontane.models.attention import PACKED
+from tramontane.models.names import check_hub, folder_of, has_tokenizer, is_local, resolve
+from tramontane.models.weight_files import INDEX, WeightFiles
+
+logger = logging.getLogger("tramontane")
+
+# Progress bars would break the display of a run.
+disable_progress_bar()
+
+# In bfloat16 on a CPU, each thread of torch caches the kernels of the last 1,024 shapes, which took
+# 1.3 GiB in a trainer. oneDNN has a cache shared by all threads, with lookups of microseconds. With
+# 512 kernels there, a trainer is up to 7 % faster at 1.8 M, but takes 0.3 GiB more and keeps
+# growing for an hour. Both variables are read when the first kernel is made.
+os.environ.setdefault("LRU_CACHE_CAPACITY", "16")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+
+# transformers patches torch globally while it loads: two threads that load concurrently leave tied
+# output heads untied, with random weights (seen with 5.23).
+_LOADING = threading.Lock()
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder that holds a model on this machine: a checkpoint folder, or the snapshot of a
+    Hugging Face name in the cache, if it has all weights. None for `tiny`, which every machine has,
+    and for other names."""
+    if model == "tiny":
+        return None
+    path = Path(resolve(model)).expanduser()
+    if (path / "config.json").is_file():
+        return path
+    try:
+        snapshot = Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    files = {"model.safetensors"}
+    if (index := snapshot / "model.safetensors.index.json").is_file():
+        files = {*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    return snapshot if all((snapshot / name).is_file() for name in files) else None
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint folder or Hugging Face name.
+
+    Raises:
+        InputError: no tokenizer there, one without an EOS token (completions could never end by
+            themselves), or one with tokens that the model lacks.
+    """
+    folder = Path(resolve(model)).expanduser()
+    if (folder / "config.json").is_file() and not has_tokenizer(folder):
+        raise InputError(
+            f"model {model!r}: its folder holds no tokenizer (tokenizer.json); set the key "
+            f"`tokenizer` next to the model's, e.g. tokenizer=FOLDER, to the folder or the name of "
+            f"a model that has it"
+        )
+    tokenizer = _from_pretrained(AutoTokenizer, model)
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{model}: the tokenizer has no EOS token, so no completion could ever stop; "
+            f"set `eos_token` in its tokenizer_config.json"
+        )
+    _check_vocabulary(model, tokenizer)
+    return tokenizer
+
+
+def _check_vocabulary(model: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Reject a tokenizer whose texts may contain tokens without an embedding in the model.
+
+    Special tokens that neither the tokenizer nor its template uses may be missing: Gemma 3's text
+    models have all but the image token.
+    """
+    known = getattr(load_config(model).get_text_config(), "vocab_size", None)
+    if known is None:
+        return
+    added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
+    used = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token}
+
+    def may_occur(text: str, token: int) -> bool:
+        special = token in added and added[token].special
+        return not special or text in used or text in template
+
+    beyond = {text: token for text, token in tokenizer.get_vocab().items() if token >= known}
+    lacking = {token: text for text, token in beyond.items() if may_occur(text, token)}
+    if lacking:
+        last = max(lacking)
+        raise InputError(
+            f"model {model!r}: its vocabulary of {known:,} tokens is too small for its tokenizer: "
+            f"it lacks {len(lacking):,} of these, up to {last:,} ({lacking[last]!r}). Give the "
+            f"model's own tokenizer (tokenizer=FOLDER), or enlarge the model with transformers: "
+            f"resize_token_embeddings({last + 1}), and save it again"
+        )
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
+    """The id of the token spelt exactly `text`, or None."""
+    found = tokenizer.convert_tokens_to_ids(text)  # None or the unknown token's id otherwise
+    return found if isinstance(found, int) and tokenizer.decode([found]) == text else None
+
+
+def load_model(
+    model: str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal LM whose attention takes packed rows.
+
+    Raises:
+        InputError: no checkpoint there, or damaged weights.
+    """
+    loaded, info = _from_pretrained(
+        AutoModelForCausalLM,
+        model,
+        dtype=dtype,
+        attn_implementation=PACKED,
+        output_loading_info=True,
+    )
+    if missing := sorted(info["missing_keys"]):
+        # transformers would continue with random weights.
+        raise InputError(
+            f"model {model!r}: damaged, its weights lack {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            + "; fetch or save it again"
+        )
+    # Weights may be unaligned in a mapped file, and matrix products then round differently (seen in
+    # the seventh digit). Once copied, equal weights give equal bits from any file.
+    for parameter in loaded.parameters():
+        parameter.data = parameter.data.clone()
+    return loaded.to(device)
+
+
+def empty_model(model: str) -> tuple[PreTrainedModel, WeightFiles] | None:
+    """Build a checkpoint's model with float32 parameters on the meta device and real buffers on the
+    CPU, for a trainer whose ranks read only their shards of the weights.
+
+    Returns:
+        The model, and the files to read its weights from. None, with a warning in the log, for a
+        checkpoint whose weights must be loaded as a whole: they are not in safetensors files, are
+        quantised, or are converted by transformers while loading.
+
+    Raises:
+        InputError: no checkpoint there, or an incomplete one.
+    """
+    config = load_config(model)
+    with _LOADING, _parameters_on_meta():
+        built = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=PACKED
+        )
+    folder = folder_of(model, ["model*.safetensors", INDEX, "generation_config.json"])
+    if getattr(config, "quantization_config", None) is not None:
+        obstacle: str | None = "they are quantised"
+    elif not WeightFiles.present(folder):
+        obstacle = f"{folder} has no safetensors files"
+    elif converts_weights(built):
+        obstacle = f"transformers converts the weights of {type(built).__name__}"
+    else:
+        files = WeightFiles(folder)
+        obstacle = files.misfit(built)
+        if obstacle is None:
+            if (folder / "generation_config.json").is_file():
+                built.generation_config = _from_pretrained(GenerationConfig, model)
+            return built.eval(), files
+    logger.warning(
+        "%s: every trainer rank loads the whole model before it keeps its share of the weights, "
+        "since they cannot be read in parts: %s. To avoid this, load the model with transformers "
+        "and save it again with save_pretrained",
+        model,
+        obstacle,
+    )
+    return None
+
+
+def converts_weights(model: PreTrainedModel) -> bool:
+    """True if the model's weights have different names or layouts in checkpoint files; see
+    transformers' `conversion_mapping`."""
+    return bool(get_model_conversion_mapping(model, add_legacy=False))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move every parameter to the meta device as soon as a module has it; buffers are computed."""
+    register = torch.nn.Module.register_parameter
+
+    def register_on_meta(
+        module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None
+    ) -> None:
+        if parameter is not None and not parameter.is_meta:  # a tied one is already there
+            parameter = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    setattr(torch.nn.Module, "register_parameter", register_on_meta)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch.nn.Module, "register_parameter", register)  # noqa: B010
+
+
+def load_config(model: str) -> Any:
+    """The architecture of a checkpoint, without its weights."""
+    return _from_pretrained(AutoConfig, model)
+
+
+def check_device(device: str, key: str = "device") -> None:
+    """Check that torch sees the device; `key` is the configuration key that the error names.
+
+    Raises:
+        InputError: torch sees no device of that kind, or fewer than its number requires.
+    """
+    asked = torch.device(device)
+    counts = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
+    count = counts.get(asked.type)
+    if count == 0:
+        raise InputError(
+            f"{key} is {device!r}, but torch sees no GPU of that kind; set {key} to cpu, or "
+            f"install the build of torch that fits this machine"
+        )
+    if count is not None and (asked.index or 0) >= count:
+        raise InputError(
+            f"{key} needs the device {device!r}, but torch sees {count} of that kind, numbered "
+            f"from 0"
+        )
+
+
+def context_length(model_config: Any) -> int | None:
+    """The model's maximum number of positions, or None if its config does not say."""
+    return getattr(model_config, "max_position_embeddings", None)
+
+
+def _from_pretrained(auto: Any, model: str, **options: Any) -> Any:
+    path = resolve(model)
+    if is_local(model):
+        folder = Path(path).expanduser()
+        if not (folder / "config.json").is_file():
+            adapters = (folder / "adapter_config.json").is_file()
+            raise InputError(
+                f"model {model!r}: no checkpoint (config.json) in folder {path}"
+                + ", but adapters; name the `weights`, into which a run merges them" * adapters
+            )
+        path = str(folder)
+    else:
+        check_hub(model)
+    try:
+        with _LOADING:
+            # Never run code from a checkpoint (`auto_map`); otherwise transformers would ask.
+            return auto.from_pretrained(path, trust_remote_code=False, **options)
+    except Exception as error:
+        # transformers raises OSError, ValueError, SafetensorError and others here; all of them mean
+        # that the user's model cannot be loaded.
+        raise InputError(
+            f"model {model!r}: cannot be loaded ({type(error).__name__}: {error}). Give a "
+            f"checkpoint folder in the Hugging Face layout, a model name, or `tiny`."
+        ) from error

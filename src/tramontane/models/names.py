@@ -1,0 +1,168 @@
+"""Resolves names of models, alike for every command. torch is not imported here.
+
+A name is `tiny`, a checkpoint folder, a run's folder, the folder of one of its checkpoints, or a
+Hugging Face name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from importlib import resources
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from tramontane.errors import InputError
+from tramontane.models.cache import cache_dir
+
+HUB_SECONDS = 5.0  # for a first connection to the model hub
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("vocab.*", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+)
+
+
+def find_weights(model: str) -> str:
+    """The checkpoint that a name means: for a run's folder, the weights of its newest checkpoint;
+    for a checkpoint's folder (`step_20`), its weights. Other names are returned unchanged.
+
+    Raises:
+        InputError: a file, the folder of a run that has no checkpoint, or nearly `tiny`.
+    """
+    path = Path(model).expanduser()
+    # The hub has no such name, and an unreachable hub would be queried repeatedly.
+    if model != "tiny" and get_close_matches(model, ["tiny"], cutoff=0.8) and not path.exists():
+        raise InputError(f"model {model!r}: no such model; did you mean 'tiny'?")
+    if path.is_file():
+        raise InputError(f"model {model!r}: a file; name the folder of the checkpoint")
+    if not path.is_dir() or (path / "config.json").is_file():
+        return model
+    checkpoints = [path, *numbered(path), *numbered(path / "checkpoints")]
+    found = [f / "weights" for f in checkpoints if (f / "weights" / "config.json").is_file()]
+    if found:
+        return str(found[-1])
+    if (path / "config.yaml").is_file():
+        raise InputError(
+            f"model {model!r}: a run that has no checkpoint yet; wait for its first one "
+            f"(checkpoint.every), or name the model that the run began with"
+        )
+    return model
+
+
+def resolve(model: str) -> str:
+    """`find_weights`; for `tiny`, the folder of the base model inside this package."""
+    if model == "tiny":
+        return str(resources.files("tramontane") / "tiny_base")
+    return find_weights(model)
+
+
+def is_local(model: str) -> bool:
+    """True if a name is, or can only be, a folder on this machine."""
+    path = Path(model).expanduser()
+    begins_as_path = model.startswith((".", "/", "~", "runs/")) or model.count("/") > 1
+    return model == "tiny" or begins_as_path or path.exists()
+
+
+def folder_of(name: str, files: Sequence[str] | None = None, what: str = "model") -> Path:
+    """The folder of a model or tokenizer; a Hugging Face name is downloaded first.
+
+    Args:
+        name: see above.
+        files: patterns of the needed files; None: all.
+        what: what the name refers to, for errors.
+
+    Raises:
+        InputError: no such folder, and no such name.
+    """
+    folder = Path(resolve(name)).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if is_local(name):
+        raise InputError(f"{what} {name!r}: no such folder")
+    check_hub(name, what)
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files) if files else None))
+    except Exception as error:
+        # The hub's client raises many types; all mean that the files are not available.
+        raise InputError(
+            f"{what} {name!r}: no such folder, and nothing of the hub that can be fetched "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+def check_hub(name: str, what: str = "model") -> None:
+    """Check that the hub can be reached, if a name must be fetched from it: its client would retry
+    for a minute. Behind a proxy, that is left to the client.
+
+    Raises:
+        InputError: it cannot.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if constants.HF_HUB_OFFLINE or getproxies() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or {"http": 80}.get(hub.scheme, 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), HUB_SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"{what} {name!r}: no such folder, and the model hub cannot be reached "
+            f"({hub.hostname}: {error}); check the path, or the connection"
+        ) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True if a checkpoint folder holds a tokenizer's vocabulary or settings."""
+    return any(_is_tokenizer(file) and "template" not in file.name for file in folder.iterdir())
+
+
+def with_tokenizer(model: str, tokenizer: str | None) -> str:
+    """A checkpoint with another's tokenizer, as a folder of links in the user's cache, which is
+    loaded, sent and hashed like any other. None: the model unchanged.
+
+    Raises:
+        InputError: no such model, or no such tokenizer.
+    """
+    if tokenizer is None:
+        return model
+    folder = folder_of(tokenizer, TOKENIZER_FILES, "tokenizer")
+    if not has_tokenizer(folder):
+        raise InputError(f"tokenizer {tokenizer!r}: {folder} holds no tokenizer")
+    files = [file for file in folder.iterdir() if _is_tokenizer(file)]
+    files += [file for file in folder_of(model).iterdir() if not _is_tokenizer(file)]
+    stats = sorted((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    joined = cache_dir() / "joined" / hashlib.sha256(repr(stats).encode()).hexdigest()[:24]
+    if not joined.is_dir():
+        joined.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=joined.parent))
+        for file in files:
+            (made / file.name).symlink_to(file)
+        if joined.is_dir():  # another process was faster
+            shutil.rmtree(made)
+        else:
+            made.rename(joined)
+    return str(joined)
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The folders of checkpoints (`step_20`) in a folder, oldest first; other names, such as
+    `step_x`, are skipped."""
+    names = re.compile(r"[a-z]+_[0-9]{1,18}")
+    found = [f for f in folder.glob("*_*") if names.fullmatch(f.name) and f.is_dir()]
+    return sorted(found, key=lambda f: int(f.name.partition("_")[2]))
+
+
+def _is_tokenizer(file: Path) -> bool:
+    return file.is_file() and any(fnmatch(file.name, pattern) for pattern in TOKENIZER_FILES)

@@ -1,0 +1,219 @@
+"""Sizes of a model from its config alone: no weights are read or allocated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, MistralConfig, PreTrainedModel
+
+from tramontane.errors import InputError
+from tramontane.models import loading
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+class LinearLayer(NamedTuple):
+    """A linear layer of a model.
+
+    Args:
+        name: name of the module.
+        inputs, outputs: widths.
+        head: True for the output head.
+        tied: True if another module has the same weight.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    head: bool
+    tied: bool
+
+
+def linear_layers(model: PreTrainedModel) -> tuple[LinearLayer, ...]:
+    """The linear layers of a model, possibly on the meta device, in its order."""
+    uses = Counter(id(tensor) for tensor in model.state_dict(keep_vars=True).values())
+    head = model.get_output_embeddings()
+    return tuple(
+        LinearLayer(
+            name,
+            module.in_features,
+            module.out_features,
+            module is head,
+            uses[id(module.weight)] > 1,
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    )
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder-only language model.
+
+    Args:
+        name: readable name of the model.
+        parameters: of the whole model; tied tensors count once.
+        block: parameters of the largest block.
+        outside: parameters outside the blocks: embeddings, last norm and head.
+        matrix: numbers in the largest tensor of a block.
+        layers: number of blocks.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP, over all experts that a token visits.
+        heads: query heads of a layer.
+        kv_heads: heads of keys and values of a layer.
+        head_dim: width of a head.
+        vocabulary: rows of the output head.
+        context: maximum number of positions; None if the config does not say.
+        linear_layers: all linear layers.
+        soft_capped: True if the logits are not a linear function of the head's output, so that all
+            logits of a microbatch must be in memory (`trainer.head`).
+    """
+
+    name: str
+    parameters: int
+    block: int
+    outside: int
+    matrix: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int | None
+    linear_layers: tuple[LinearLayer, ...] = ()
+    soft_capped: bool = False
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head; the input embeddings have as many, or are tied to it."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def tied(self) -> bool:
+        """True if the output head is the input embeddings."""
+        return self.outside < 2 * self.head
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes of a token's keys and values over all layers; as `models.kv_memory` computes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+
+# Models with known sizes, whose files are not needed. Mistral Small 3.1 is the base of Magistral
+# Small; Mistral publishes no sizes of Medium 3, so Mistral Large 2 stands for it. LlamaRL (arXiv
+# 2505.24034) trained Llama 3.1, whose architecture is the same.
+KNOWN_SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    },
+    "llama-3.1-70b": {
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    },
+    "llama-3.1-405b": {
+        "num_hidden_layers": 126,
+        "hidden_size": 16384,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 53248,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+    },
+    "mistral-small-24b": {
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 32768,
+        "vocab_size": 131072,
+        "max_position_embeddings": 131072,
+    },
+    "mistral-large-123b": {
+        "num_hidden_layers": 88,
+        "hidden_size": 12288,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 28672,
+        "vocab_size": 32768,
+        "max_position_embeddings": 131072,
+    },
+}
+
+
+def load_shape(model: str) -> ModelShape:
+    """The sizes of a model.
+
+    Args:
+        model: a name in `KNOWN_SHAPES`, the path of a `config.json`, a folder that holds one,
+            `tiny`, or a Hugging Face name. Weights and tokenizer are not needed.
+
+    Raises:
+        InputError: no config there, or not a causal LM's.
+    """
+    if sizes := KNOWN_SHAPES.get(model):
+        return shape_of(MistralConfig(**sizes), model)
+    path = Path(model).expanduser()
+    folder = str(path.parent.absolute()) if path.is_file() else model
+    return shape_of(loading.load_config(folder), model)
+
+
+def shape_of(config: Any, name: str) -> ModelShape:
+    """The sizes of the model of a transformers config, counted on a model without memory.
+
+    Raises:
+        InputError: the config is not that of a causal LM.
+    """
+    text = config.get_text_config()
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(text)
+    except ValueError as error:
+        raise InputError(f"model {name!r}: not a causal LM ({error})") from None
+    blocks = set(model._no_split_modules or ())
+    by_block = [
+        [p.numel() for p in module.parameters()]
+        for module in model.modules()
+        if type(module).__name__ in blocks
+    ]
+    sizes = [sum(block) for block in by_block]
+    parameters = list(model.parameters())  # tied tensors once
+    total = sum(p.numel() for p in parameters)
+    expert = int(getattr(text, "moe_intermediate_size", None) or text.intermediate_size)
+    return ModelShape(
+        name=name,
+        parameters=total,
+        block=max(sizes, default=0),
+        outside=total - sum(sizes),
+        matrix=max((n for block in by_block for n in block), default=0),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=expert * (getattr(text, "num_experts_per_tok", None) or 1),
+        heads=text.num_attention_heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        vocabulary=text.vocab_size,
+        context=loading.context_length(text),
+        linear_layers=linear_layers(model),
+        soft_capped=getattr(text, "final_logit_softcapping", None) is not None,
+    )

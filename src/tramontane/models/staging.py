@@ -1,0 +1,173 @@
+"""A new version of the weights beside the one in use: collected and checked, then swapped in.
+
+Collecting takes as long as the transfer and does not touch the weights in use, so a generator keeps
+decoding meanwhile. Generation pauses only for the swap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from tramontane.errors import InputError
+from tramontane.models.weights import LocalWeights, Part, Weights
+
+
+def collect(weights: Weights, targets: Mapping[str, torch.Tensor]) -> None:
+    """Copy a version of the weights into `targets`, and check it.
+
+    Args:
+        weights: on any device, in any dtype.
+        targets: a tensor by name, on any device; tied names share a tensor, which is written once
+            or twice.
+
+    Raises:
+        InputError: names or shapes that differ from `targets` (nothing is written then), or a
+            weight that is incomplete or not finite (`targets` are undefined then); the error names
+            the weight.
+    """
+    _check_shapes(weights.shapes(), targets)
+    arrived: Counter[str] = Counter()
+    with torch.no_grad():
+        for bucket in weights.buckets():
+            for part in bucket:
+                name, count = part.names[0], part.values.numel()
+                target = targets[name]
+                if target.dim():
+                    target = target.narrow(0, part.start, len(part.values))
+                target.copy_(part.values)
+                if count and not _is_finite(target):
+                    raise InputError(f"weights of {name} are not finite")
+                arrived.update(dict.fromkeys(part.names, count))
+    for name, shape in weights.shapes().items():
+        if arrived[name] != shape.numel():
+            raise InputError(
+                f"weights of {name} are incomplete: {arrived[name]} of {shape.numel()} values"
+            )
+
+
+def from_state(
+    state: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]
+) -> LocalWeights:
+    """Weights given as one dictionary, for `collect`.
+
+    Args:
+        state: tensors by name; tied weights once or twice.
+        targets: see `collect`; they are not written.
+
+    Raises:
+        InputError: tensors that `targets` ties differ.
+    """
+    first: dict[int, torch.Tensor] = {}  # by the identity of each target
+    for name, target in targets.items():
+        if name in state and not torch.equal(
+            first.setdefault(id(target), state[name]), state[name]
+        ):
+            raise InputError(f"weights of {name} are tied to others but differ from them")
+    weights = LocalWeights()
+    weights.add([Part.whole([name], tensor) for name, tensor in state.items()])
+    return weights
+
+
+def _check_shapes(shapes: Mapping[str, torch.Size], targets: Mapping[str, torch.Tensor]) -> None:
+    if unknown := sorted(shapes.keys() - targets.keys()):
+        raise InputError(f"weights unknown to the generator's model: {', '.join(unknown)}")
+    for name, shape in shapes.items():
+        if shape != targets[name].shape:
+            raise InputError(
+                f"weights of {name}: shape {tuple(shape)}, "
+                f"but the generator's model has {tuple(targets[name].shape)}"
+            )
+    updated = {id(targets[name]) for name in shapes}
+    if missing := [name for name, target in targets.items() if id(target) not in updated]:
+        raise InputError(f"weights missing from the update: {', '.join(missing)}")
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is
+    return bool(torch.isfinite(lowest) and torch.isfinite(highest))
+
+
+class StagedWeights:
+    """A model's weights, and memory for their next version, which doubles the weights' memory from
+    the first `fetch` on.
+
+    `fetch` may run in one thread while the model computes in another; `swap` may not.
+
+    Args:
+        model: the tensors of its state dict; tied parameters are one tensor.
+        on_host: the next version is in the host's pinned memory, not on the model's device; no
+            effect on a CPU.
+    """
+
+    def __init__(self, model: torch.nn.Module, on_host: bool = False) -> None:
+        self._names: dict[int, list[str]] = {}  # by the identity of each tensor
+        self._used: dict[int, torch.Tensor] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            self._names.setdefault(id(tensor), []).append(name)
+            self._used[id(tensor)] = tensor
+        self._spare: dict[int, torch.Tensor] = {}  # the next version of each tensor
+        self._version: int | None = None  # complete and checked in `_spare`, not yet in use
+        self._changing = threading.Lock()  # `_version`, and which tensors are spare
+        device = next(model.parameters()).device
+        self._on_host = on_host and device.type != "cpu"
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def fetch(self, version: int, weights: Weights) -> None:
+        """Copy and check a version of the weights. It replaces a fetched version that is not in use
+        yet.
+
+        Raises:
+            InputError: see `collect`. The weights in use are not affected.
+        """
+        with self._changing:
+            self._version = None
+            if not self._spare:
+                self._spare = {key: self._room_for(t.data) for key, t in self._used.items()}
+            targets = {n: self._spare[key] for key, names in self._names.items() for n in names}
+        # On a GPU the copies use a separate stream, so that decode steps do not wait for them.
+        with self._on_stream():
+            collect(weights, targets)
+        if self._stream is not None:
+            self._stream.synchronize()
+        with self._changing:
+            self._version = version
+
+    def swap(self, version: int, in_place: bool) -> bool:
+        """Use a version that was fetched.
+
+        Args:
+            version: the version to use.
+            in_place: copy the new values, so that the model's tensors keep their addresses;
+                otherwise swap them with the spare tensors.
+
+        Returns:
+            False, with nothing changed, if the version is not available, because it is already in
+            use or a newer one is being fetched.
+        """
+        with self._changing:
+            if self._version != version:
+                return False
+            for key, spare in self._spare.items():
+                used = self._used[key]
+                if in_place or self._on_host:
+                    used.data.copy_(spare)
+                else:
+                    used.data, spare.data = spare.data, used.data
+            if self._stream is not None:  # no kernel reads what the next `fetch` overwrites
+                torch.cuda.current_stream(self._stream.device).synchronize()
+            self._version = None
+            return True
+
+    def _room_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._on_host:
+            return torch.empty_like(tensor)
+        pinned = self._stream is not None
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -1,0 +1,130 @@
+"""Weights in transfer from the trainer to the generators, bucket by bucket."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+
+BUCKET_BYTES = 64 << 20
+
+
+class Part(NamedTuple):
+    """A weight, or the rows of it that one trainer rank holds.
+
+    Attributes:
+        names: the weight's name; several names if it is tied.
+        shape: shape of the whole weight.
+        start: index of the first row.
+        values: the rows, [rows, *shape[1:]]; the whole weight if it has no dimensions.
+    """
+
+    names: tuple[str, ...]
+    shape: torch.Size
+    start: int
+    values: torch.Tensor
+
+    @classmethod
+    def whole(cls, names: Iterable[str], values: torch.Tensor) -> Part:
+        return cls(tuple(names), values.shape, 0, values)
+
+
+Bucket = list[Part]
+
+
+class Weights(ABC):
+    """One version of a whole model: every trainer rank adds the rows that it holds, every generator
+    iterates over all of them. The placement decides how a bucket travels.
+
+    Attributes:
+        borrowed: the values are the trainer's parameters, so the trainer must not step before all
+            generators have fetched them.
+    """
+
+    borrowed = False
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, torch.Size] = {}
+
+    def add(self, bucket: Bucket) -> None:
+        """Keep a bucket, at least until the trainer's next step."""
+        self._note_shapes(bucket)
+        self._keep(bucket)
+
+    def add_all(self, source: Callable[[], Iterator[Bucket]]) -> None:
+        """Add all buckets of an iteration; only one of them needs to exist at a time."""
+        for bucket in source():
+            self.add(bucket)
+
+    def merge(self, others: Iterable[Weights]) -> None:
+        """Add what other ranks have added to weights of the same kind."""
+        for other in others:
+            self._shapes |= other._shapes
+            self._merge(other)
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shape of every weight added."""
+        return self._shapes
+
+    def _note_shapes(self, bucket: Bucket) -> None:
+        self._shapes |= {name: part.shape for part in bucket for name in part.names}
+
+    @abstractmethod
+    def buckets(self) -> Iterator[Bucket]:
+        """All buckets added, read-only; each bucket is valid until the next one is requested."""
+
+    @abstractmethod
+    def _keep(self, bucket: Bucket) -> None: ...
+
+    @abstractmethod
+    def _merge(self, other: Weights) -> None: ...
+
+
+class LocalWeights(Weights):
+    """The trainer's parameters, for generators in its process: the only copies are those that
+    generators fetch. Valid until the trainer's next step."""
+
+    borrowed = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: Bucket = []
+        self._sources: list[Callable[[], Iterator[Bucket]]] = []
+
+    def add_all(self, source: Callable[[], Iterator[Bucket]]) -> None:
+        """Keep the source, which each generator iterates over: parameters are not copied, and
+        weights that the trainer has to compute exist one bucket at a time."""
+        for bucket in source():
+            self._note_shapes(bucket)
+        self._sources.append(source)
+
+    def buckets(self) -> Iterator[Bucket]:
+        yield self._parts
+        for source in self._sources:
+            yield from source()
+
+    def _keep(self, bucket: Bucket) -> None:
+        self._parts += bucket
+
+    def _merge(self, other: Weights) -> None:
+        for bucket in other.buckets():
+            self._parts += bucket
+
+
+class CopiedWeights(LocalWeights):
+    """Copies on the CPU in a given dtype, which stay valid and can be sent to another process."""
+
+    borrowed = False
+
+    add_all = Weights.add_all  # copied immediately
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def _keep(self, bucket: Bucket) -> None:
+        self._parts += [
+            part._replace(values=part.values.to("cpu", self._dtype, copy=True)) for part in bucket
+        ]

@@ -1,0 +1,182 @@
+"""How often the judge used as a reward was wrong: compares recorded rollouts with the truth.
+
+A run trains only on the judge's verdicts. If the right answer is known nevertheless (a reference
+that the judged domain does not read), there are four cases: a right or a wrong answer, accepted or
+rejected. If a model learns to please the judge, the share of wrong answers among accepted ones
+rises over the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from tramontane.errors import InputError
+from tramontane.evaluation.metrics import Estimate, mean_interval
+from tramontane.oversight.labels import letter_of
+from tramontane.oversight.reward import NO_VERDICT, UNHEARD, judged_choice
+from tramontane.run.rollouts import read_run
+from tramontane.workplace import owned_file, write_whole
+
+COLUMNS = ("update", "problem_id", "domain", "reference", "answer", "verdict", "reason")
+PARTS = 3  # of the run, for the trend
+SHOWN = 20  # errors listed on the page
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The judge's errors on some answers; None where no such answer was given.
+
+    Args:
+        answers: number of answers.
+        unheard: of these, the answers that were not judged, since they match no choice.
+        no_verdict: of these, the answers without a verdict from the judge.
+        accuracy: share of right verdicts among the others, as for the next two; its interval counts
+            each problem once.
+        false_acceptance: share of the wrong answers that were accepted.
+        false_rejection: share of the right answers that were rejected.
+        accepted: share of all answers accepted, which is the reward.
+        right: share of all answers that are right.
+    """
+
+    answers: int
+    unheard: int
+    no_verdict: int
+    accuracy: Estimate | None
+    false_acceptance: float | None
+    false_rejection: float | None
+    accepted: float
+    right: float
+
+
+@dataclass(frozen=True)
+class JudgeErrors:
+    """The audit of a judge.
+
+    Args:
+        whole: over the run.
+        parts: over its first, middle and last third of updates.
+        examples: rows of wrong verdicts, one per problem and answer.
+    """
+
+    whole: Errors
+    parts: tuple[Errors, ...]
+    examples: list[dict[str, Any]]
+
+
+def judge_errors(run: str | Path, domain: str = "judged") -> JudgeErrors:
+    """Compare a judge's verdicts in a run with the truth; writes `judge_errors.md` and
+    `judge_errors.json` into the run's folder.
+
+    Args:
+        run: folder of a run.
+        domain: name of the judged domain.
+
+    Raises:
+        InputError: the run recorded no judged answers with a reference, or another process writes
+            the files.
+    """
+    folder = Path(run)
+    with owned_file(folder / "judge_errors.md", "written"):
+        rows = [row for row in read_run(folder, COLUMNS) if _is_judged(row, domain)]
+        if not rows:
+            raise InputError(
+                f"{folder}: no rollouts of the domain {domain!r} with a reference and a verdict"
+            )
+        found = audit_of(rows)
+        write_whole(folder / "judge_errors.json", json.dumps(asdict(found), indent=1))
+        write_whole(folder / "judge_errors.md", markdown(found))
+    return found
+
+
+def audit_of(rows: Sequence[Mapping[str, Any]]) -> JudgeErrors:
+    """The audit of judged rows, at least one."""
+    updates = sorted({row["update"] for row in rows})
+    part_of = {update: i * PARTS // len(updates) for i, update in enumerate(updates)}
+    parts: defaultdict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        parts[part_of[row["update"]]].append(row)
+    wrong: dict[tuple[str, str], dict[str, Any]] = {}  # equal answers share a discussion
+    for row in rows:
+        if _judged(row) and _accepted(row) != _is_right(row):
+            wrong.setdefault((row["problem_id"], row["answer"]), dict(row))
+    return JudgeErrors(
+        _errors(rows), tuple(_errors(parts[i]) for i in sorted(parts)), [*wrong.values()][:SHOWN]
+    )
+
+
+def markdown(found: JudgeErrors) -> str:
+    """The audit as a page."""
+    head = "| | answers | unheard | no verdict | accepted | right | judge right "
+    head += "| accepted if wrong | rejected if right |"
+    lines = ["# Errors of the judge", "", head, "|---" * 9 + "|"]
+    names = ["whole run", *(f"part {i} of {len(found.parts)}" for i in range(1, PARTS + 1))]
+    for name, errors in zip(names, (found.whole, *found.parts), strict=False):
+        rates = [errors.accepted, errors.right]
+        conditional = [errors.false_acceptance, errors.false_rejection]
+        counts = [errors.answers, errors.unheard, errors.no_verdict]
+        cells = [*map(str, counts), *(f"{rate:.3f}" for rate in rates), str(errors.accuracy or "–")]
+        cells += ["–" if rate is None else f"{rate:.3f}" for rate in conditional]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "## Wrong verdicts", ""]
+    for row in found.examples:
+        lines.append(
+            f"- update {row['update']}, `{row['problem_id']}`: answer `{row['answer']}`, right is "
+            f"`{row['reference']}`; {row['reason'] or 'accepted'}"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _is_judged(row: Mapping[str, Any], domain: str) -> bool:
+    return (
+        row["domain"] == domain
+        and row["reference"] is not None
+        and row["answer"] is not None
+        and row["verdict"] in ("right", "wrong")
+    )
+
+
+def _judged(row: Mapping[str, Any]) -> bool:
+    """True if the judge gave a verdict on the answer."""
+    return not (row["reason"] or "").startswith((UNHEARD, NO_VERDICT))
+
+
+def _accepted(row: Mapping[str, Any]) -> bool:
+    return bool(row["verdict"] == "right")
+
+
+def _is_right(row: Mapping[str, Any]) -> bool:
+    """True if the answer is the reference, each given as text or letter. The verdict's reason names
+    text and letter of the chosen answer."""
+    answer, reference = str(row["answer"]).strip(), str(row["reference"]).strip()
+    letter, text = judged_choice(row["reason"] or "") or (answer, answer)
+    meant, right = (letter_of(given, ascii_uppercase) for given in (letter, reference))
+    return text == reference or (meant is not None and meant == right)
+
+
+def _errors(rows: Iterable[Mapping[str, Any]]) -> Errors:
+    rows = list(rows)
+    counts: Counter[tuple[bool, bool]] = Counter()
+    by_problem: defaultdict[str, list[bool]] = defaultdict(list)
+    for row in filter(_judged, rows):
+        accepted, right = _accepted(row), _is_right(row)
+        counts[accepted, right] += 1
+        by_problem[row["problem_id"]].append(accepted == right)
+    unheard = sum((row["reason"] or "").startswith(UNHEARD) for row in rows)
+    n_right, n_wrong = (counts[True, kind] + counts[False, kind] for kind in (True, False))
+    hits = [sum(found) / len(found) for found in by_problem.values()]
+    return Errors(
+        answers=len(rows),
+        unheard=unheard,
+        no_verdict=len(rows) - counts.total() - unheard,
+        accuracy=mean_interval(hits) if hits else None,
+        false_acceptance=counts[True, False] / n_wrong if n_wrong else None,
+        false_rejection=counts[False, True] / n_right if n_right else None,
+        accepted=sum(map(_accepted, rows)) / len(rows),
+        right=sum(map(_is_right, rows)) / len(rows),
+    )

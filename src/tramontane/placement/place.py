@@ -1,0 +1,78 @@
+"""Chooses where workers run, by `placement.kind`; the rest of the program does not depend on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tramontane.config import Config
+from tramontane.errors import InputError, install
+from tramontane.placement.handle import GeneratorHandle, Handle
+
+if TYPE_CHECKING:
+    from tramontane.models.weights import Weights
+
+
+class Placement(Protocol):
+    """Starts workers, each from a function that makes the plain object.
+
+    Attributes:
+        replaces_trainer: True if a lost trainer can be restarted.
+    """
+
+    @property
+    def replaces_trainer(self) -> bool: ...
+
+    def reserve(self) -> None:
+        """Reserve resources for the trainer's ranks before other workers take them."""
+
+    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle: ...
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle: ...
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        """Start `trainer.ranks` trainers behind one handle."""
+
+    def weights(self) -> Weights:
+        """An empty container for the next version of the weights."""
+
+    def close(self) -> None: ...
+
+
+def check(config: Config) -> None:
+    """Check that the packages of the placement are installed.
+
+    Raises:
+        InputError: Ray or NIXL is configured but not installed.
+    """
+    if config.placement.kind != "ray":
+        return
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(
+            f"placement.kind is ray, but Ray is not installed; install it: {install('ray')}"
+        )
+    if config.placement.weights == "nixl" and importlib.util.find_spec("nixl") is None:
+        raise InputError(
+            f"placement.weights is nixl, but NIXL is not installed; install it, or use store: "
+            f"{sys.executable} -m pip install nixl"
+        )
+
+
+def place(config: Config, note: Callable[..., None]) -> Placement:
+    """Start the placement `config.placement.kind`.
+
+    `note(name, process=...)` is called for each process started for a worker.
+
+    Raises:
+        InputError: see `check`; or no cluster at the address, or one that is too small.
+    """
+    check(config)
+    if config.placement.kind == "thread":
+        from tramontane.placement.thread import LocalPlacement  # torch takes seconds to import
+
+        return LocalPlacement(config, note)
+    from tramontane.placement.actors import Cluster  # Ray is an extra
+
+    return Cluster(config, note)

@@ -1,0 +1,149 @@
+"""Workers in threads of the controller's process: for laptops, one GPU, debugging and tests."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from tramontane.config import Config
+from tramontane.models.weights import CopiedWeights, LocalWeights, Weights
+from tramontane.placement.files import Folder, on_this_machine
+from tramontane.placement.handle import TRAINER, GeneratorHandle, Handle
+from tramontane.placement.ranks import ProcessRanks
+
+CLOSE_SECONDS = 30.0
+
+
+class LocalPlacement:
+    """Workers as threads of the controller's process; several trainer ranks as processes."""
+
+    def __init__(self, config: Config, note: Callable[..., None]) -> None:
+        self._config, self._note = config, note
+        # A thread that hangs cannot be ended.
+        self.replaces_trainer = config.trainer.ranks > 1
+
+    def reserve(self) -> None: ...
+
+    def generator(self, number: int, make: Callable[[], Any]) -> GeneratorHandle:
+        return ThreadHandle(f"generator {number}", make, self._config.generator.device)
+
+    def verifier(self, number: int, make: Callable[[], Any]) -> Handle:
+        return ThreadHandle(f"verifier {number}", make)
+
+    def trainer(self, make: Callable[[], Any]) -> Handle:
+        config, limit = self._config.trainer, self._config.timeouts.training
+        if config.ranks == 1:
+            return ThreadHandle(TRAINER, make, config.device)
+        ranks = ProcessRanks(TRAINER, make, config.ranks, config.device, limit)
+        for rank, process in enumerate(ranks.processes):
+            self._note(f"{TRAINER} rank {rank}", process=process)
+        return ranks
+
+    def weights(self) -> Weights:
+        if self._config.trainer.ranks == 1 and not self._config.replaces_generators:
+            return LocalWeights()
+        return CopiedWeights(getattr(torch, self._config.generator.dtype))
+
+    def close(self) -> None: ...
+
+
+class ThreadHandle:
+    """Runs `make()` and then every call in its own thread, with one torch thread. Background calls
+    have a second thread.
+
+    On a CUDA device each thread has its own stream, so that workers on one GPU do not wait for each
+    other's kernels. A call returns after all its kernels have run, so its results can be used on
+    any stream.
+
+    Two such workers train and decode side by side on two cores: torch releases the interpreter
+    lock. The threads are daemons, so a worker that hangs does not keep the process alive. `close`
+    waits up to `CLOSE_SECONDS` for a running call, since torch must not be cut off in the middle.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Any], device: str = "cpu") -> None:
+        self.name, self._device = name, device
+        self._worker: Any = None
+        self._calls = _Calls(name, device)
+        self._background: _Calls | None = None
+        self.started: Future[None] = self._calls.submit(self._make, make)
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        return self._calls.submit(self._call, method, args)
+
+    def submit_background(self, method: str, *args: Any) -> Future[Any]:
+        if self._background is None:
+            self._background = _Calls(f"{self.name} background", self._device)
+        return self._background.submit(self._call, method, args)
+
+    def release(self, folder: Folder) -> Future[None]:
+        return self._calls.submit(lambda: None)  # the worker uses the folder directly
+
+    def close(self) -> None:
+        for calls in (self._calls, self._background):
+            if calls is not None:
+                calls.close()
+
+    def _make(self, make: Callable[[], Any]) -> None:
+        self._worker = on_this_machine(make)()
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        self.started.result()  # the worker may still be being made
+        return getattr(self._worker, method)(*map(on_this_machine, args))
+
+
+class _Calls:
+    """A thread that runs calls one after another."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self._device, self._closing = device, False
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._queue.put((future, partial(function, *args)))
+        return future
+
+    def close(self) -> None:
+        self._closing = True
+        self._queue.put(None)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        torch.set_num_threads(1)
+        with _separate_stream(self._device) as synchronize:
+            while (item := self._queue.get()) is not None:
+                future, call = item
+                if self._closing:
+                    future.cancel()  # so that no caller waits for a dropped call
+                if not future.set_running_or_notify_cancel():
+                    continue
+                # The future carries the error to the caller.
+                try:
+                    result = call()
+                    synchronize()
+                    future.set_result(result)
+                except BaseException as error:
+                    future.set_exception(error)
+
+
+@contextmanager
+def _separate_stream(device: str) -> Iterator[Callable[[], None]]:
+    """Within this block, the thread's work for a CUDA device goes to a new stream; yields a
+    function that waits until the stream's work is done. Other devices have no streams."""
+    if not device.startswith("cuda"):
+        yield lambda: None
+        return
+    stream = torch.cuda.Stream(torch.device(device))
+    with torch.cuda.stream(stream):  # also makes the stream's device the thread's current one
+        yield stream.synchronize

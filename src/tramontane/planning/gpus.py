@@ -1,0 +1,129 @@
+"""Rates of devices: data sheets of GPUs from `gpus.yaml` next to this file, or a report of
+`benchmarks.bounds`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from tramontane.errors import InputError
+from tramontane.models.memory import machine_memory
+
+GIB = 1 << 30
+
+
+class Gpu(NamedTuple):
+    """Data sheet of a GPU, or the measured rates of a device.
+
+    Args:
+        name: lower-case name, e.g. `h100`.
+        memory: total memory as CUDA reports it, in bytes.
+        flops: dense bf16 FLOP/s.
+        bandwidth: of the device's memory, in bytes/s.
+        link: bandwidth to another GPU of the same node, in bytes/s and one direction.
+        network: bandwidth to a GPU of another node, in bytes/s and one direction.
+        device: as in a config: `cuda`, or `cpu` for one core.
+        dtype: number type of the arithmetic that `flops` counts.
+    """
+
+    name: str
+    memory: float
+    flops: float
+    bandwidth: float
+    link: float
+    network: float
+    device: str = "cuda"
+    dtype: str = "bfloat16"
+
+
+def _read() -> dict[str, Gpu]:
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    return {
+        name: Gpu(
+            name=name,
+            memory=row["memory_gib"] * GIB,
+            flops=row["tflops"] * 1e12,
+            bandwidth=row["bandwidth_tb_s"] * 1e12,
+            link=row["link_gb_s"] * 1e9,
+            network=row["network_gb_s"] * 1e9,
+        )
+        for name, row in yaml.safe_load(text).items()
+    }
+
+
+GPUS = _read()
+"""All known GPUs by name."""
+
+
+def find_gpu(name: str) -> Gpu:
+    """The GPU called `name`, in upper or lower case.
+
+    Raises:
+        InputError: there is no data sheet for it.
+    """
+    if (found := GPUS.get(name.lower())) is None:
+        raise InputError(f"no data sheet for the GPU {name!r}; choose from {', '.join(GPUS)}")
+    return found
+
+
+def is_report(gpu: str) -> bool:
+    """True if `gpu` is the path of a report."""
+    return gpu.endswith(".json")
+
+
+def measured_gpu(path: str) -> Gpu:
+    """A machine's measured rates in the form of a data sheet.
+
+    A GPU has the memory and the links of its data sheet. On a CPU each core counts as a device,
+    with an equal part of this machine's memory, and exchanges data as fast as it copies memory.
+
+    Raises:
+        InputError: not a report of `benchmarks.bounds`, or a GPU without a data sheet.
+    """
+    report = _read_report(path)
+    flops, copy = report["gemm"], report["copy"]
+    if name := report.get("gpu"):
+        sheet = next((sheet for key, sheet in GPUS.items() if key in name.lower()), None)
+        if sheet is None:
+            raise InputError(f"{path}: no data sheet for {name}; there are {', '.join(GPUS)}")
+        return sheet._replace(name=name, flops=flops, bandwidth=copy, dtype=report["dtype"])
+    memory = machine_memory() / report["cores"]
+    return Gpu(report["cpu"], memory, flops, copy, copy, copy, "cpu", report["dtype"])
+
+
+def measured_keys(path: str) -> dict[str, float]:
+    """Keys of `PlanConfig` that a report measured: the shares of the machine's rates that a trainer
+    and a generator reach.
+
+    The trainer ran without checkpointing, so a trained token takes 6 operations a parameter.
+
+    Raises:
+        InputError: not a report of `benchmarks.bounds`.
+    """
+    report = _read_report(path)
+    best: dict[str, float] = {}
+    for row in report["rows"]:
+        worker = row["worker"].split(",")[0]
+        best[worker] = max(best.get(worker, 0.0), row["share"]["median"])
+    keys = {
+        "train_mfu": best["trainer"],
+        "decode_bandwidth": best["generator"],
+        "prefill_mfu": best["generator"],
+        "step_seconds": 0.0,
+    }
+    return keys if "gpu" in report else keys | {"train_flops": 6.0}
+
+
+def _read_report(path: str) -> dict[str, Any]:
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"gpu {path}: no such file")
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if missing := {"rows", "gemm", "copy", "cpu", "cores", "dtype"} - report.keys():
+        raise InputError(
+            f"gpu {path}: not a report of benchmarks.bounds (without {', '.join(sorted(missing))})"
+        )
+    return report

@@ -1,0 +1,256 @@
+"""The plan of a run: the best split of its GPUs by formulas and by the simulation, and a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import yaml
+
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.planning.config import PlanConfig
+from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.planning.gpus import GIB, GPUS
+from tramontane.planning.machine import Machine
+from tramontane.planning.simulate import Costs, Outcome, lognormal, simulate
+from tramontane.planning.split import (
+    Split,
+    asynchronous_step,
+    best_share,
+    by_time,
+    cheapest,
+    in_turn,
+    splits_of,
+)
+
+UPDATES, SKIPPED = 10, 4  # simulated updates, and how many of the first are skipped
+CANDIDATES = 2  # splits to simulate
+POLLS = 20  # polls in which a completion of mean length is generated, in the simulation
+PENALTY_SHARE = 8  # l_max / l_cache: the length penalty grows over the last eighth
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to use the GPUs.
+
+    Args:
+        generate: GPU-seconds of a completion in generation.
+        seconds: time of an update by the formulas, with GPUs divided without limit.
+        split: in whole GPUs.
+        simulated: outcome of the simulation of the split.
+    """
+
+    generate: float
+    seconds: float
+    split: Split
+    simulated: Outcome
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best split of the GPUs, and, for comparison, all GPUs alternating between both kinds of
+    work.
+
+    Args:
+        machine: the assumptions.
+        train: GPU-seconds of a completion in training.
+        share: the trainer's share θ* by the formula.
+        apart: separate GPUs for generators and trainer: asynchronous.
+        together: all GPUs in turn: synchronous; None if generators do not fit next to the trainer's
+            state.
+        memory: the memory of the run with separate GPUs, which it fits.
+    """
+
+    machine: Machine
+    train: float
+    share: float
+    apart: Side
+    together: Side | None
+    memory: RunMemory
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config of a run with separate GPUs; the user adds model and data."""
+        return settings_of(self.machine, self.apart.split)
+
+    @property
+    def config_file(self) -> str:
+        """The config as YAML, with the command that checks it."""
+        plan, machine, used = self.machine.config, self.machine, self.apart.split.gpus
+        gpu = f" --gpu {option}" if (option := _gpu_option(machine)) else ""
+        text = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True)
+        return (
+            f"# {plan.model} on {used} {machine.gpu.name} {machine.unit}s\n"
+            f"# Set model and data.train. Memory, without them:\n"
+            f"# tramontane train FILE --dry-run --model-shape {plan.model}{gpu}\n{text}"
+        )
+
+    @property
+    def assumptions(self) -> dict[str, str]:
+        """All assumptions of the plan, by the names for overriding them."""
+        config, gpu = self.machine.config, self.machine.gpu
+        sheet = f"({gpu.memory / GIB:.4g} GiB, {gpu.bandwidth / 1e12:.3g} TB/s, "
+        sheet += f"{gpu.flops / 1e12:.3g} TFLOP/s in {gpu.dtype})"
+        texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in config}
+        return texts | {"gpu": f"{config.gpu} {sheet}"}
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Rows of a table: (name, value with separate GPUs, value together)."""
+        unit, share = self.machine.unit, self.share
+        yield f"{unit}-seconds a completion, training", f"{self.train:.2f}", f"{self.train:.2f}"
+        best = f"{share:.2f} ({share * self.machine.config.gpus:.0f} {unit}s)"
+        yield "trainer's share θ, by the formula", best, ""
+        apart, together = self._cells(self.apart), self._cells(self.together)
+        for name, value in apart.items():
+            yield name, value, together.get(name, "does not fit")
+
+    def _cells(self, side: Side | None) -> dict[str, str]:
+        if side is None:
+            return {}
+        unit, split, found = self.machine.unit, side.split, side.simulated
+        return {
+            f"{unit}-seconds a completion, generation": f"{side.generate:.2f}",
+            "seconds an update, by the formula": f"{side.seconds:,.0f}",
+            "trainer": f"{split.trainer_gpus} {unit}s",
+            "generators": f"{split.generators} × {split.generator_gpus} {unit}s",
+            "engine": self.machine.engines[split.generator_gpus].kind,
+            "n_async": f"{split.n_async:,} ({split.slots} slots each)",
+            "max_staleness": str(split.max_staleness),
+            "seconds an update, simulated": f"{found.seconds_per_update:,.0f}",
+            "trained tokens/s, simulated": f"{found.tokens_per_second:,.0f}",
+            "generators idle": f"{found.generator_idle:.0%}",
+            "trainer idle": f"{found.trainer_idle:.0%}",
+            "slots in use": f"{found.utilization:.0%}",
+            "staleness": f"{found.staleness_mean:.1f} (at most {found.staleness_max})",
+        }
+
+
+def plan(config: PlanConfig) -> Plan:
+    """Find the best split of `config.gpus` GPUs.
+
+    Raises:
+        InputError: too few GPUs for the model, or an unknown model or GPU.
+    """
+    machine = Machine(config)
+    splits = list(islice(_fitting(machine), CANDIDATES))
+    found = cheapest(machine, 2 * config.n_batch, 0.0)
+    if not splits or found is None:
+        raise InputError(_does_not_fit(machine))
+    _, generate, _ = found
+    batch, gpus, train = config.n_batch, config.gpus, machine.train_cost
+    seconds = asynchronous_step(batch, gpus, train, generate)
+    # The formulas ignore length tails, weight transfers and the rounding to whole groups.
+    sides = [Side(generate, seconds, split, _simulate(machine, split)) for split in splits]
+    apart = min(sides, key=lambda side: side.simulated.seconds_per_update)
+    return Plan(
+        machine=machine,
+        train=train,
+        share=best_share(train, generate),
+        apart=apart,
+        together=_together(machine),
+        memory=_memory_of(machine, apart.split),
+    )
+
+
+def settings_of(machine: Machine, split: Split) -> dict[str, Any]:
+    """The keys of a run by a split, in the form of a config file; the user gives model and data."""
+    plan, engine = machine.config, machine.engines[split.generator_gpus]
+    placement: dict[str, Any] = {"kind": "ray" if machine.on_gpu else "thread"}
+    if split.generator_gpus > 1:
+        placement |= {"generator": {"gpus": split.generator_gpus}}
+    return {
+        "model": None,
+        "data": {"train": None, "eval": None, "max_prompt_tokens": plan.prompt_max},
+        "pipeline": {
+            "group_size": plan.group_size,
+            "n_batch": plan.n_batch,
+            "n_async": split.n_async,
+            "max_staleness": split.max_staleness,
+            "l_max": plan.length_max,
+            "l_cache": plan.length_max // PENALTY_SHARE,
+        },
+        "generator": engine.keys | {"workers": split.generators, "slots": split.slots},
+        "trainer": machine.trainer_keys(split.trainer_gpus),
+        "placement": placement,
+    }
+
+
+def _memory_of(machine: Machine, split: Split) -> RunMemory:
+    """The memory of a run by a split as `train --dry-run` computes it, on the plan's GPUs or on
+    this machine."""
+    settings = settings_of(machine, split)
+    settings |= {"model": "tiny", "data": settings["data"] | {"train": "playground:"}}
+    config = Config.model_validate(settings)
+    return run_memory([config], machine.shape, [machine.lengths], _gpu_option(machine))
+
+
+def _gpu_option(machine: Machine) -> str | None:
+    """The option `--gpu` of `train --dry-run` for the plan's GPUs: a name, or a size in GiB."""
+    if not machine.on_gpu:
+        return None
+    name, memory = machine.gpu.name, machine.gpu.memory
+    return name if name in GPUS else f"{memory / GIB:.4f}"
+
+
+def _together(machine: Machine) -> Side | None:
+    found = cheapest(machine, machine.config.n_batch, machine.shared)
+    split = in_turn(machine)
+    if found is None or split is None:
+        return None
+    return Side(found[1], split.seconds, split, _simulate(machine, split))
+
+
+def _fitting(machine: Machine) -> Iterator[Split]:
+    """Splits that pass the memory check of `train --dry-run`, the fastest by the formulas first."""
+    for split in sorted(splits_of(machine), key=by_time):
+        if not _memory_of(machine, split).refusals:
+            yield split
+
+
+def _does_not_fit(machine: Machine) -> str:
+    config, ranks, node = machine.config, machine.train_group, machine.config.node
+    text = f"{config.model} does not fit {config.gpus} {machine.gpu.name} {machine.unit}s: "
+    if ranks is None:
+        text += "no number of them holds a trainer with this microbatch"
+    elif not machine.generator_groups():
+        text += f"no generator of {config.group_size} sequences fits a node of {node}"
+    else:
+        text += f"the trainer takes {ranks} of them, and no generator fits the rest"
+    return f"{text}; give more {machine.unit}s, more memory, or a lower length_max"
+
+
+def _simulate(machine: Machine, split: Split) -> Outcome:
+    plan = machine.config
+    group = split.generator_gpus
+    steps = max(1, plan.length_mean // POLLS)
+    config = Config.model_validate(
+        {
+            "pipeline": {
+                "updates": 10 * UPDATES,  # so that the end of the run has no effect
+                "n_async": split.n_async,
+                "n_batch": plan.n_batch,
+                "group_size": plan.group_size,
+                "max_staleness": split.max_staleness,
+                "l_max": plan.length_max,
+                "l_cache": 0,
+            },
+            "generator": {
+                "workers": split.generators,
+                "slots": split.slots,
+                "steps_per_call": steps,
+            },
+            "data": {"train": "playground:"},
+        }
+    )
+    costs = Costs(
+        lambda live, cached: machine.decode(group, live, cached),
+        lambda tokens: machine.prefill_seconds(tokens, group),
+        lambda lengths, prompts: machine.train_seconds(sum(lengths) + prompts, split.trainer_gpus),
+        fetch=machine.fetch_seconds(group),
+        swap=machine.swap_seconds(group),
+    )
+    lengths = lognormal(plan.length_mean, plan.length_max, plan.sigma)
+    return simulate(config, costs, lengths, plan.prompt_mean, SKIPPED, UPDATES)

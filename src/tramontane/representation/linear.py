@@ -1,0 +1,212 @@
+"""The three methods on a linear representation: losses, semi-gradients, ODEs, trace objectives.
+
+A representation Φ is `[draws, states, width]`; `dynamics` is `[draws, actions, states, states]`,
+symmetric (`representation.dynamics`). States and actions are uniform. All functions work on all
+draws at once. Source: arXiv 2406.02035.
+
+BYOL-AC predicts Φᵀy from Φᵀx by one matrix P_a for each action, BYOL-Π by one matrix P for all of
+them. BYOL-Π is therefore BYOL-AC on dynamics with the single action T = mean T_a, and BYOL-VAR is
+the difference AC − Π of the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+Method = Literal["pi", "ac", "var"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+BLOCK = 128  # draws that are integrated together, so that they stay in the processor's cache
+MAX_STEP = 0.5  # keeps ΦᵀΦ within 1e-3 for eigenvalues of T_a up to 1
+
+
+def mean_dynamics(dynamics: np.ndarray) -> np.ndarray:
+    """The policy's transition matrix T as dynamics with one action: [draws, 1, states, states]."""
+    return np.asarray(dynamics.mean(axis=1, keepdims=True))
+
+
+def centred_dynamics(dynamics: np.ndarray) -> np.ndarray:
+    """T_a − T for each action: [draws, actions, states, states]."""
+    return dynamics - mean_dynamics(dynamics)
+
+
+def method_dynamics(method: Method, dynamics: np.ndarray) -> np.ndarray:
+    """The matrices with which BYOL-AC becomes the method: T for Π, T_a for AC, T_a − T for VAR.
+
+    ODE and trace objective of AC are quadratic in T_a, so that the difference AC − Π is their
+    variance over actions.
+    """
+    if method == "pi":
+        return mean_dynamics(dynamics)
+    return dynamics if method == "ac" else centred_dynamics(dynamics)
+
+
+def predictors(dynamics: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    """The predictors that minimise the loss exactly: P_a = (ΦᵀΦ)⁻¹ΦᵀT_aΦ, [draws, actions, k, k].
+
+    With `mean_dynamics` the result is the single predictor of BYOL-Π.
+    """
+    transposed = np.swapaxes(phi, -1, -2)
+    gram = (transposed @ phi)[:, None]
+    return np.linalg.solve(gram, transposed[:, None] @ dynamics @ phi[:, None])
+
+
+def loss(
+    method: Method, dynamics: np.ndarray, phi: np.ndarray, target: np.ndarray | None = None
+) -> np.ndarray:
+    """The method's loss with exact predictors, for stochastic dynamics: [draws].
+
+    E‖P_aᵀΦᵀx − Φ̄ᵀy‖² over uniform states x and actions a, and y ~ T_a(x, ·); Π has P for P_a.
+
+    Args:
+        method: the loss of AC less that of Π for `var`.
+        dynamics: T_a.
+        phi: Φ.
+        target: Φ̄, the representation under the stop-gradient; None: Φ.
+    """
+    if method == "var":
+        return loss("ac", dynamics, phi, target) - loss("pi", dynamics, phi, target)
+    target = phi if target is None else target
+    chosen = predictors(mean_dynamics(dynamics) if method == "pi" else dynamics, phi)
+    predicted = phi[:, None] @ chosen  # [draws, actions or 1, states, k]
+    crossed = (predicted * (dynamics @ target[:, None])).sum((-1, -2)).mean(1)
+    # Uniform states stay uniform under doubly stochastic dynamics: E‖Φ̄ᵀy‖² = ‖Φ̄‖² / states.
+    squares = (predicted**2).sum((-1, -2)).mean(1) + (target**2).sum((-1, -2))
+    return np.asarray((squares - 2 * crossed) / phi.shape[-2])
+
+
+def velocity(method: Method, dynamics: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    """The right-hand side of the method's ODE: dΦ/dt, [draws, states, k].
+
+    |A|⁻¹ Σ_a (T_aΦ − ΦP_a)P_aᵀ for AC. With orthonormal Φ it is
+    |A|⁻¹ Σ_a (I − ΦΦᵀ)T_aΦΦᵀT_aᵀΦ. Written with the exact predictors it conserves ΦᵀΦ from any
+    start of full rank. It is −states/2 times the semi-gradient of `loss`.
+    """
+    return _velocity(method_dynamics(method, dynamics), phi)
+
+
+def _velocity(matrices: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    draws, actions, states, _ = matrices.shape
+    width = phi.shape[-1]
+    # Matrices of all actions next to each other: three products for each draw.
+    moved = matrices.reshape(draws, actions * states, states) @ phi
+    moved = moved.reshape(draws, actions, states, width).swapaxes(1, 2)
+    moved = np.ascontiguousarray(moved).reshape(draws, states, actions * width)
+    transposed = np.swapaxes(phi, -1, -2)
+    chosen = np.linalg.solve(transposed @ phi, transposed @ moved)  # [draws, k, actions · k]
+    stacked = chosen.reshape(draws, width, actions, width).transpose(0, 2, 3, 1)
+    stacked = stacked.reshape(draws, actions * width, width)  # rows: P_aᵀ, action after action
+    return np.asarray((moved - phi @ chosen) @ stacked / actions)
+
+
+def semi_gradient(method: Method, dynamics: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    """The gradient of `loss` in Φ, targets and exact predictors fixed: [draws, states, k]."""
+    return -2 / phi.shape[-2] * velocity(method, dynamics, phi)
+
+
+def descend(
+    method: Method, dynamics: np.ndarray, phi: np.ndarray, *, steps: int, learning_rate: float
+) -> np.ndarray:
+    """Φ after semi-gradient steps, each with exact predictors (the faster of two time scales)."""
+    for _ in range(steps):
+        phi = phi - learning_rate * semi_gradient(method, dynamics, phi)
+    return phi
+
+
+def flow(
+    method: Method,
+    dynamics: np.ndarray,
+    phi: np.ndarray,
+    times: Sequence[float],
+    max_step: float = MAX_STEP,
+) -> np.ndarray:
+    """The ODE's solution from Φ at time 0, by the classical Runge-Kutta method.
+
+    Args:
+        method: the vector field.
+        dynamics: T_a.
+        phi: Φ at time 0.
+        times: times of the solution, ascending.
+        max_step: largest step of the integration.
+
+    Returns:
+        [times, draws, states, k].
+    """
+    matrices = method_dynamics(method, dynamics)
+    blocks = [slice(first, first + BLOCK) for first in range(0, len(phi), BLOCK)]
+    return np.concatenate(
+        [_solution(matrices[block], phi[block], times, max_step) for block in blocks], axis=1
+    )
+
+
+def _solution(
+    matrices: np.ndarray, phi: np.ndarray, times: Sequence[float], max_step: float
+) -> np.ndarray:
+    found, now = [], 0.0
+    for end in times:
+        steps = int(np.ceil((end - now) / max_step))
+        for _ in range(steps):
+            phi = _runge_kutta(matrices, phi, (end - now) / steps)
+        now = end
+        found.append(phi)
+    return np.stack(found)
+
+
+def _runge_kutta(matrices: np.ndarray, phi: np.ndarray, step: float) -> np.ndarray:
+    first = _velocity(matrices, phi)
+    second = _velocity(matrices, phi + step / 2 * first)
+    third = _velocity(matrices, phi + step / 2 * second)
+    fourth = _velocity(matrices, phi + step * third)
+    return phi + step / 6 * (first + 2 * second + 2 * third + fourth)
+
+
+def trace_objective(method: Method, dynamics: np.ndarray, phi: np.ndarray) -> np.ndarray:
+    """f(Φ) of an orthonormal Φ, which the method's ODE never lowers: [draws].
+
+    f_Π = Tr[ΦᵀTΦΦᵀTΦ]; f_AC is the mean over actions of the same with T_a; f_VAR = f_AC − f_Π.
+    The ODE is a quarter of the gradient of f along orthonormal matrices.
+    """
+    matrices = method_dynamics(method, dynamics)
+    inner = np.swapaxes(phi, -1, -2)[:, None] @ matrices @ phi[:, None]
+    return np.asarray((inner * np.swapaxes(inner, -1, -2)).sum((-1, -2)).mean(1))
+
+
+def target_matrix(method: Method, dynamics: np.ndarray) -> np.ndarray:
+    """The matrix whose top eigenvectors the method seeks: [draws, states, states].
+
+    T² for Π, |A|⁻¹ Σ_a T_a² for AC, and their difference for VAR, which is the variance of T_a over
+    actions: E[D_a²] = (E D_a)² + Var(D_a) for each shared eigenvector.
+    """
+    if method == "var":
+        return target_matrix("ac", dynamics) - target_matrix("pi", dynamics)
+    if method == "pi":
+        dynamics = mean_dynamics(dynamics)
+    return np.asarray((dynamics @ dynamics).mean(1))
+
+
+def named_eigenspace(method: Method, dynamics: np.ndarray, width: int) -> np.ndarray:
+    """Eigenvectors of the `width` largest eigenvalues of `target_matrix`: [draws, states, width].
+
+    They maximise the trace objective among orthonormal Φ if the T_a share their eigenvectors (for Π
+    always).
+    """
+    _, vectors = np.linalg.eigh(target_matrix(method, dynamics))
+    return np.asarray(vectors[..., ::-1][..., :width])
+
+
+def objective_bound(method: Method, dynamics: np.ndarray, width: int) -> np.ndarray:
+    """Sum of the `width` largest eigenvalues of `target_matrix`, an upper bound of f: [draws]."""
+    eigenvalues = np.linalg.eigvalsh(target_matrix(method, dynamics))
+    return np.asarray(eigenvalues[..., -width:].sum(-1))
+
+
+def subspace_distance(phi: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Sine of the largest principal angle between the spans of two orthonormal matrices: [draws].
+
+    0 for equal spans, 1 if a direction of one span is orthogonal to the other span.
+    """
+    cosines = np.linalg.svd(np.swapaxes(phi, -1, -2) @ other, compute_uv=False)
+    return np.asarray(np.sqrt(np.clip(1 - cosines[..., -1] ** 2, 0, None)))

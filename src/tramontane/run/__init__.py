@@ -1,0 +1,1 @@
+"""One training run: its session, folder, checkpoints, display and report."""

@@ -1,0 +1,435 @@
+"""Display of a run's progress: a live page on a terminal, short plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tramontane.types import Outcome
+
+Metrics: TypeAlias = Mapping[str, Any]
+
+WIDTH = 100  # columns of the live page, at most
+PLAIN_WIDTH = 140  # columns of a plain line, at most
+HISTORY = 24  # updates in a sparkline
+REFRESHES_PER_SECOND = 2  # a frame takes some 10 ms of a core that the workers use
+SAMPLE_LINES = 6
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+COLOURS = {"right": "green", "wrong": "red", "malformed": "yellow", "unscorable": "magenta"}
+
+
+def number(value: float) -> str:
+    """Three significant digits below a hundred, thousands separators above."""
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.3f}"
+
+
+def share(value: float) -> str:
+    return f"{value:.0%}" if value == 0 or value >= 0.01 else f"{value:.2%}"
+
+
+def clock(seconds: float) -> str:
+    """`1:05` or `2:03:04`."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
+
+def sparkline(values: list[float]) -> str:
+    """A line of block characters for the values, scaled to their range."""
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        return BLOCKS[0] * len(values)
+    return "".join(BLOCKS[round((v - low) / (high - low) * (len(BLOCKS) - 1))] for v in values)
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Replace control characters: the text of a model may contain escape sequences."""
+    return "".join(c if c.isprintable() or c in keep else "·" for c in text)
+
+
+# (label, metrics key, formatter, True if indented as a part of the row above)
+_LEARNING: list[tuple[str, str, Callable[[float], str], bool]] = [
+    ("reward", "reward", number, False),
+    ("correctness", "reward_correctness", number, True),
+    ("format", "reward_format", number, True),
+    ("language", "reward_language", number, True),
+    ("length", "reward_length", number, True),
+    ("pass rate", "pass_rate", share, False),
+    ("completion tokens", "completion_tokens", number, False),
+    ("thinking tokens", "thinking_tokens", number, False),
+    ("entropy", "entropy", number, False),
+    ("clipped above", "clip_fraction_high", share, False),
+    ("clipped below", "clip_fraction_low", share, False),
+]
+_WORKERS = [
+    ("generator", "generator_tokens_per_second", "generator_idle_fraction", "tok/s"),
+    ("trainer", "trainer_tokens_per_second", "trainer_idle_fraction", "tok/s"),
+    ("verifier", "verifier_verdicts_per_second", "verifier_idle_fraction", "verdicts/s"),
+]
+_MEASURES: list[tuple[str, str, Callable[[float], str]]] = [
+    ("format", "format_rate", lambda x: f"{x:.3f}"),
+    ("language", "language_rate", lambda x: f"{x:.3f}"),
+    ("thinking tokens", "mean_thinking_tokens", lambda x: f"{x:.1f}"),
+]
+
+
+class LiveDisplay:
+    """Shows a run: on a terminal as a page that refreshes itself, elsewhere as a line per update.
+
+    Methods may be called from any thread. Metrics may lack any key; missing figures are not shown.
+
+    Args:
+        console: the output; standard output by default.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+        self._title = "tramontane"
+        self._total = 0
+        self._started = self._phase_started = time.monotonic()
+        self._phase, self._done, self._of = "starting", 0, 0
+        self._first = 0  # units done before the phase began (in a resumed run)
+        self._metrics: dict[str, Any] = {}
+        self._history: dict[str, deque[float]] = {}
+        self._status: dict[str, Any] = {}
+        self._sample: tuple[str, tuple[str, str], Outcome] | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self, config_title: str, resolved: Mapping[str, str], total_updates: int) -> None:
+        """Print the title and the resolved sizes of the run, and open the page."""
+        self._title, self._total = printable(config_title), total_updates
+        self._started = self._phase_started = time.monotonic()
+        if not self.live:
+            self._line(f"tramontane · {self._title} · {total_updates} updates")
+            for key, value in resolved.items():
+                self._line(f"  {key}: {value}")
+            return
+        facts = Table.grid(padding=(0, 2))
+        for key, value in resolved.items():
+            facts.add_row(Text(key, style="dim"), Text(value))
+        self.console.print(facts)
+        self._live = Live(
+            get_renderable=self._render,
+            console=self.console,
+            refresh_per_second=REFRESHES_PER_SECOND,
+            # Warnings printed meanwhile appear above the page.
+            redirect_stdout=True,
+            redirect_stderr=True,
+        )
+        self._live.start()
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        """Show the progress of a phase, e.g. `evaluation before`, in its own units."""
+        with self._lock:
+            fresh = name != self._phase
+            before = 0 if fresh or not self._of else self._done * 4 // self._of
+            self._set_phase(name, done, total)
+        if not self.live and (fresh or (total and done * 4 // total > before)):
+            self._line(f"{name} {done}/{total}{self._remaining(', ')}")
+
+    def update(self, metrics: Metrics) -> None:
+        """Show the metrics of one update (a line of metrics.jsonl)."""
+        with self._lock:
+            update = int(metrics["update"])
+            stage = f", stage {metrics['stage']}" if metrics.get("stage") else ""
+            self._set_phase(f"training{stage}", update, self._total)
+            self._metrics = dict(metrics)
+            for _, key, _, _ in _LEARNING:
+                if metrics.get(key) is not None:
+                    self._history.setdefault(key, deque(maxlen=HISTORY)).append(metrics[key])
+        if not self.live:
+            self._line(self._update_line(metrics))
+
+    def status(self, values: Mapping[str, Any]) -> None:
+        """Show figures that change between updates, such as queue lengths; only on the live
+        page."""
+        with self._lock:
+            self._status = dict(values)
+
+    def warn(self, text: str) -> None:
+        """Print a warning; further lines hold its details."""
+        headline, *details = printable(text, keep="\n").split("\n")
+        self.console.print(Text(headline, style="bold yellow"), soft_wrap=True)
+        for line in details:
+            self.console.print(Text(line), soft_wrap=True)
+
+    def sample(self, problem: str, response: tuple[str, str], verdict: Outcome) -> None:
+        """Show one completion."""
+        with self._lock:
+            self._sample = (problem, response, verdict)
+        if not self.live:
+            flat = " ".join(f"  {verdict}: {problem} → {''.join(response)}".split())
+            self._line(f"  {flat}")
+
+    def summary(self, summary: Mapping[str, Any], report_path: str | Path | None) -> None:
+        """Close the page and print the before/after table; `summary` is summary.json's content."""
+        self.close()
+        rows = _before_after(summary)
+        if self.live and rows:
+            table = Table(box=box.SIMPLE_HEAD, title=Text(self._title), title_style="bold")
+            table.add_column("")
+            for column in ("before", "after", "change"):
+                table.add_column(column, justify="right")
+            for name, before, after, change in rows:
+                style = "green" if change.startswith("+") else "red"
+                table.add_row(name, before, Text(after, style="bold"), Text(change, style=style))
+            self.console.print(table)
+        else:
+            for name, before, after, change in rows:
+                self._line(f"{name}: {before} → {after}{f' ({change})' if change else ''}")
+        facts = _facts(summary)
+        if facts:
+            self.console.print(Text(" · ".join(facts), style="dim"), soft_wrap=not self.live)
+        if report_path is not None:
+            self.console.print(Text(f"report: {report_path}"), soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop refreshing, and leave the last page on the screen; may be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # ------------------------------------------------------------------------ plain lines
+
+    def _line(self, text: str) -> None:
+        text = printable(text)
+        if cell_len(text) > PLAIN_WIDTH:
+            text = set_cell_size(text, PLAIN_WIDTH - 1) + "…"
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _update_line(self, m: Metrics) -> str:
+        fields = [f"update {m['update']}/{self._total}{self._remaining(', ')}"]
+        if m.get("stage"):
+            fields.append(f"stage {m['stage']}")
+        for name, key, show in [
+            ("reward", "reward", number),
+            ("pass", "pass_rate", share),
+            ("tokens", "completion_tokens", lambda x: f"{x:,.0f}"),
+            ("entropy", "entropy", lambda x: f"{x:.2f}"),
+            ("clip", "clip_fraction_high", share),
+        ]:
+            if m.get(key) is not None:
+                fields.append(f"{name} {show(m[key])}")
+        if kept := _kept(m):
+            fields.append(f"kept {kept}")
+        for name, key in [("gen", "generator"), ("train", "trainer")]:
+            rate = m.get(f"{key}_tokens_per_second") or 0
+            if rate >= 0.5:  # at the end, the generator has nothing to do
+                fields.append(f"{name} {rate:,.0f}/s")
+        if m.get("skipped_steps"):
+            fields.append(f"skipped {m['skipped_steps']:.0f}")
+        if m.get("staleness_mean") is not None:
+            fields.append(f"stale {m['staleness_mean']:.1f}")
+        return "  ".join(fields)
+
+    # -------------------------------------------------------------------------- live page
+
+    def _render(self) -> RenderableType:
+        with self._lock:
+            columns = Table.grid(expand=True)
+            columns.add_column(ratio=11)
+            columns.add_column(ratio=10)
+            columns.add_row(
+                _panel(self._learning(), "learning"), _panel(self._workers(), "workers")
+            )
+            parts: list[RenderableType] = [self._progress(), columns]
+            if self._sample:
+                parts.append(_sample_panel(*self._sample))
+            page = Table.grid()
+            page.add_column(width=min(WIDTH, self.console.width))
+            page.add_row(Group(*parts))
+            return page
+
+    def _progress(self) -> RenderableType:
+        row = Table.grid(padding=(0, 1), expand=True)
+        for justify in ("left", "left", "default", "right", "right"):
+            row.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        row.columns[2].ratio = 1
+        row.add_row(
+            Text.assemble(("tramontane", "bold cyan"), (f" {self._title}", "bold")),
+            Text(self._phase, style="cyan"),
+            ProgressBar(max(1, self._of), self._done, complete_style="cyan"),
+            Text(f"{self._done}/{self._of}"),
+            Text(f"{clock(time.monotonic() - self._started)}{self._remaining(' · ')}", style="dim"),
+        )
+        return row
+
+    def _learning(self) -> Table:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True)
+        for label, key, show, part in _LEARNING:
+            value = self._metrics.get(key)
+            history = list(self._history.get(key, ()))
+            table.add_row(
+                Text(f"  {label}" if part else label, style="dim" if part else ""),
+                Text("–" if value is None else show(value), style="" if part else "bold"),
+                Text(sparkline(history), style="blue" if part else "cyan") if history else "",
+            )
+        return table
+
+    def _workers(self) -> Table:
+        m = self._metrics
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True)
+        table.add_column(justify="right", no_wrap=True, ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+        for name, rate, idle, unit in _WORKERS:
+            speed = f"{m[rate]:,.0f} {unit}" if (m.get(rate) or 0) >= 0.5 else "–"
+            idle_text = "" if m.get(idle) is None else f"idle {m[idle]:4.0%}"
+            table.add_row(name, Text(speed, style="bold"), Text(idle_text, style="dim"))
+        facts = {
+            "kept groups": _kept(m),
+            "staleness": _known(m, "staleness_mean", "mean {:.2f}"),
+            "weight update": _known(m, "weight_update_pause_ms", "{:.1f} ms pause"),
+            "padding": _known(m, "padding_fraction", "{:.1%}"),
+            **{key: f"{value:,}" if isinstance(value, int) else str(value)
+               for key, value in list(self._status.items())[:4]},
+        }  # fmt: skip
+        for name, value in facts.items():
+            more = _known(m, "staleness_max", "max {:.0f}") if name == "staleness" else ""
+            table.add_row(printable(name), Text(printable(value) or "–"), Text(more, style="dim"))
+        return table
+
+    def _set_phase(self, name: str, done: int, total: int) -> None:
+        if name != self._phase:
+            self._phase, self._first, self._phase_started = name, done, time.monotonic()
+        self._done, self._of = done, total
+
+    def _remaining(self, before: str) -> str:
+        """Remaining time of the phase at its mean speed so far; empty if unknown."""
+        fresh = self._done - self._first
+        if fresh <= 0 or self._done >= self._of:
+            return ""
+        seconds = (time.monotonic() - self._phase_started) / fresh * (self._of - self._done)
+        return f"{before}{clock(seconds)} left"
+
+
+def _panel(content: RenderableType, title: str) -> Panel:
+    return Panel(
+        content,
+        title=title,
+        title_align="left",
+        border_style="dim",
+        box=box.ROUNDED,
+        height=len(_LEARNING) + 2,
+    )
+
+
+def _sample_panel(problem: str, response: tuple[str, str], verdict: Outcome) -> Panel:
+    colour = COLOURS[verdict]
+    thoughts, answer = (printable(part, keep="\n") for part in response)
+    body = Text.assemble((thoughts.lstrip(), "dim"), answer.rstrip())
+    problem_line = Text(" ".join(printable(problem, keep="\n").split()), style="bold")
+    problem_line.no_wrap, problem_line.overflow = True, "ellipsis"
+    return Panel(
+        Group(problem_line, _Clipped(body, SAMPLE_LINES)),
+        title=Text.assemble("sample · ", (verdict, colour)),
+        title_align="left",
+        border_style="dim",
+        box=box.ROUNDED,
+    )
+
+
+class _Clipped:
+    """The first lines of a text, wrapped at the console's width."""
+
+    def __init__(self, text: Text, lines: int) -> None:
+        self.text, self.lines = text, lines
+
+    def __rich_console__(self, console: Console, options: Any) -> Any:
+        lines = self.text.wrap(console, options.max_width)
+        shown = lines[: self.lines]
+        if len(lines) > self.lines:
+            shown[-1].truncate(options.max_width - 2)
+            shown[-1].append(" …")
+        yield from shown
+
+
+def _kept(m: Metrics) -> str:
+    if m.get("groups_kept") is None:
+        return ""
+    return f"{m['groups_kept']}/{m['groups_kept'] + m.get('groups_filtered', 0)}"
+
+
+def _known(m: Metrics, key: str, form: str) -> str:
+    return "" if m.get(key) is None else form.format(m[key])
+
+
+def _before_after(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(measure, before, after, change) of all measurements; a dash where one is missing."""
+    passed = summary.get("pass_at_1") or {}
+    rows = [_estimates("pass@1", passed.get("before"), passed.get("after"))]
+    first, last = summary.get("sft") or summary.get("base") or {}, summary.get("rl") or {}
+    for name in (first | last).keys() - {"pass_at_1", "format_rate"}:  # further sets of problems
+        rows.append(_estimates(f"pass@1, {name}", first.get(name), last.get(name)))
+    for name, key, show in _MEASURES:
+        measure = summary.get(key) or {}
+        before, after = measure.get("before"), measure.get("after")
+        change = "" if before is None or after is None else show(after - before)
+        sign = "" if not change or change.startswith("-") else "+"
+        texts = ["–" if x is None else show(x) for x in (before, after)]
+        rows.append((name, texts[0], texts[1], sign + change))
+    return [row for row in rows if row[1:3] != ("–", "–")]
+
+
+def _estimates(name: str, before: Any, after: Any) -> tuple[str, str, str, str]:
+    """A row of `_before_after` for two estimates with their intervals."""
+    ends = (before, after)
+    texts = [f"{e['value']:.3f} [{e['low']:.3f}, {e['high']:.3f}]" if e else "–" for e in ends]
+    change = f"{after['value'] - before['value']:+.3f}" if before and after else ""
+    return name, texts[0], texts[1], change
+
+
+def _facts(summary: Mapping[str, Any]) -> list[str]:
+    pause = summary.get("weight_update_pause_ms") or {}
+    stale, types = summary.get("staleness") or {}, summary.get("number_types")
+    skipped = summary.get("skipped_steps")
+    dropped, as_wrong = (summary.get(k) for k in ("groups_unscorable", "unscorable_trained"))
+    base = summary["base"].get("pass_at_1") if "sft" in summary else None  # else it is `before`
+    found = [
+        f"pass@1 of the base model {base['value']:.3f}" if base else "",
+        _known(summary, "updates", "{} updates"),
+        f"{dropped:,} unscorable groups dropped" if dropped else "",
+        f"{as_wrong:,} unscorable completions trained on as wrong" if as_wrong else "",
+        f"{skipped:.0f} optimizer steps skipped" if skipped else "",
+        types["trainer"].partition(" ")[0] if types else "",
+        clock(summary["wall_seconds"]) if summary.get("wall_seconds") is not None else "",
+        _known(summary, "trained_tokens_per_second", "{:,.0f} trained tokens/s"),
+        _known(summary, "generator_idle_fraction", "generator idle {:.1%}"),
+        _known(summary, "generator_held_fraction", "held {:.1%}"),
+        _known(summary, "padding_fraction", "padding {:.1%}"),
+        f"weight update {pause['p50']:.1f} ms (p99 {pause['p99']:.1f})" if pause else "",
+        f"staleness {stale['mean']:.2f} (max {stale['max']})" if stale else "",
+    ]
+    return [fact for fact in found if fact]

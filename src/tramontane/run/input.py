@@ -1,0 +1,148 @@
+"""Loads and checks a run's data, rewards and folder without importing torch, which takes seconds,
+so that errors in them are reported first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tramontane.config import (
+    HELD_OUT,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    EvaluationSetConfig,
+)
+from tramontane.data.curriculum import Curriculum
+from tramontane.data.files import name_of
+from tramontane.data.load import load_problems
+from tramontane.data.similarity import near_copies
+from tramontane.data.stream import ProblemStream
+from tramontane.errors import InputError
+from tramontane.evaluation import SamplingPlan
+from tramontane.placement.place import check
+from tramontane.run.trackers import check_trackers
+from tramontane.types import Problem, SamplingParams
+from tramontane.verifier import correctness
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Problems that a run is measured on, and their sampling settings."""
+
+    problems: list[Problem]
+    plan: SamplingPlan
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """The problems of a run.
+
+    Args:
+        problems: the training problems.
+        sets: problems that the run is measured on, by name; `held_out` for `data.eval`. Their plans
+            have no prompts yet.
+        warnings: warnings about them for the user.
+    """
+
+    problems: Curriculum
+    sets: dict[str, EvaluationSet]
+    warnings: list[str] = field(default_factory=list)
+
+
+def read_input(config: Config) -> RunInput:
+    """Load the problems of a run, and check its verifiers and libraries.
+
+    Raises:
+        InputError: any of them is invalid.
+    """
+    check_trackers(config)
+    check(config)
+    correctness.check(config.verifier)
+    stages = config.by_stage()
+    problems, sets = Curriculum(stages), _evaluation_sets(config, stages[-1])
+    measured = [problem for each in sets.values() for problem in each.problems]
+    overlaps = [_separate(stream, measured) for stream in problems.streams]
+    return RunInput(problems, sets, [warning for warning in overlaps if warning])
+
+
+def _separate(stream: ProblemStream, measured: list[Problem]) -> str:
+    """Look for evaluation problems in a stream, and treat them as `data.eval_overlap` says.
+
+    Returns:
+        A warning, or an empty text.
+
+    Raises:
+        InputError: there are some and they are refused, or all problems are dropped.
+    """
+    choice, problems = stream.config.eval_overlap, stream.problems
+    if problems is None or not measured or choice == "ignore":
+        return ""
+    copies = near_copies([*map(_asked, problems)], [*map(_asked, measured)])
+    if not copies:
+        return ""
+    place, copy = next(iter(copies.items()))
+    first, original = problems[place], measured[copy.original]
+    likeness = "the same" if copy.similarity == 1 else f"similarity {copy.similarity:.2f}"
+    found = (
+        f"{len(copies):,} of {len(problems):,} training problems are also evaluation problems, or "
+        f"nearly, the first at {_place(first)} and {_place(original)} ({likeness})"
+    )
+    source = f"data {name_of(stream.config.train)!r}"
+    if choice == "drop":
+        if len(copies) == len(problems):
+            raise InputError(f"{source}: {found}: dropped (data.eval_overlap), none is left")
+        stream.keep([p for number, p in enumerate(problems) if number not in copies])
+        return f"{source}: {found}; they are left out of training"
+    remedy = "set data.eval_overlap to `drop` to leave them out of training"
+    if choice == "refuse":
+        raise InputError(f"{source}: {found}; {remedy}, or give other data")
+    return f"{source}: {found}: evaluations will flatter the model; {remedy}, or to `ignore`"
+
+
+def _asked(problem: Problem) -> str:
+    """What a problem asks: its statement, or its chat without the system prompt."""
+    texts = [m["content"] for m in problem.messages or () if m["role"] != "system"]
+    return "\n\n".join(texts) or problem.problem
+
+
+def _place(problem: Problem) -> str:
+    return problem.where or f"problem {problem.id!r}"
+
+
+def _evaluation_sets(config: Config, last: Config) -> dict[str, EvaluationSet]:
+    """The problems of `data.eval` and of `evaluation.also`.
+
+    Completions have the `last` stage's length, so that all measurements are comparable.
+    """
+    data, evaluation, sets = config.data, config.evaluation, {}
+
+    def add(
+        name: str, source: str, rows: DataConfig, settings: EvaluationConfig | EvaluationSetConfig
+    ) -> None:
+        problems = load_problems(
+            source,
+            rows,
+            split="test",
+            limit=settings.problems,
+            seed=config.seed if evaluation.problems_seed is None else evaluation.problems_seed,
+            domains=config.verifier.domains,
+        )
+        length = getattr(settings, "max_tokens", None) or last.pipeline.l_max
+        sampling = SamplingParams(length, settings.temperature, settings.top_p)
+        sets[name] = EvaluationSet(problems, SamplingPlan(settings.samples, sampling, config.seed))
+
+    if data.eval is not None:
+        add(HELD_OUT, data.eval, data, evaluation)
+    for name, also in evaluation.also.items():
+        add(
+            name,
+            also.source,
+            DataConfig(
+                fields=also.fields,
+                eval_split=also.split,
+                sets=data.sets,
+                playground=also.playground,
+            ),
+            also,
+        )
+    return sets

@@ -1,0 +1,273 @@
+"""Detects early that a run has nothing to learn from, and explains why.
+
+A group whose rewards are all equal teaches nothing and is filtered (arXiv 2506.10910, section 2.1).
+If every group is filtered, no batch ever forms. The run then ends with a diagnosis instead of
+waiting for one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.evaluation import EvaluationResult, malformed
+from tramontane.run.display import printable, share
+from tramontane.run.folder import RunFolder
+from tramontane.types import Completion, FilterReason, Group, Verdict
+from tramontane.verifier import functions
+
+Fate = Literal["unscorable", "failed", "right", "cut off", "malformed", "wrong"]
+
+REASONS = 6  # verdict reasons in a table, at most
+SHOWN = (1200, 400)  # characters shown of a long completion: of its start, of its end
+PATIENCE = 4  # factor on `max_groups_without_signal` for a run that has had groups to learn from
+
+# Remedies for malformed completions depend on what is missing: `malformed.remedies`.
+ADVICE: dict[Fate, tuple[str, ...]] = {
+    "cut off": (
+        "raise pipeline.l_max: completions reach it before they have given an answer",
+        "if the model has answered and then goes on, it does not know how to end: name what ends "
+        "its turns in generator.stop, or begin with supervised training on complete responses "
+        "(tramontane sft, cold_start)",
+    ),
+    "wrong": (
+        "give easier problems (data.train), or leave out those that are never solved "
+        "(data.min_pass_rate, by the pass rates of tramontane curate)",
+        "raise pipeline.group_size: a problem that is rarely solved is solved by one of many",
+        "raise pipeline.l_max, or begin with supervised training on worked solutions (tramontane "
+        "sft, cold_start)",
+    ),
+    "right": (
+        "give harder problems (data.train), or leave out those that are solved "
+        "(data.max_pass_rate, data.curriculum.retire_after)",
+    ),
+    "failed": (
+        "correct the function, at the line named above: it must return a result for every text",
+        "if it timed out, make it faster or raise verifier.timeout_s (the domain's timeout_s); if "
+        "its worker died, raise verifier.memory_mb",
+        "tramontane score calls it on recorded responses, without training",
+    ),
+    "unscorable": (
+        "tramontane doctor tells whether the sandbox works on this machine",
+        "for `timed out` or `killed`, raise verifier.timeout_s, verifier.code_timeout_s or "
+        "verifier.memory_mb",
+        "a reference that cannot be read must be corrected in the data, or its row left out",
+    ),
+}
+
+
+MOST: dict[Fate, str] = {
+    "failed": "for most completions a reward or verifier of yours failed",
+}
+
+
+class NoSignal(InputError):
+    """No group can be learned from; the message holds the diagnosis."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One completion, as a diagnosis shows it."""
+
+    problem: str
+    text: str
+    judgement: str
+    reason: str
+
+
+class Tally:
+    """Counts over graded groups. Memory does not grow with the number or length of groups."""
+
+    def __init__(self) -> None:
+        self.groups = self.kept = self.completions = self.cut_off = 0
+        self._filtered: Counter[str] = Counter()  # groups by reason
+        self._reasons: Counter[str] = Counter()  # completions by verdict and reason
+        self._fates: Counter[Fate] = Counter()  # completions
+        self._examples: dict[Fate, Example] = {}  # the first completion of each fate
+
+    def add(self, group: Group, filtered: FilterReason | None) -> None:
+        """Count one group, with the reason if it was filtered."""
+        self.groups += 1
+        self.kept += filtered is None
+        if filtered:
+            self._filtered[_general(str(filtered))] += 1
+        for completion, verdict in zip(group.completions, group.verdicts, strict=True):
+            fate, judgement = _fate(completion, verdict), _judgement(completion, verdict)
+            self.completions += 1
+            self.cut_off += completion.finish_reason == "length"
+            self._fates[fate] += 1
+            self._reasons[_general(judgement)] += 1
+            if fate not in self._examples:
+                example = Example(group.problem.problem, completion.text, judgement, verdict.reason)
+                self._examples[fate] = example
+
+    @property
+    def main_fate(self) -> Fate:
+        """The most frequent fate of a completion."""
+        return self._fates.most_common(1)[0][0]
+
+    def diagnosis(self) -> str:
+        """Counts, one whole completion, and advice, as lines of text."""
+        fate = self.main_fate
+        example = self._examples[fate]
+        if fate == "malformed":
+            advice = malformed.remedies(example.reason, cut_off=False)
+        else:
+            advice = list(ADVICE[fate])
+        counts = [(count, reason) for reason, count in self._reasons.most_common(REASONS)]
+        if rest := self.completions - sum(count for count, _ in counts):
+            counts.append((rest, "other"))
+        return "\n".join(
+            [
+                "  completions",
+                *(_row(count, self.completions, reason) for count, reason in counts),
+                "  groups",
+                _row(self.kept, self.groups, "kept"),
+                *(
+                    _row(count, self.groups, f"filtered: {reason}")
+                    for reason, count in self._filtered.most_common(REASONS)
+                ),
+                f"  a completion ({printable(example.judgement)}) of the problem "
+                f"{printable(_shortened(example.problem))}",
+                *(f"  │ {line}" for line in _lines(example.text)),
+                f"  {MOST.get(fate, f'most completions are {fate}')}; try, in this order:",
+                *(f"  - {remedy}" for remedy in advice),
+            ]
+        )
+
+
+class SignalMonitor:
+    """Follows the groups of a run as they are graded.
+
+    A run ends when none of its first `pipeline.max_groups_without_signal` groups is kept; after the
+    first kept group, when none of `PATIENCE` times as many consecutive groups is. The user is
+    warned each time the share of kept groups, over that many groups, falls below
+    `pipeline.min_kept_share`.
+
+    Args:
+        config: the run's config.
+        folder: the run's folder, named in messages.
+        warn: called with a warning.
+        updates: updates done so far.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, warn: Callable[[str], None], updates: int
+    ) -> None:
+        self.limit = max(stage.pipeline.groups_without_signal for stage in config.by_stage())
+        self.min_share = config.pipeline.min_kept_share
+        self.folder, self.warn = folder, warn
+        self.ever_kept = updates > 0
+        self._unkept = Tally()  # since the last kept group
+        self._window, self._share_is_low = Tally(), False
+
+    def graded(self, group: Group, filtered: FilterReason | None) -> None:
+        """Count a group that was graded, with the reason if it was filtered.
+
+        Raises:
+            NoSignal: too many consecutive groups were filtered.
+        """
+        self._unkept.add(group, filtered)
+        self._window.add(group, filtered)
+        if filtered is None:
+            self._unkept, self.ever_kept = Tally(), True
+        # Groups graded while the run ends do not raise again.
+        if self._unkept.groups == self.limit * (PATIENCE if self.ever_kept else 1):
+            raise NoSignal(self._end())
+        if self._window.groups == self.limit:
+            self._judge_window()
+
+    def _judge_window(self) -> None:
+        window, self._window = self._window, Tally()
+        was_low, kept_share = self._share_is_low, window.kept / window.groups
+        self._share_is_low = kept_share < self.min_share
+        if self._share_is_low and not was_low:
+            self.warn(
+                f"only {window.kept} of the last {window.groups} groups can be learnt from "
+                f"({share(kept_share)}, below pipeline.min_kept_share)\n{window.diagnosis()}"
+            )
+
+    def _end(self) -> str:
+        groups, resume = self._unkept.groups, f"{RunFolder(self.folder).resume_command} key=value"
+        if not self.ever_kept:
+            return (
+                f"{self.folder}: none of the first {groups} groups can be learnt from "
+                f"(pipeline.max_groups_without_signal), so nothing was trained\n"
+                f"{self._unkept.diagnosis()}\n"
+                f"Nothing is trained yet, so any key may change: {resume}"
+            )
+        return (
+            f"{self.folder}: none of the last {groups} groups can be learnt from ({PATIENCE} times "
+            f"pipeline.max_groups_without_signal)\n{self._unkept.diagnosis()}\n"
+            f"If the completions were better in earlier updates, a step was too large: resume with "
+            f"a lower trainer.learning_rate, from an older checkpoint if need be (delete the newer "
+            f"one's folder): {resume}"
+        )
+
+
+def evaluation_warnings(before: EvaluationResult) -> list[str]:
+    """Warnings about a model measured before training: rates of 0, and what they mean."""
+    completions = before.n_problems * before.samples
+    if before.format_rate == 0:
+        return [
+            f"evaluation before training: format rate 0. None of {completions:,} completions has "
+            f"the required format, and a malformed completion earns no reward at all; if training "
+            f"finds none either, the run ends. evaluation_before.jsonl has the completions with "
+            f"their reasons; {share(before.length_limited_rate)} were cut off at pipeline.l_max"
+        ]
+    k, best = max(before.pass_at_k.items())
+    if best.value == 0:
+        return [
+            f"evaluation before training: pass@{k} is 0. None of {before.n_problems:,} problems "
+            f"was solved in {k} samples, so training can learn format and language, and little "
+            f"else, until the model solves some; easier problems or supervised training first "
+            f"would help"
+        ]
+    return []
+
+
+def _fate(completion: Completion, verdict: Verdict) -> Fate:
+    if verdict.verdict == "unscorable":
+        return "failed" if functions.failed(verdict.reason) else "unscorable"
+    if verdict.verdict == "right":
+        return "right"
+    # With a wrong start, more tokens would not help.
+    if completion.finish_reason == "length" and not verdict.reason.startswith("does not start"):
+        return "cut off"
+    return "malformed" if verdict.verdict == "malformed" else "wrong"
+
+
+def _judgement(completion: Completion, verdict: Verdict) -> str:
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    cut_off = ", cut off at l_max" if completion.finish_reason == "length" else ""
+    return f"{verdict.verdict}{reason}{cut_off}"
+
+
+def _general(reason: str) -> str:
+    """A reason without its numbers, except line numbers of files, so that equal causes are counted
+    together."""
+    return printable(re.sub(r"(?<![:\w])\d+(?:\.\d+)?", "N", reason))[:100]
+
+
+def _row(count: int, total: int, text: str) -> str:
+    return f"    {count:>7,}  {share(count / total):>5}  {text}"
+
+
+def _shortened(problem: str) -> str:
+    flat = " ".join(problem.split())
+    return flat if len(flat) <= 200 else f"{flat[:200]}…"
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a completion; of a long one, its start and its end."""
+    start, end = SHOWN
+    if len(text) > start + end:
+        left_out = len(text) - start - end
+        text = f"{text[:start]}\n… {left_out:,} characters …\n{text[-end:]}"
+    return printable(text, keep="\n").split("\n")

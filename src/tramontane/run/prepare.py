@@ -1,0 +1,462 @@
+"""Preparation of a run: loads and checks its input before any work, and computes its sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
+
+from tramontane.config import (
+    HELD_OUT,
+    Config,
+    GeneratorConfig,
+    SupervisedConfig,
+    TrainerConfig,
+    Until,
+)
+from tramontane.config.device import number_type, slow_dtype
+from tramontane.data.curriculum import Curriculum
+from tramontane.data.lengths import PromptFilter, PromptLimit
+from tramontane.data.prompts import PromptEncoder
+from tramontane.data.stream import ProblemStream
+from tramontane.errors import InputError
+from tramontane.generator.lanes import CacheSize
+from tramontane.generator.vllm import environment
+from tramontane.models import loading
+from tramontane.models.kv_memory import kv_bytes_per_token
+from tramontane.models.names import with_tokenizer
+from tramontane.models.shape import load_shape
+from tramontane.placement.ranks import rank_device
+from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.planning.memory import Lengths, cache_size
+from tramontane.run import cold_start
+from tramontane.run.input import EvaluationSet, RunInput, read_input
+from tramontane.run.trajectories import Trajectories, load_trajectories
+from tramontane.trainer import compiling, lora
+from tramontane.trainer.objectives import load_objective
+from tramontane.trainer.optimizer import chosen_rate
+from tramontane.types import Problem
+from tramontane.verifier import try_functions
+
+PROBE_PROMPTS, PROBE_TOKENS = 8, 32
+MIN_PROMPT = 32  # approximate tokens of a prompt, for combining prompts to a long probe
+SAMPLE = 256  # problems of an endless source whose prompts are measured
+MEMORY_TOLERANCE = 0.15  # relative error of the memory table
+ENDLESS_PROMPT = 256  # lower bound of the prompt limit of an endless source, in tokens
+
+
+@dataclass
+class Prepared:
+    """A config whose input has been loaded and checked.
+
+    Args:
+        config: the run's config, with thinking tags and learning rates filled in.
+        prompts: makes the prompts, and detects those that are too long.
+        stages: the config of each stage; a run without stages has one.
+        problems: the training problems.
+        sets: problems that the run is measured on, by name; `held_out` for `data.eval`.
+        probes: prompts for the parity check, as token ids.
+        long_probe: a prompt for the parity check that leaves `PROBE_TOKENS` tokens of the run's
+            longest sequence.
+        rates: the learning rates and the reasons for them, as text by name.
+        trajectories: recorded completions, if the run is trained on any.
+        warnings: warnings for the user before the run starts.
+    """
+
+    config: Config
+    prompts: PromptFilter
+    stages: tuple[Config, ...]
+    problems: Curriculum
+    sets: dict[str, EvaluationSet]
+    probes: list[list[int]]
+    long_probe: list[int]
+    rates: dict[str, str]
+    trajectories: Trajectories | None
+    warnings: list[str]
+
+    @property
+    def encoder(self) -> PromptEncoder:
+        """Makes the prompts; its tokenizer is the base model's."""
+        return self.prompts.encoder
+
+    @property
+    def max_prompt(self) -> int:
+        """Upper bound of all prompts, in tokens."""
+        return self.prompts.longest
+
+    @property
+    def sample(self) -> list[Problem]:
+        """All problems; of an endless source, the first ones."""
+        streams = self.problems.streams
+        trained = [p for s in streams for p in s.problems or _peek(s, PROBE_PROMPTS)]
+        return trained + [p for s in self.sets.values() for p in s.problems]
+
+    @property
+    def evaluated_l_max(self) -> int:
+        """Longest completion of evaluations during training, in tokens; 0 if there are none."""
+        if not self.config.evaluation.every or HELD_OUT not in self.sets:
+            return 0
+        return self.sets[HELD_OUT].plan.sampling.max_tokens
+
+
+def prepare(config: Config, given: RunInput | None = None) -> Prepared:
+    """Load and check all input, before any work is done.
+
+    Args:
+        config: the run's config.
+        given: the result of `read_input` for it; None: read here.
+
+    Raises:
+        InputError: the model, the data or the sizes are invalid.
+    """
+    given = given or read_input(config)
+    _check_machine(config)
+    tokenizer = loading.load_tokenizer(with_tokenizer(config.model, config.tokenizer))
+    encoder = PromptEncoder(tokenizer, config.data, config.verifier.thinking_tags)
+    verifier = config.verifier.model_copy(update={"thinking_tags": encoder.tags})
+    config, rates = _with_rates(config.model_copy(update={"verifier": verifier}))
+    if config.cold_start:
+        cold_start.check(config, encoder)
+    stages = config.by_stage()
+    problems = given.problems
+    lengths = [stage.pipeline.l_max for stage in stages]
+    lengths += [s.plan.sampling.max_tokens for s in given.sets.values()]
+    prompts = _prompt_filter(encoder, config, max(lengths))
+    sets = {
+        name: EvaluationSet(prompts.keep(s.problems), replace(s.plan, encoder=encoder))
+        for name, s in given.sets.items()
+    }
+    for stream in problems.streams:
+        _limit_prompts(stream, prompts, config)
+    first = _first_problems(problems, PROBE_PROMPTS)
+    longest = prompts.longest + max(stage.pipeline.l_max for stage in stages)
+    prepared = Prepared(
+        config=config,
+        prompts=prompts,
+        stages=stages,
+        problems=problems,
+        sets=sets,
+        probes=encoder.encode_all([problem.prompt for problem in first]),
+        long_probe=_long_prompt(problems, encoder, max(1, longest - PROBE_TOKENS)),
+        rates=rates,
+        trajectories=_trajectories(config, encoder, problems),
+        warnings=[*given.warnings, *dtype_warnings(config)],
+    )
+    _check_memory(prepared)
+    return prepared
+
+
+def _with_rates(config: Config) -> tuple[Config, dict[str, str]]:
+    """The config with its learning rates filled in, and their values and reasons by name."""
+    rate, reason = chosen_rate(config.trainer, config.model)
+    update: dict[str, object] = {
+        "trainer": config.trainer.model_copy(update={"learning_rate": rate})
+    }
+    reasons = {"learning rate": reason}
+    if start := config.cold_start:
+        rate, reasons["learning rate of the cold start"] = chosen_rate(start.trainer, config.model)
+        update["cold_start"] = start.model_copy(update={"learning_rate": rate})
+    return config.model_copy(update=update), reasons
+
+
+def _trajectories(
+    config: Config, encoder: PromptEncoder, problems: Curriculum
+) -> Trajectories | None:
+    if config.data.trajectories is None:
+        return None
+    context = loading.context_length(loading.load_config(config.model))
+    known = {problem.id: problem for s in problems.streams for problem in s.problems or ()}
+    return load_trajectories(config, encoder, context, known)
+
+
+def _prompt_filter(encoder: PromptEncoder, config: Config, max_tokens: int) -> PromptFilter:
+    """The filter for prompts that leave room for completions of `max_tokens`."""
+    context = loading.context_length(loading.load_config(config.model))
+    limit = PromptLimit.of(config.data.max_prompt_tokens, context, max_tokens)
+    return PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
+
+
+def _limit_prompts(stream: ProblemStream, prompts: PromptFilter, config: Config) -> None:
+    """Refuse or drop the problems of a stream whose prompts are too long."""
+    if stream.problems is not None:
+        kept = prompts.keep(stream.problems)
+        if len(kept) < len(stream.problems):
+            stream.keep(kept)
+        return
+    configured = config.data.max_prompt_tokens
+    prompts.bound_endless(_peek(stream, SAMPLE), configured or ENDLESS_PROMPT)
+    stream.accepts = prompts.accepts
+
+
+def _check_machine(config: Config) -> None:
+    """Reject devices and libraries that this machine lacks."""
+    if config.placement.kind == "thread":  # on a cluster, workers run on other machines
+        loading.check_device(config.generator.device, "generator.device")
+        if config.generator.kind == "vllm":
+            found = environment.find(config.generator.vllm.python)
+            environment.check_device(found, config.generator.device)
+        loading.check_device(config.trainer.device, "trainer.device")
+        if config.trainer.ranks > 1:
+            last = rank_device(config.trainer.device, config.trainer.ranks - 1)
+            loading.check_device(last, "trainer.ranks")
+    load_objective(config.trainer.objective)
+    if config.trainer.compile:
+        compiling.check(config.trainer.device)
+    if config.trainer.lora:
+        lora.check(config.trainer.lora, load_shape(config.model).linear_layers)
+
+
+def _first_problems(problems: Curriculum, count: int) -> list[Problem]:
+    """The first problems of each source, in the source's order."""
+    found = [
+        problem
+        for stream in problems.streams
+        for problem in (stream.problems or _peek(stream, count))[:count]
+    ]
+    return found[:count]
+
+
+def _long_prompt(problems: Curriculum, encoder: PromptEncoder, tokens: int) -> list[int]:
+    """The first problems' prompts concatenated, and repeated if necessary."""
+    first = _first_problems(problems, 1 + tokens // MIN_PROMPT)
+    prompts = encoder.encode_all([problem.prompt for problem in first])
+    return list(islice(cycle(chain.from_iterable(prompts)), tokens))
+
+
+def _peek(stream: ProblemStream, count: int) -> list[Problem]:
+    """The first problems of a stream, which remain in the stream."""
+    position = stream.state()
+    found = [stream.next() for _ in range(count)]
+    stream.load_state(position)
+    return found
+
+
+@dataclass(frozen=True)
+class DryRunResult:
+    """The sizes of a run that was checked but not started.
+
+    Args:
+        config: with every default filled in.
+        lines: the sizes as text by name, as `tramontane train --dry-run` prints them.
+        longest_prompt: tokens.
+        kv_cache_bytes: maximum memory of all generators' keys and values in any stage.
+        held_out: number of problems of `data.eval` used for evaluation.
+        memory: the memory of each worker, and an error where a device is too small.
+    """
+
+    config: Config
+    lines: dict[str, str]
+    longest_prompt: int
+    kv_cache_bytes: int
+    held_out: int
+    memory: RunMemory
+
+
+def sizes(prepared: Prepared, gpu: str | None = None) -> DryRunResult:
+    """The sizes of a prepared run, on this machine's GPUs or assumed ones (`run_memory`).
+
+    Raises:
+        InputError: a user-defined verifier or reward fails.
+    """
+    try_functions(prepared.config.verifier, prepared.sample)
+    lines = resolved(prepared)
+    if prepared.warnings:
+        lines["warning"] = "; ".join(prepared.warnings)
+    return DryRunResult(
+        config=prepared.config,
+        lines=lines,
+        longest_prompt=prepared.max_prompt,
+        kv_cache_bytes=max(_cache_bytes(prepared, stage) for stage in prepared.stages),
+        held_out=len(prepared.sets[HELD_OUT].problems) if HELD_OUT in prepared.sets else 0,
+        memory=_memory(prepared, gpu),
+    )
+
+
+def check_devices(prepared: Prepared) -> None:
+    """Reject a run that exceeds the memory of this machine's devices by more than the estimate's
+    error.
+
+    Raises:
+        InputError: too little memory; the message names the keys to change.
+    """
+    if refusals := _memory(prepared, tolerance=MEMORY_TOLERANCE).refusals:
+        raise InputError("\n".join(refusals))
+
+
+def _memory(prepared: Prepared, gpu: str | None = None, tolerance: float = 0.0) -> RunMemory:
+    """The memory of a prepared run; see `run_memory`."""
+    lengths = [
+        Lengths(prepared.max_prompt, max(stage.pipeline.l_max, prepared.evaluated_l_max))
+        for stage in prepared.stages
+    ]
+    return run_memory(prepared.stages, load_shape(prepared.config.model), lengths, gpu, tolerance)
+
+
+def sizes_of_shape(config: Config, model: str, gpu: str | None = None) -> DryRunResult:
+    """The sizes of a run without its model and data: prompts are assumed to have the maximum
+    length.
+
+    Args:
+        config: the run's config; its model and data are not read.
+        model: as in `load_shape`.
+        gpu: as in `run_memory`.
+
+    Raises:
+        InputError: no such model or GPU, or lengths that exceed the model's context.
+    """
+    shape, stages = load_shape(model), config.by_stage()
+    longest = max(stage.pipeline.l_max for stage in stages)
+    prompt = PromptLimit.of(config.data.max_prompt_tokens, shape.context, longest).tokens
+    lengths = [Lengths(prompt, stage.pipeline.l_max) for stage in stages]
+    memory = run_memory(stages, shape, lengths, gpu)
+    caches = [w.number * w.memory.cache for load in memory.loads for w in load.workers]
+    return DryRunResult(
+        config=config,
+        lines={
+            "model": f"{shape.name}, {shape.parameters / 1e9:.2f} billion parameters",
+            "longest prompt": f"{prompt:,} tokens (data.max_prompt_tokens)",
+            "longest completion": f"{longest:,} tokens",
+            **config.resolved_arithmetic(),
+            "learning rate": chosen_rate(config.trainer, model)[1],
+        },
+        longest_prompt=prompt,
+        kv_cache_bytes=int(max(caches)),
+        held_out=0,
+        memory=memory,
+    )
+
+
+def resolved(prepared: Prepared) -> dict[str, str]:
+    """The config's arithmetic and the memory of the generators' caches, by stage."""
+    config, workers = prepared.config, prepared.config.generator.workers
+    arithmetic = config.resolved_arithmetic() | {"number type": _number_types_line(config)}
+    if not config.stages:
+        return arithmetic | {
+            "generators": f"{workers} × {_cache_size(prepared, config).slots} slots",
+            **prepared.rates,
+            **_prompt_lines(prepared),
+            "longest sequence": f"{prepared.max_prompt} + {config.pipeline.l_max} tokens",
+            "KV cache": f"{_cache_line(prepared, config)} "
+            f"({_bytes_per_token(config) / 1024:.1f} KiB a token, all sequences at their longest)",
+        }
+    lines = {
+        f"stage {stage.name}": f"{_until(stage.until, config)}; "
+        f"l_max {p.l_max:,}, penalty from {p.l_max - p.l_cache:,}; "
+        f"n_async {p.n_async:,}, n_batch {p.n_batch:,}, n_minibatch {p.minibatch:,}, "
+        f"about {p.n_async / p.n_batch:.1f} policies a sequence; "
+        f"KV cache {_cache_line(prepared, at)}"
+        for stage, at in zip(config.stages, prepared.stages, strict=True)
+        for p in [at.pipeline]
+    }
+    return lines | {
+        "updates": f"{config.pipeline.updates}",
+        **{key: arithmetic[key] for key in ("staleness at most", "number type")},
+        "generators": f"{workers}, of "
+        f"{', '.join(str(_cache_size(prepared, at).slots) for at in prepared.stages)} slots",
+        **prepared.rates,
+        **_prompt_lines(prepared),
+        "longest prompt": f"{prepared.max_prompt} tokens",
+        "KV cache a token": f"{_bytes_per_token(config) / 1024:.1f} KiB",
+    }
+
+
+def dtype_warnings(config: Config) -> list[str]:
+    """Warnings about workers whose number type is slow on their device."""
+    workers: dict[str, GeneratorConfig | TrainerConfig | SupervisedConfig] = {
+        "generator.dtype": config.generator,
+        "trainer.dtype": config.trainer,
+    }
+    if config.cold_start:
+        workers["cold_start.dtype"] = config.cold_start
+    slow = {key: slow_dtype(key, c.dtype, c.device) for key, c in workers.items()}
+    on_gpu = [
+        key for key, c in workers.items() if c.device.startswith("cuda") and c.dtype == "float32"
+    ]
+    if on_gpu:
+        slow["GPU"] = (
+            f"{' and '.join(on_gpu)}: float32 on a GPU. Flash attention takes bfloat16 only, so "
+            f"attention to L tokens makes masks and scores of [L, L]; take bfloat16"
+        )
+    return [warning for warning in slow.values() if warning]
+
+
+def number_types(config: Config) -> dict[str, str]:
+    """The number type of generators and trainer, and why `auto` would choose it or a different
+    one."""
+    return {
+        name: f"{worker.dtype} (auto: {chosen.dtype}, {chosen.reason})"
+        for name, worker in (("generator", config.generator), ("trainer", config.trainer))
+        for chosen in [number_type(worker.device)]
+    }
+
+
+def _number_types_line(config: Config) -> str:
+    """`number_types` on one line."""
+    found = number_types(config)
+    if len(set(found.values())) == 1:
+        return found["trainer"]
+    return "; ".join(f"{name} {text}" for name, text in found.items())
+
+
+def _prompt_lines(prepared: Prepared) -> dict[str, str]:
+    """The thinking tags, the start of every response, and the problems dropped."""
+    (opening, closing), prefix = prepared.encoder.response
+    begins = f", every response begins with {prefix!r}" if prefix else ""
+    lines = {"thinking tags": f"{opening} … {closing}{begins}"}
+    if dropped := prepared.prompts.dropped:
+        limit = prepared.prompts.limit.tokens
+        lines["problems dropped"] = f"{dropped:,}, with prompts above {limit:,} tokens"
+    if prepared.trajectories:
+        lines |= prepared.trajectories.lines
+    return lines
+
+
+def _until(until: Until | None, config: Config) -> str:
+    if until is None:
+        return f"to update {config.pipeline.updates}"
+    if until.updates is not None:
+        return f"{until.updates} updates"
+    name, share = ("solved", until.solved) if until.solved else ("at ceiling", until.at_ceiling)
+    return f"until {name} ≥ {share:g} over {until.window} updates"
+
+
+def _bytes_per_token(config: Config) -> int:
+    return kv_bytes_per_token(loading.load_config(config.model), config.generator.dtype)
+
+
+def _cache_size(prepared: Prepared, stage: Config) -> CacheSize:
+    """Slots of each generator in a stage, and the maximum number of positions in its cache."""
+    return cache_size(stage, _bytes_per_token(stage), _longest(prepared, stage))
+
+
+def _longest(prepared: Prepared, stage: Config) -> int:
+    """Tokens of the longest sequence of a stage."""
+    return prepared.max_prompt + max(stage.pipeline.l_max, prepared.evaluated_l_max)
+
+
+def _cache_bytes(prepared: Prepared, stage: Config) -> int:
+    """Maximum bytes of all generators' keys and values in a stage."""
+    positions = _cache_size(prepared, stage).positions
+    return _bytes_per_token(stage) * positions * stage.generator.workers
+
+
+def _cache_line(prepared: Prepared, stage: Config) -> str:
+    """`_cache_bytes` as text; on a GPU, less memory may be free."""
+    config = stage.generator
+    bound = ""
+    if config.device.startswith("cuda") and config.kv_cache_mib is None:
+        bound = f", or {config.gpu_memory_utilization:g} of the GPU less the weights"
+    return f"{_cache_bytes(prepared, stage) / 2**20:,.0f} MiB at most{bound}"
+
+
+def _check_memory(prepared: Prepared) -> None:
+    budget = prepared.config.generator.kv_cache_mib
+    for number, stage in enumerate(prepared.stages):
+        if _cache_size(prepared, stage).slots:
+            continue
+        where = f"stages.{number}" if prepared.config.stages else "pipeline"
+        workers = f" for {stage.generator.workers} generators" * (stage.generator.workers > 1)
+        raise InputError(
+            f"{where}: generator.kv_cache_mib {budget or 0:,}{workers} does not hold the keys and "
+            f"values of one sequence of {_longest(prepared, stage):,} tokens; raise it, or lower "
+            f"{where}.l_max ({stage.pipeline.l_max:,})"
+        )

@@ -1,0 +1,259 @@
+"""A task given as Python objects, e.g. in a notebook: rows, reward functions and settings.
+
+They are converted to what a config file can hold: rows are written into the run's folder, and
+functions become import paths (`verifier.functions.path_of`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tramontane.config import Config, parse_settings, read_settings
+from tramontane.data.files import PYTHON_ROWS, name_of
+from tramontane.data.load import columns_of
+from tramontane.data.values import UnknownType, plain, plain_row
+from tramontane.errors import InputError
+from tramontane.run.folder import RunFolder
+from tramontane.types import Reward
+from tramontane.verifier import custom, functions
+from tramontane.workplace import write_whole
+
+Function: TypeAlias = Callable[..., Any]
+Rows: TypeAlias = Iterable[Mapping[str, Any]]
+Source: TypeAlias = "str | Path | Rows"
+Data: TypeAlias = "Source | Mapping[str, Source]"
+Settings: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+
+TRAIN_SPLITS, EVAL_SPLITS = ("train",), ("eval", "test", "validation")
+NOT_OPENED = "not-opened"  # model or data in a check that reads neither
+DOMAIN = "task"  # the domain of rows graded by rewards alone
+_GRADED_BY = ("domain", "answer", "tests")  # fields that a domain's verifier needs to grade a row
+
+
+def config_of(
+    config: Config | str | Path | None,
+    settings: Settings | None,
+    *,
+    model: str | Path | None,
+    data: Data | None,
+    rewards: Sequence[Function | str | Reward],
+) -> tuple[Config, dict[str, list[dict[str, Any]]]]:
+    """The config of a run, and its data given as objects, as rows by file name.
+
+    Args:
+        config: a config or the path of one; None: the defaults, without evaluation.
+        settings: `key.sub=value` texts, or values by `key.sub`; a value may be a function.
+        model: replaces `model`.
+        data: replaces `data.train`; a mapping of splits also replaces `data.eval`.
+        rewards: added to `verifier.reward.custom`. If all have TRL's signature and there is no
+            config, they alone grade the rows, as in TRL.
+
+    Raises:
+        InputError: data of an unknown type, a function that cannot be sent to workers, or an
+            invalid key.
+    """
+    if isinstance(config, Config) and not (settings or model or data or rewards):
+        return config, {}
+    raw = _raw(config)
+    if config is None and data is not None:
+        raw["data"] = {"eval": None}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for key, (name, source) in _sources(data).items():
+        if isinstance(source, str | Path):
+            raw.setdefault("data", {})[key] = str(source)
+        else:
+            found[name] = rows_of(source, name)
+            raw.setdefault("data", {})[key] = name
+    if model is not None:
+        raw["model"] = str(model)
+    if rewards:
+        entries = [_entry(r if isinstance(r, Reward) else Reward(r)) for r in rewards]
+        reward = raw.setdefault("verifier", {}).setdefault("reward", {})
+        reward["custom"] = [*reward.get("custom", ()), *entries]
+    texts = override_texts(settings)
+    where = str(config) if isinstance(config, str | Path) else "tramontane.train"
+    parsed = parse_settings(Config, copy.deepcopy(raw), texts, where)
+    if (
+        rewards
+        and found
+        and parsed.data.domain is None
+        and (_only_rewards_grade(found, parsed) or (config is None and _of_trl(parsed)))
+    ):
+        raw["verifier"].setdefault("domains", {}).setdefault(DOMAIN, {})
+        raw["data"]["domain"] = DOMAIN
+        parsed = parse_settings(Config, raw, texts, where)
+    return parsed, found
+
+
+def settings_without_sources(
+    config: Config | str | Path | None, settings: Settings | None
+) -> list[str]:
+    """Settings that also fill in the model and data that a config file leaves to the user, for a
+    check that reads neither."""
+    texts = override_texts(settings)
+    if config is None or isinstance(config, Config):
+        return texts
+    raw = read_settings(config)
+    missing = {"model": raw.get("model", ""), "data.train": raw.get("data", {}).get("train", "")}
+    return [f"{key}={NOT_OPENED}" for key, value in missing.items() if value is None] + texts
+
+
+def _of_trl(config: Config) -> bool:
+    """True if all rewards have TRL's signature.
+
+    Raises:
+        InputError: one cannot be imported.
+    """
+    for reward in config.verifier.reward.custom:
+        custom.check(reward)
+    return all(custom.kind(r.function) == "TRL" for r in config.verifier.reward.custom)
+
+
+def _only_rewards_grade(rows: Mapping[str, list[dict[str, Any]]], config: Config) -> bool:
+    """True if no row has a value that a verifier could use to grade it."""
+    if config.data.domain is not None:
+        return False
+    mapped = (config.data.fields, config.data.eval_fields or {})
+    columns = {c for fields in mapped for name in _GRADED_BY for c in columns_of(name, fields)}
+    return not any(columns & row.keys() for part in rows.values() for row in part)
+
+
+@contextmanager
+def new_run(
+    config: Config, rows: Mapping[str, list[dict[str, Any]]]
+) -> Iterator[tuple[RunFolder, Config]]:
+    """Own the folder of a new run, with `rows` written into it, for resumed runs too, and a config
+    that names them.
+
+    If the run does not start, nothing is left behind.
+
+    Raises:
+        InputError: see `RunFolder.new`.
+    """
+    with RunFolder.new(config) as run:
+        folder = run.path / "data"
+        try:
+            if rows:
+                with run.writing(folder):
+                    folder.mkdir()
+            for name, part in rows.items():
+                lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+                write_whole(folder / name, lines)
+            sources = {"train": config.data.train, "eval": config.data.eval}
+            named = {k: str((folder / v).absolute()) for k, v in sources.items() if v and v in rows}
+            data = config.data.model_copy(update=named)
+            yield run, config.model_copy(update={"data": data})
+        finally:
+            if rows and not run.begun:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _raw(config: Config | str | Path | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump()
+    return read_settings(config)
+
+
+def _sources(data: Data | None) -> dict[str, tuple[str, Source]]:
+    """(file name, source) by key of `data`."""
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        return {"train": (f"data{PYTHON_ROWS}", data)}
+    found: dict[str, tuple[str, Source]] = {}
+    for key, names in (("train", TRAIN_SPLITS), ("eval", EVAL_SPLITS)):
+        if name := next((n for n in names if n in data), None):
+            found[key] = (f"{name}{PYTHON_ROWS}", data[name])
+    if "train" not in found:
+        raise InputError(
+            f"data: a mapping must have the split train, and may have one of "
+            f"{', '.join(EVAL_SPLITS)}; this one has {', '.join(map(str, data))}"
+        )
+    return found
+
+
+def rows_of(source: Rows, name: str = f"data{PYTHON_ROWS}") -> list[dict[str, Any]]:
+    """Rows as JSON values.
+
+    Args:
+        source: objects with values by column, or a pandas `DataFrame`.
+        name: name of the file that the rows will be written to (`files.name_of`).
+
+    Raises:
+        InputError: no rows, a row that is not a mapping, or a value of an unsupported type; the
+            message names the row, e.g. `data[3]`, and the field.
+    """
+    given = name_of(name)
+    frame: Any = source
+    rows = []
+    for number, row in enumerate(
+        frame.to_dict("records") if hasattr(source, "iterrows") else source
+    ):
+        where = f"{given}[{number}]"
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"{where} is of type {type(row).__name__}; give a list of dicts, a "
+                f"datasets.Dataset, a pandas.DataFrame, or the name of a file or dataset"
+            )
+        rows.append(plain_row(row, where))
+    if not rows:
+        raise InputError(f"{given}: no rows")
+    return rows
+
+
+def override_texts(settings: Settings | None) -> list[str]:
+    """`key=value` texts; a function becomes its import path.
+
+    Raises:
+        InputError: a value of a type that a config cannot hold.
+    """
+    if not isinstance(settings, Mapping):
+        return list(settings or ())
+    return [f"{key}={_setting(key, value)}" for key, value in settings.items()]
+
+
+def _setting(key: str, value: Any) -> str:
+    if callable(value):
+        value = functions.path_of(value)
+    if isinstance(value, Path):
+        value = str(value)
+    try:
+        return json.dumps(plain(value), ensure_ascii=False)
+    except UnknownType as error:
+        raise InputError(f"{key}: {error}") from None
+
+
+def _entry(reward: Reward) -> dict[str, Any]:
+    """A reward as an entry of `verifier.reward.custom`.
+
+    Raises:
+        InputError: the function has no name, or cannot be sent to worker processes.
+    """
+    path = reward.function
+    if callable(path) and (fault := custom.fault(path)):
+        raise InputError(f"reward {fault}")  # before its name, which is the lesser fault
+    name = reward.name or (path.rpartition(".")[2] if isinstance(path, str) else _name(path))
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise InputError(
+            f"reward {name!r}: the name must be lower-case letters, digits and underscores; "
+            f"give one with tramontane.Reward(function, name=…)"
+        )
+    return {
+        "name": name,
+        "function": path if isinstance(path, str) else functions.path_of(path),
+        "weight": reward.weight,
+        "malformed": reward.malformed,
+    }
+
+
+def _name(function: Function) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

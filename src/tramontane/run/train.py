@@ -1,0 +1,356 @@
+"""`tramontane train`, from a config to a finished run folder: builds and connects the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from tramontane.config import HELD_OUT, Config
+from tramontane.controller.generators import GeneratorPool
+from tramontane.controller.interruption import Interruption
+from tramontane.controller.ledger import Ledger
+from tramontane.controller.pipeline import Pipeline, Workers
+from tramontane.controller.replay import Replay
+from tramontane.controller.verifiers import Grader, VerifierActors
+from tramontane.errors import InputError, reading
+from tramontane.evaluation import EvaluationResult
+from tramontane.generator import load_generator
+from tramontane.placement import (
+    TRAINER,
+    Folder,
+    GeneratorHandle,
+    Limit,
+    WeightsLost,
+    WorkerLost,
+    call,
+    release,
+    started,
+)
+from tramontane.placement.place import Placement, place
+from tramontane.run.card import write_card
+from tramontane.run.cold_start import fine_tune
+from tramontane.run.folder import RunFolder
+from tramontane.run.gate import check_long_parity, check_parity
+from tramontane.run.input import RunInput
+from tramontane.run.interrupt import Interrupt
+from tramontane.run.learning_signal import evaluation_warnings
+from tramontane.run.measurement import measure, recorded
+from tramontane.run.prepare import Prepared, number_types
+from tramontane.run.recorder import Recorder
+from tramontane.run.screen import Screen
+from tramontane.run.session import OnUpdate, Session, Verifiers
+from tramontane.run.summary import BeforeAfter, TrainResult, summarize_run
+from tramontane.run.targets import train_batches
+from tramontane.run.threads import torch_threads
+from tramontane.trainer import Trainer
+from tramontane.verifier import VerifierPool
+
+Results = dict[str, EvaluationResult]  # by name of the set
+
+
+def train(
+    config: Config,
+    screen: Screen,
+    folder: RunFolder | None = None,
+    *,
+    report: bool = False,
+    on_update: OnUpdate | None = None,
+    given: RunInput | None = None,
+) -> TrainResult:
+    """Run a config to its end, or continue a run folder from its last checkpoint.
+
+    Args:
+        config: the run's config; the folder's when a run is resumed.
+        screen: shows progress.
+        folder: a new folder, or a run's to continue; the caller owns it. None: a new folder, owned
+            here.
+        report: also draw `report.html`, which takes a few seconds.
+        on_update: called with the metrics of each update; again for those after the last checkpoint
+            if the trainer is lost and restarted.
+        given: the result of `read_input` for the config, if already called.
+
+    Raises:
+        InputError: before anything is started; or no update could be made; or the gradient is
+            repeatedly not finite.
+        NoSignal: no group can be learned from.
+        ParityError: trainer and generator disagree on log-probs.
+        WorkerLost: the trainer was lost more than `trainer.max_restarts` times, or cannot be
+            restarted; or a generator or verifier cannot be replaced.
+        WorkerStalled: a wait exceeded its timeout.
+        KeyboardInterrupt: Ctrl-C before the first batch or during an evaluation, or a second
+            Ctrl-C.
+        SystemExit: after SIGTERM; see `checkpoint.grace`.
+    """
+    if folder is None:
+        with RunFolder.new(config) as new:
+            return train(config, screen, new, report=report, on_update=on_update, given=given)
+    session = Session.open(config, screen, folder, on_update, given)
+    folder.log_worker("controller", process=os.getpid())
+    with Interrupt(config.checkpoint.grace, session.announce) as interrupt:
+        finished = False
+        try:
+            session, done = _run_sessions(session, interrupt)
+            report = report and interrupt.requested is not signal.SIGTERM
+            result = _finish(session, done, report)
+            finished = done.finished
+            interrupt.end()
+            return result
+        finally:
+            if interrupt.requested and not finished:
+                screen.close()  # else its last page would appear below the line
+                session.announce(f"stopped; continue with: {folder.resume_command}")
+
+
+def _run_sessions(session: Session, interrupt: Interrupt) -> tuple[Session, _Done]:
+    """Run a session, and another after each loss of the trainer; returns the last one and how it
+    ended."""
+    config, folder = session.config, session.folder
+    restarts, limit = 0, config.trainer.max_restarts  # restarts since the newest checkpoint
+    finished = False
+    try:
+        with (
+            torch_threads(1),  # each worker has its own thread
+            closing(place(config, folder.log_worker)) as placement,
+        ):
+            while True:
+                try:
+                    done = _run_session(session, placement, interrupt)
+                    break
+                except (WorkerLost, WeightsLost) as error:
+                    restarts = 0 if folder.newest_version > session.version else restarts
+                    is_trainer = isinstance(error, WeightsLost) or error.worker == TRAINER
+                    replaceable = is_trainer and placement.replaces_trainer
+                    if not replaceable or interrupt.requested or restarts >= limit:
+                        raise
+                    lost = error.with_traceback(None)  # it holds generators and their models
+                restarts += 1
+                session = session.after_loss(lost)
+        finished = done.finished
+    finally:
+        session.end_trackers(finished)
+    return session, done
+
+
+def _run_session(session: Session, placement: Placement, interrupt: Interrupt) -> _Done:
+    """One session: the cold start, if not done yet, and the pipeline, with new workers."""
+    placement.reserve()
+    with _verifiers(session, placement) as verifiers:
+        measured = _start_cold(session, placement, verifiers, interrupt)
+        done = interrupt.run(_run(session, placement, verifiers, interrupt))
+    if done.finished and not done.updates:
+        raise InputError(
+            f"{session.folder.path}: no update could be made: no problem is left to learn from, "
+            f"since data.curriculum retired all; give harder ones"
+        )
+    return done._replace(measured=measured | done.measured)
+
+
+def _start_cold(
+    session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
+) -> dict[str, Results]:
+    """Measure the base model and fine-tune it, if the config has a cold start; returns the
+    measurement."""
+    if not session.config.cold_start:
+        return {}
+    base = recorded(session, "base")
+    if base is None:
+        base = interrupt.run(_measure_base(session, placement, verifiers))
+    fine_tune(session, interrupt)
+    return {"base": base}
+
+
+def _finish(session: Session, done: _Done, report: bool) -> TrainResult:
+    """Write the summary of a finished run, and the report."""
+    folder, measured, summary = session.folder, done.measured, dict[str, Any]()
+    weights = folder.checkpoints / f"step_{done.updates}" / "weights"
+    if done.finished:
+        metrics = folder.metrics()
+        summary = summarize_run(metrics, measured, session.seconds)
+        if len(metrics) < done.updates:  # some are lost
+            summary |= {"updates": done.updates, "trained_completion_tokens": None}
+        # Of this process: with threads, this includes trainer and generators, but not verifiers.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        summary["peak_memory_mib"] = round(peak, 1)
+        summary["number_types"] = number_types(session.config)
+        folder.write_json("summary.json", summary)
+        with folder.writing(weights):
+            write_card(weights, session.prepared, measured, summary)
+    report_file = folder.path / "report.html" if report else None
+    if report_file:
+        from tramontane.run.report import write_report  # its matplotlib takes a second to import
+
+        with folder.writing(report_file):
+            write_report(folder.path)
+    if done.finished:
+        session.screen.summary(summary, report_file)
+    return TrainResult(
+        run_dir=folder.path,
+        weights=weights,
+        updates=done.updates,
+        finished=done.finished,
+        pass_at_1=BeforeAfter.of(measured),
+        summary=summary,
+        report=report_file,
+    )
+
+
+class _Done(NamedTuple):
+    """Updates done, True if the run is complete, and the measurements at its ends: `base` with a
+    cold start, `before` and, for a finished run, `after`."""
+
+    updates: int
+    finished: bool
+    measured: dict[str, Results]
+
+
+async def _run(
+    session: Session, placement: Placement, verifiers: Verifiers, interrupt: Interrupt
+) -> _Done:
+    """Start the workers, run the pipeline, and measure before and after it."""
+    prepared, config, restored = session.prepared, session.config, session.restored
+    replay = await _replay(prepared, verifiers)
+    ledger = Ledger(
+        config, prepared.problems, prepared.prompts.encode, replay, _interruption(prepared)
+    )
+    if restored:
+        with reading(restored.path / "pipeline.json"):
+            ledger.restore(restored.pipeline.snapshot)
+    generators = _generators(session, placement, session.model, ledger.stages.config)
+    updates = config.pipeline.updates
+    model: Any = session.model_for_workers(session.model)
+    make = partial(Trainer.load, model, config.trainer, updates, config.seed)
+    trainer = placement.trainer(make)
+    limit = Limit.of(config.timeouts, "start")
+    try:
+        await generators.started()
+        await started(trainer, limit)  # so that it raises errors before anything is measured
+        measured = {"before": await _measure_end(session, generators, verifiers, "before", 0)}
+        if HELD_OUT in measured["before"] and not session.version:
+            for warning in evaluation_warnings(measured["before"][HELD_OUT]):
+                session.announce(warning)
+        await generators.resize(ledger.stages.config)
+        to_trainer = train_batches(config, prepared.encoder)
+        workers = Workers(generators, verifiers, trainer, placement.weights, to_trainer)
+        recorder = Recorder(session, generators, verifiers, trainer)
+        pipeline = Pipeline(config, ledger, workers, recorder)
+        if restored:
+            state = Folder.of(restored.path / "trainer", "read")
+            await call(trainer, "load_state", state, limit=limit)
+            await release(trainer, state, limit)
+            pipeline.check_trainer(await call(trainer, "stats", limit=limit))
+            await pipeline.send_weights()
+        await check_parity(prepared, generators, trainer)
+        await check_long_parity(prepared, generators, trainer)
+        await recorder.catch_up()
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, pipeline.stop)
+        with interrupt.ends_with(stop, recorder.when), _frozen():
+            await pipeline.run()
+        done = ledger.trained_version
+        finished = done == updates or (ledger.stages.last and ledger.exhausted)
+        finished = finished and not interrupt.requested  # else the last evaluation is still due
+        if finished and done:
+            await generators.clear()  # left-over groups of a finished run
+            measured["after"] = await _measure_end(session, generators, verifiers, "after", done)
+        return _Done(done, finished, measured)
+    finally:
+        generators.close()
+        trainer.close()
+
+
+async def _replay(prepared: Prepared, verifiers: Verifiers) -> Replay | None:
+    """The source of recorded trajectories, if the run is trained on any."""
+    if prepared.trajectories is None:
+        return None
+    await prepared.trajectories.regrade(verifiers)
+    return prepared.trajectories.replay()
+
+
+def _interruption(prepared: Prepared) -> Interruption | None:
+    """The interruption of long thoughts, if the run has one."""
+    config, encoder = prepared.config.generator.interruption, prepared.encoder
+    if config is None:
+        return None
+    closing = encoder.tags.closing
+    ids = encoder.tokenizer(config.text + closing, add_special_tokens=False)["input_ids"]
+    return Interruption(config, ids, closing)
+
+
+async def _measure_base(session: Session, placement: Placement, verifiers: Verifiers) -> Results:
+    """Measure the base model before a cold start, with separate generators, so that fine-tuning
+    then has the machine to itself."""
+    base, stage = session.base, session.prepared.stages[-1]
+    generators = _generators(session, placement, base, stage)
+    try:
+        await generators.started()
+        return await _measure_end(session, generators, verifiers, "base", 0)
+    finally:
+        generators.close()
+
+
+async def _measure_end(
+    session: Session, generators: GeneratorPool, verifiers: Verifiers, when: str, version: int
+) -> Results:
+    """`measure` all sets, with slots for their longest completion; nothing may be in flight."""
+    prepared = session.prepared
+    if prepared.sets:
+        longest = max(s.plan.sampling.max_tokens for s in prepared.sets.values())
+        await generators.resize(prepared.stages[-1], longest)
+    return await measure(session, generators, verifiers, when, version)
+
+
+def _generators(session: Session, placement: Placement, model: str, stage: Config) -> GeneratorPool:
+    """Generators of the model, with the stage's sizes."""
+    config = session.config
+    portable: Any = session.model_for_workers(model)
+
+    def make(number: int, slots: int, max_len: int) -> GeneratorHandle:
+        # Loads the base model, never a checkpoint, which may be deleted by the time of a
+        # replacement; the pool sends the newest weights.
+        response = session.prepared.encoder.response
+        beat = config.timeouts.heartbeat
+        load = partial(load_generator, portable, config.generator, slots, max_len, response, beat)
+        return placement.generator(number, load)
+
+    return GeneratorPool(
+        make,
+        stage,
+        session.replaced,
+        session.folder.log_worker,
+        session.prepared.max_prompt,
+        session.prepared.evaluated_l_max,
+    )
+
+
+def _verifiers(session: Session, placement: Placement) -> Verifiers:
+    """The verifiers, with the last stage's sizes, for evaluations; training passes its stage's
+    sizes with every group."""
+    config, sizes = session.config, session.prepared.stages[-1].pipeline
+    if not config.placement.replaces_workers:  # the pool itself replaces its processes
+        return VerifierPool(config.verifier, sizes.l_max, sizes.l_cache)
+    make = partial(Grader, config.verifier, sizes.l_max, sizes.l_cache)
+    return VerifierActors(
+        lambda number: placement.verifier(number, make),
+        config.verifier.workers,
+        config.timeouts,
+        config.verifier,
+        session.replaced,
+    )
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Exclude the objects loaded so far from garbage collection: libraries have a few hundred
+    thousand, and a full collection stops every worker in this process for 0.2 s."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,396 @@
+"""Recorded trajectories (`data.trajectories`): rollouts of earlier runs, and files of responses
+with rewards, as groups for `controller.replay`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tramontane.config import Config, TrajectoriesConfig
+from tramontane.controller.replay import Replay, ReplayRules
+from tramontane.data.files import read_rows
+from tramontane.data.load import FIELDS, RowRules, parse_problem
+from tramontane.data.prompts import PromptEncoder
+from tramontane.errors import InputError
+from tramontane.generator.text import Detokenizer
+from tramontane.run.rollouts import files, read_rollouts
+from tramontane.sft.examples import continuation
+from tramontane.types import ELSEWHERE, INSERTED, Completion, Group, Problem, Verdict, floats, ints
+from tramontane.verifier.custom import Response
+
+if TYPE_CHECKING:
+    from tramontane.run.session import Verifiers
+
+ALIASES = {
+    "response": ("response", "completion"),
+    "reward": ("reward", "score", "label", "thumbs"),
+    "token_ids": ("token_ids",),
+    "logprobs": ("logprobs",),
+}
+THUMBS = {"up": 1.0, "down": 0.0, "👍": 1.0, "👎": 0.0}
+LARGEST = 1e30  # largest reward, so that all computed values are finite in float32
+CHECKED = 8  # rows of each run whose tokens are decoded, to detect a different tokenizer
+
+RUN_COLUMNS = [
+    *("group", "problem_id", "problem", "domain", "reference", "language", "difficulty"),
+    *("text", "token_ids", "logprobs", "version_spans", "finish_reason"),
+    *("reward", "verdict", "reason", "answer", "parts"),
+]
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One recorded completion; its log-probs are NaN if none are recorded."""
+
+    problem: Problem
+    completion: Completion
+    verdict: Verdict
+
+
+@dataclass
+class Trajectories:
+    """The trajectories of a run, checked.
+
+    Args:
+        config: the run's config.
+        items: all that fit, in the order of the sources.
+        lines: number of trajectories, and of those skipped by reason, as text.
+    """
+
+    config: Config
+    items: list[Trajectory]
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def replay(self) -> Replay:
+        """The trajectories whose rewards are within the bounds, in groups of at most `group_size`
+        completions of one problem.
+
+        Raises:
+            InputError: none is left.
+        """
+        settings = _settings(self.config)
+        options, groups = self.config.trainer.objective.options, self._groups(settings)
+        rules = ReplayRules(
+            seed=self.config.seed,
+            shuffle=self.config.data.shuffle,
+            behavior=options.uses_behavior,
+            refresh_all=settings.behavior == "refreshed",
+            refresh_every=settings.refresh_every,
+        )
+        return Replay(groups, rules)
+
+    async def regrade(self, verifiers: Verifiers) -> None:
+        """Replace the rewards by this run's verifiers' verdicts, if the config says so."""
+        if not _settings(self.config).regrade:
+            return
+        lengths = self.config.pipeline.l_max, self.config.pipeline.l_cache
+        siblings: dict[str, list[int]] = defaultdict(list)
+        for place, item in enumerate(self.items):
+            siblings[item.problem.id].append(place)
+        futures = [
+            verifiers.score(
+                self.items[group[0]].problem,
+                [Response.of(self.items[place].completion) for place in group],
+                lengths,
+            )
+            for group in siblings.values()
+        ]
+        graded = await asyncio.gather(*map(asyncio.wrap_future, futures))
+        verdicts = dict(zip(chain(*siblings.values()), chain(*graded), strict=True))
+        self.items = [
+            replace(item, verdict=verdicts[place])
+            for place, item in enumerate(self.items)
+            if verdicts[place].verdict != "unscorable"
+        ]
+
+    def _groups(self, settings: TrajectoriesConfig) -> list[Group]:
+        low = -math.inf if settings.min_reward is None else settings.min_reward
+        high = math.inf if settings.max_reward is None else settings.max_reward
+        kept = [item for item in self.items if low <= item.verdict.reward <= high]
+        if not kept:
+            raise InputError(
+                f"data.trajectories: none of {len(self.items):,} trajectories has a reward within "
+                f"min_reward and max_reward"
+            )
+        options = self.config.trainer.objective.options
+        if options.of_sampler and any(math.isnan(item.completion.logprobs[0]) for item in kept):
+            raise InputError(
+                f"data.trajectories: some have no logprobs of the policy that sampled them, which "
+                f"objective {self.config.trainer.objective.name!r} weighs them by; add them to the "
+                f"rows, or set its initial_value to group"
+            )
+        if settings.standardize:
+            kept = _standardized(kept)
+        siblings: dict[tuple[int, ...], list[Trajectory]] = defaultdict(list)
+        for item in kept:
+            siblings[tuple(item.completion.prompt_ids)].append(item)
+        size = self.config.pipeline.group_size
+        parts = [
+            members[start : start + size]
+            for members in siblings.values()
+            for start in range(0, len(members), size)
+        ]
+        return [_group(-1 - number, members) for number, members in enumerate(parts)]
+
+
+def load_trajectories(
+    config: Config,
+    encoder: PromptEncoder,
+    context: int | None,
+    problems: Mapping[str, Problem] = MappingProxyType({}),
+) -> Trajectories:
+    """Read all sources. Trajectories longer than the run's limits are skipped.
+
+    Args:
+        config: the run's config, with `data.trajectories`.
+        encoder: makes the prompts, as for the run's own problems.
+        context: the model's context in tokens; None: unknown.
+        problems: the run's own problems by id, whose tests replace what rollouts do not record.
+
+    Raises:
+        InputError: no such source, a bad row (with file and line), a different tokenizer's tokens,
+            a problem that cannot be regraded, or no trajectory left.
+    """
+    settings = _settings(config)
+    found: list[Trajectory] = []
+    for source in settings.sources:
+        read = _run_rows if Path(source).expanduser().is_dir() else _file_rows
+        for item in read(source, config, encoder):
+            found.append(_gradable(item, problems, config) if settings.regrade else item)
+    longest = max(stage.pipeline.l_max for stage in config.by_stage())
+    prompt = config.data.max_prompt_tokens or context or math.inf
+    whole = context or math.inf
+
+    def fits(completion: Completion) -> bool:
+        before, after = len(completion.prompt_ids), len(completion.token_ids)
+        return before <= prompt and after <= longest and before + after <= whole
+
+    fitting = [item for item in found if fits(item.completion)]
+    lines = {
+        "trajectories": f"{len(fitting):,} from {', '.join(settings.sources)}; "
+        f"{settings.share:.0%} of each batch, for which the staleness bound says nothing"
+    }
+    if left_out := len(found) - len(fitting):
+        lines["trajectories left out"] = (
+            f"{left_out:,}, longer than pipeline.l_max {longest:,}, data.max_prompt_tokens or the "
+            f"model's context"
+        )
+    if not fitting:
+        raise InputError(
+            f"data.trajectories: none of {len(found):,} trajectories fits within pipeline.l_max "
+            f"{longest:,}, data.max_prompt_tokens and the versions asked for"
+        )
+    trajectories = Trajectories(config, fitting, lines)
+    if not settings.regrade:
+        trajectories.replay()  # raises here if nothing is left
+    return trajectories
+
+
+def _settings(config: Config) -> TrajectoriesConfig:
+    assert config.data.trajectories is not None
+    return config.data.trajectories
+
+
+def _gradable(item: Trajectory, problems: Mapping[str, Problem], config: Config) -> Trajectory:
+    """The trajectory with a problem that a verifier can judge."""
+    problem = item.problem
+    if problem.tests is None and problem.id in problems:
+        problem = problems[problem.id]
+    for need in config.verifier.domains[problem.domain].needs:
+        if not getattr(problem, need):
+            raise InputError(
+                f"data.trajectories.regrade: {problem.source}: problem {problem.id!r} has no "
+                f"{need}, which domain {problem.domain!r} needs; add it to the rows, or keep the "
+                f"recorded rewards"
+            )
+    return replace(item, problem=problem)
+
+
+def _run_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[Trajectory]:
+    """The sampled and graded completions in an earlier run's rollouts."""
+    settings, folder = _settings(config), Path(source).expanduser()
+    low = 0 if settings.min_version is None else settings.min_version
+    high = math.inf if settings.max_version is None else settings.max_version
+    recorded = files(folder / "rollouts")
+    if not recorded:
+        raise InputError(
+            f"data.trajectories {source!r}: a folder without rollouts/update_*.parquet; give the "
+            f"folder of a run that recorded its rollouts, or a file"
+        )
+    detokenizer = Detokenizer(encoder.tokenizer, encoder.response)
+    prompts: dict[str, list[int]] = {}
+    number = 0
+    for file in recorded:
+        for row in read_rollouts(file, RUN_COLUMNS):
+            versions = [v for v in row["versions"] if v >= 0]
+            if row["group"] < 0 or row["verdict"] == "unscorable" or not versions:
+                continue  # itself a recorded trajectory, or one without a reward
+            if number < CHECKED:
+                _check_tokenizer(row, file, detokenizer)
+            number += 1
+            if not low <= max(versions) <= high:
+                continue
+            statement = row["problem"]
+            if statement not in prompts:
+                prompts[statement] = encoder.encode(statement)
+            yield _of_run(row, source, prompts[statement])
+
+
+def _of_run(row: dict[str, Any], source: str, prompt: list[int]) -> Trajectory:
+    problem = Problem(
+        id=row["problem_id"],
+        domain=row["domain"],
+        problem=row["problem"],
+        answer=row["reference"],
+        language=row["language"],
+        difficulty=row["difficulty"],
+        source=source,
+    )
+    parts = {name: value for name, value in row["parts"].items() if value is not None}
+    verdict = Verdict(row["reward"], parts, row["verdict"], row["reason"], answer=row["answer"])
+    completion = Completion(
+        group=0,
+        index=0,
+        prompt_ids=prompt,
+        token_ids=ints(row["token_ids"]),
+        logprobs=floats(row["logprobs"]),
+        versions=ints(INSERTED if v == INSERTED else ELSEWHERE for v in row["versions"]),
+        finish_reason=row["finish_reason"],
+        text=row["text"],
+    )
+    return Trajectory(problem, completion, verdict)
+
+
+def _check_tokenizer(row: dict[str, Any], file: Path, detokenizer: Detokenizer) -> None:
+    size = len(detokenizer.tokenizer)
+    known = all(token < size for token in row["token_ids"])
+    if not known or "".join(detokenizer.decode(row["token_ids"]).split()) not in "".join(
+        row["text"].split()
+    ):
+        raise InputError(
+            f"{file}: its tokens do not spell its texts with this model's tokenizer; give the "
+            f"responses of another model as text, in a JSONL file"
+        )
+
+
+def _file_rows(source: str, config: Config, encoder: PromptEncoder) -> Iterator[Trajectory]:
+    """The rows of a file."""
+    fields = _settings(config).fields
+    if unknown := fields.keys() - {*FIELDS, *ALIASES, "prompt"}:
+        known = ", ".join(("prompt", *ALIASES, *FIELDS))
+        raise InputError(
+            f"data.trajectories.fields: {', '.join(sorted(unknown))} unknown; use {known}"
+        )
+    names = {name: columns for name, columns in fields.items() if name not in ALIASES}
+    if "prompt" in names:
+        names["problem"] = names.pop("prompt")
+    domain, domains = config.data.domain, config.verifier.domains
+    rules = RowRules(names, domain, domains, gradable=False, key="data.trajectories.fields")
+    prefix = Path(source).name
+    for where, row in read_rows(source):
+        line = where.rstrip("]").replace("[", ":").rpartition(":")[2]
+        problem = parse_problem(row, where, rules, default_id=f"{prefix}-{line}", source=source)
+
+        def value(name: str, row: dict[str, Any] = row) -> Any:
+            columns = (fields[name],) if name in fields else ALIASES[name]
+            return next((row[c] for c in columns if row.get(c) is not None), None)
+
+        yield _of_file(value, where, problem, encoder)
+
+
+def _of_file(
+    value: Callable[[str], Any], where: str, problem: Problem, encoder: PromptEncoder
+) -> Trajectory:
+    reward = _reward(value("reward"), where)
+    text = _response(value("response"), where)
+    tokens, logprobs = value("token_ids"), value("logprobs")
+    if tokens is None:
+        rest = continuation(text, encoder.response.prefix)
+        ids = encoder.tokenizer(rest, add_special_tokens=False)["input_ids"]
+        tokens = [*ids, encoder.tokenizer.eos_token_id]
+        if logprobs is not None:
+            raise InputError(f"{where}: logprobs without the token_ids that they belong to")
+    size = len(encoder.tokenizer)
+    if not _numbers(tokens, int) or not tokens or not all(0 <= t < size for t in tokens):
+        raise InputError(f"{where}: token_ids must be whole numbers from 0 to {size - 1:,}")
+    if logprobs is not None and not (
+        _numbers(logprobs, float)
+        and len(logprobs) == len(tokens)
+        and all(-math.inf < found <= 0 for found in logprobs)
+    ):
+        raise InputError(f"{where}: logprobs must be as many numbers as token_ids, of at most 0")
+    completion = Completion(
+        group=0,
+        index=0,
+        prompt_ids=encoder.encode(problem.prompt, where),
+        token_ids=ints(tokens),
+        logprobs=floats([math.nan] * len(tokens) if logprobs is None else logprobs),
+        versions=ints([ELSEWHERE] * len(tokens)),
+        finish_reason="stop",
+        text=text,
+    )
+    # A file has rewards and no verdicts; a reward above 0 counts as right.
+    return Trajectory(problem, completion, Verdict(reward, {}, "right" if reward > 0 else "wrong"))
+
+
+def _response(found: Any, where: str) -> str:
+    """A response as text; for a chat, the assistant's message."""
+    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], dict):
+        found = found[0].get("content")
+    if not isinstance(found, str) or not found.strip():
+        raise InputError(
+            f"{where}: no text in field 'response'; name the column in data.trajectories.fields"
+        )
+    return found
+
+
+def _reward(found: Any, where: str) -> float:
+    """A reward as a number; thumbs up is 1, and thumbs down 0."""
+    if isinstance(found, str):
+        found = THUMBS.get(found.strip().lower(), found)
+    if isinstance(found, bool | int | float) and abs(found) <= LARGEST:
+        return float(found)
+    raise InputError(
+        f"{where}: no reward: give a number, true or false, or up or down, in field 'reward', or "
+        f"name the column in data.trajectories.fields (found {found!r})"
+    )
+
+
+def _numbers(values: Any, kind: type) -> bool:
+    kinds = (int,) if kind is int else (int, float)
+    return isinstance(values, list) and all(
+        isinstance(v, kinds) and not isinstance(v, bool) for v in values
+    )
+
+
+def _standardized(items: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories with rewards of mean 0 and standard deviation 1; 0 if all are equal."""
+    rewards = np.array([item.verdict.reward for item in items])
+    scaled = (rewards - rewards.mean()) / (rewards.std() or 1.0)
+    return [
+        replace(item, verdict=replace(item.verdict, reward=float(reward)))
+        for item, reward in zip(items, scaled, strict=True)
+    ]
+
+
+def _group(number: int, members: Sequence[Trajectory]) -> Group:
+    completions = [
+        replace(
+            item.completion,
+            group=number,
+            index=index,
+            logprobs=array("f", item.completion.logprobs),
+        )
+        for index, item in enumerate(members)
+    ]
+    return Group(number, members[0].problem, completions, [item.verdict for item in members])

@@ -1,0 +1,205 @@
+"""Pairs of prompt and response for supervised fine-tuning, from the playground or a file."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import cast
+
+from tramontane.config.sft import ExamplesConfig, SFTConfig
+from tramontane.data import playground
+from tramontane.data.files import read_rows, shuffled
+from tramontane.data.prompts import PromptEncoder
+from tramontane.errors import InputError
+from tramontane.types import PAPER_TAGS, Problem
+
+CHUNK = 4096  # examples generated at once
+
+Pair = tuple[list[int], list[int]]  # token ids of a prompt and of its response
+Row = tuple[str, str, str]  # its place, a prompt and its response
+
+
+class ExampleStream:
+    """Endless tokenized (prompt, response) pairs, in an order that depends only on the seed.
+
+    A response includes its EOS. If the prompts already contain the start of every response (an
+    opening thinking tag from the chat template, or `response_prefix`), the responses continue there
+    (`continuation`). A response that does not fit after its prompt is skipped, since a truncated
+    one would teach the model not to stop; a warning gives their number.
+
+    Args:
+        config: the source of pairs, and `max_length`.
+        encoder: makes the prompts.
+        context: the model's context in tokens; None: unknown, so no limit.
+        rows: the result of `read_examples` for the config; None: read here.
+
+    Attributes:
+        position: (chunk, index in the chunk); a resumed run needs nothing else.
+
+    Raises:
+        InputError: rows without the fields; a prompt that leaves no room for its response; a
+            response that repeats the opening thinking tag of its prompt; no pair that fits.
+    """
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        encoder: PromptEncoder,
+        context: int | None = None,
+        rows: list[Row] | None = None,
+    ) -> None:
+        self.config, self.encoder = config, encoder
+        self.room = min(config.max_length, context or config.max_length)
+        self.position: tuple[int, ...] = (0, 0)
+        self._chunk: tuple[int, list[Pair]] | None = None
+        self._rows: list[Pair] | None = None
+        if (found := rows or read_examples(config)) is not None:
+            self._rows = self._fitting(found)
+
+    def take(self, tokens: int) -> list[Pair]:
+        """Return the next pairs, enough to reach `tokens` tokens."""
+        taken: list[Pair] = []
+        used = 0
+        while used < tokens:
+            number, index = self.position
+            chunk = self._tokenized(number)
+            if index == len(chunk):
+                self.position = (number + 1, 0)
+                continue
+            taken.append(chunk[index])
+            used += len(chunk[index][0]) + len(chunk[index][1])
+            self.position = (number, index + 1)
+        return taken
+
+    def steps_of_epoch(self, tokens: int) -> int:
+        """Number of `take(tokens)` calls that go through a finite source once from the start; may
+        differ by one for a different order of the examples."""
+        steps = used = 0
+        for prompt, response in self._tokenized(0):
+            steps += not used
+            used += len(prompt) + len(response)
+            used = 0 if used >= tokens else used
+        return steps
+
+    def _tokenized(self, number: int) -> list[Pair]:
+        if self._chunk is None or self._chunk[0] != number:
+            seed = self.config.seed + 1 + number
+            if self._rows is None:
+                drawn = generated_pairs(self.config.data, seed, CHUNK)
+                pairs = self._fitting([("playground:", p, self._tagged(r)) for p, r in drawn])
+            else:
+                pairs = shuffled(self._rows, seed)
+            self._chunk = (number, pairs)
+        return self._chunk[1]
+
+    def _fitting(self, rows: list[Row]) -> list[Pair]:
+        """Tokenize the (location, prompt, response) rows that fit."""
+        pairs = []
+        tokenizer = self.encoder.tokenizer
+        prompts = self.encoder.encode_all([row[1] for row in rows], [row[0] for row in rows])
+        for (location, _, response), ids in zip(rows, prompts, strict=True):
+            if len(ids) >= self.room:
+                raise InputError(
+                    f"{location}: its prompt has {len(ids)} tokens, which leaves none of "
+                    f"{self.room} to the response ({self._limit_name()}): remove it, or "
+                    f"{self._remedy()}"
+                )
+            rest = self._rest(location, response)
+            answer = tokenizer(rest, add_special_tokens=False)["input_ids"]
+            if len(ids) + len(answer) < self.room:
+                pairs.append((ids, [*answer, tokenizer.eos_token_id]))
+        source = self.config.data.train
+        message = (
+            f"of {len(rows)} responses in {source!r}, {len(rows) - len(pairs)} do not fit with "
+            f"their prompts into {self.room} tokens ({self._limit_name()})"
+        )
+        if not pairs:
+            raise InputError(f"{message}: nothing is left; {self._remedy()}")
+        if len(pairs) < len(rows):
+            warnings.warn(f"{message} and are skipped", stacklevel=2)
+        return pairs
+
+    def _tagged(self, response: str) -> str:
+        """A generated response with the model's thinking tags."""
+        for tag, own in zip(PAPER_TAGS, self.encoder.tags, strict=True):
+            response = response.replace(tag, own)
+        return response
+
+    def _rest(self, location: str, response: str) -> str:
+        """The part of a response that follows its prompt."""
+        prefix, opening = self.encoder.response.prefix, self.encoder.tags.opening
+        rest = continuation(response, prefix)
+        if opening in prefix and opening in rest:
+            raise InputError(
+                f"{location}: its response would have {opening} twice, since every prompt ends "
+                f"with {prefix!r}; remove it, or change the prompts (data.chat_template_kwargs, "
+                f"data.response_prefix)"
+            )
+        return rest
+
+    def _limit_name(self) -> str:
+        return "max_length" if self.room == self.config.max_length else "the model's context"
+
+    def _remedy(self) -> str:
+        if self.room == self.config.max_length:
+            return "raise max_length"
+        return "take a model with more context"
+
+
+def continuation(response: str, prefix: str) -> str:
+    """The part of a response after `prefix`, the end of its prompt; white space may differ.
+
+    A response that does not start with the prefix is returned unchanged.
+    """
+    if response.startswith(prefix):
+        return response.removeprefix(prefix)
+    pattern = r"\s*" + r"\s*".join(map(re.escape, prefix.split()))
+    if prefix != prefix.rstrip():
+        pattern += r"\s*"
+    return re.sub(pattern, "", response, count=1) if re.match(pattern, response) else response
+
+
+def generated_pairs(data: ExamplesConfig, seed: int, count: int) -> list[tuple[str, str]]:
+    """Generate about `count` (prompt, response) texts from the playground and its drills."""
+    total = sum(part.share for part in data.playground) + data.drills.share
+    pairs = [
+        (cast(Problem, e["problem"]).problem, str(e["response"]))
+        for part in data.playground
+        for e in playground.examples(
+            seed=seed,
+            count=round(count * part.share / total),
+            mixture=data.mixture,
+            levels=part.levels,
+            languages=part.languages,
+            kinds=part.kinds,
+        )
+    ]
+    number = round(count * data.drills.share / total)
+    pairs += playground.drills(seed, number, data.drills.levels, data.drills.equations)
+    return shuffled(pairs, seed)
+
+
+def read_examples(config: SFTConfig) -> list[Row] | None:
+    """The rows of the config's data; None for the playground, which is endless."""
+    return None if config.data.train == "playground:" else pairs_of_rows(config.data)
+
+
+def pairs_of_rows(data: ExamplesConfig) -> list[Row]:
+    """(location, prompt, response) of every row of a file or dataset.
+
+    Raises:
+        InputError: no such source, or rows without the fields.
+    """
+    if unknown := data.fields.keys() - {"prompt", "response"}:
+        raise InputError(f"data.fields: {sorted(unknown)} unknown; use prompt and response")
+    prompt, response = data.fields.get("prompt", "prompt"), data.fields.get("response", "response")
+    pairs = []
+    for location, row in read_rows(data.train):
+        for name in (prompt, response):
+            if not isinstance(row.get(name), str):
+                raise InputError(
+                    f"{location}: no text in field {name!r}; the row has {sorted(row)}; map the "
+                    f"names with data.fields"
+                )
+        pairs.append((location, row[prompt], row[response]))
+    return pairs

@@ -1,0 +1,104 @@
+"""Runs arms in a separate process: `python -m tramontane.studies.arm RUN.yaml …`.
+
+A file holds the run's settings: a config of `tramontane train`, or the function that runs the arm
+with its keys and seed. The run's folder is the file's path without `.yaml`. A folder with
+`summary.json` is finished; the same command continues any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tramontane.config import Config, parse, read_settings
+from tramontane.errors import InputError
+from tramontane.imports import import_module
+from tramontane.workplace import write_whole
+
+# (the arm's keys, seed, folder) -> the run's measures by name.
+RunArm = Callable[[dict[str, Any], int, Path], Mapping[str, float]]
+
+
+def load_function(path: str) -> RunArm:
+    """The function at `package.module:function`, if necessary from the current folder.
+
+    Raises:
+        InputError: not such a path, or no such module or function.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise InputError(f"runner {path!r}: write it as package.module:function")
+    try:
+        function: RunArm | None = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise InputError(f"runner {path!r}: {error}") from error
+    if not callable(function):
+        raise InputError(f"runner {path!r}: the module has no function {name!r}")
+    return function
+
+
+def run(file: Path) -> None:
+    """Run an arm to its end, or resume a stopped run.
+
+    Raises:
+        InputError: invalid settings, or missing measures.
+    """
+    settings, folder = read_settings(file), file.with_suffix("")
+    if "runner" in settings:
+        _call(settings, folder)
+    else:
+        _train(settings, folder)
+
+
+def _train(settings: dict[str, Any], folder: Path) -> None:
+    from tramontane import api
+
+    # No report: drawing it would take a part of the budget, and the study has a page.
+    if (folder / "config.yaml").is_file():
+        result = api.train(resume=folder, report=False)
+    else:
+        result = api.train(parse(Config, settings, str(folder)), report=False)
+    if not result.finished:
+        sys.exit(130)
+
+
+def _call(settings: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    found = load_function(settings["runner"])(settings["keys"], settings["seed"], folder)
+    measures = {name: float(value) for name, value in found.items()}
+    if missing := [name for name in settings["measures"] if name not in measures]:
+        raise InputError(f"{settings['runner']} returned no {', '.join(missing)}")
+    minutes = (time.monotonic() - started) / 60
+    summary = {"measures": _plain(measures), "minutes": minutes}
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1))
+
+
+def _plain(measures: dict[str, float]) -> dict[str, float | None]:
+    """Measures in JSON types; None for NaN and infinity, which JSON does not have."""
+    return {name: value if math.isfinite(value) else None for name, value in measures.items()}
+
+
+def main(files: list[str]) -> int:
+    """Run the arms one after the other; returns the exit code, 2 if one of them failed."""
+    code = 0
+    for file in files:
+        try:
+            run(Path(file))
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 2
+        except Exception:
+            traceback.print_exc()  # the other arms still run
+            code = 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

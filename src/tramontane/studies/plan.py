@@ -1,0 +1,200 @@
+"""The planned runs of a study: the settings of each, and the total minutes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tramontane.config import Config, parse, parse_settings, read_settings
+from tramontane.errors import InputError
+from tramontane.studies.arm import load_function
+from tramontane.studies.study import Study, base_config
+
+FIXED_MINUTES = 0.5  # of a training run: its start and its evaluations
+LEAST_SHARE = 0.01  # of the default budget
+
+# The smoke test.
+UPDATES = 2
+BATCH_SHARE = 8  # of the arms' batch sizes
+GROUP_SHARE = 4  # of the arms' group sizes
+L_MAX = 128  # most completions are shorter, and the longest decides how long a batch takes
+PROBLEMS = 4  # of evaluations
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study.
+
+    Args:
+        study: question, arms and claims.
+        out: folder of the runs and the page.
+        seeds: number of runs of each arm.
+        share: share of the default budget that each run has: of its updates, or of the keys that
+            the study names in `scaled`.
+        base: file of the config that the arms change; None: that of `base_config`. Not for a study
+            with a `runner`.
+        small: the runs are those of the smoke test: tiny batches, few updates.
+    """
+
+    study: Study
+    out: Path
+    seeds: int
+    share: float = 1.0
+    base: Path | None = None
+    small: bool = False
+
+    def runs(self) -> Iterator[tuple[str, int, Path]]:
+        """(arm, seed, folder) of each run; seed by seed, so that an early end leaves complete
+        sets."""
+        for seed in range(self.seeds):
+            for arm in self.study.arms:
+                yield arm, seed, self.folder(arm, seed)
+
+    def folder(self, arm: str, seed: int) -> Path:
+        """Folder of a run."""
+        return self.out / arm / f"seed_{seed}"
+
+    @property
+    def trajectories(self) -> Path | None:
+        """Folder of the run whose rollouts the arms learn from; None if the study has none."""
+        return self.out / "trajectories" if self.study.trajectories else None
+
+    def settings(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+        """Everything that determines one run, in JSON types; see `studies.arm`.
+
+        Raises:
+            InputError: the base cannot be read, an arm's keys are invalid, or there is no such
+                function.
+        """
+        if self.study.runner is None:
+            config = self.arm_config(arm, seed, folder).model_dump(mode="json")
+            return shrunk(config, str(folder)) if self.small else config
+        if self.base is not None:
+            raise InputError(f"{self.base}: the arms of this study do not change a config")
+        load_function(self.study.runner)
+        keys = {**self.study.base, **self.study.arms[arm]}
+        keys |= {k: max(1, round(keys[k] * self.share)) for k in self.study.scaled if k in keys}
+        measures = list(self.study.measures)
+        return {"runner": self.study.runner, "keys": keys, "seed": seed, "measures": measures}
+
+    def arm_config(self, arm: str, seed: int, folder: Path) -> Config:
+        """The config of one run of a study without a `runner`.
+
+        Raises:
+            InputError: the base cannot be read, or an arm's keys are invalid.
+        """
+        changes = {**self.study.base, **self.study.arms[arm]}
+        if self.trajectories and (sources := changes.get("data.trajectories.sources")):
+            made = {"trajectories": str(self.trajectories)}
+            changes["data.trajectories.sources"] = [made.get(name, name) for name in sources]
+        changes |= {"seed": seed, "name": f"{arm}-{seed}", "run_dir": str(folder)}
+        # All runs start from the same model, so they evaluate it only if a measure compares with
+        # it.
+        compares = any(measure.compares for measure in self.study.shown.values())
+        changes |= {"evaluation.before": compares}
+        return self._config(changes, f"arm {arm!r}")
+
+    def trajectories_settings(self) -> dict[str, Any]:
+        """The config, in JSON types, of the run whose rollouts the arms learn from.
+
+        Raises:
+            InputError: the base cannot be read, or a key is invalid.
+        """
+        changes = {**self.study.trajectories, "run_dir": str(self.trajectories)}
+        changes |= {"evaluation.before": False}
+        config = self._config(changes, "trajectories").model_dump(mode="json")
+        return shrunk(config, "trajectories") if self.small else config
+
+    def _config(self, changes: dict[str, Any], where: str) -> Config:
+        """The base with changes, and with its share of the updates."""
+        texts = [f"{key}={_flow(value)}" for key, value in changes.items()]
+        base = self.base or base_config()
+        raw, origin = read_settings(base), f"{base}, {where}"
+        config = parse_settings(Config, raw, texts, origin)
+        # Stages keep their part of the updates.
+        ends = [(stage.until and stage.until.updates) or 0 for stage in config.stages]
+        ends = [max(1, round(end * self.share)) if end else 0 for end in ends]
+        least = sum(ends) + 1
+        updates = max(least, round(config.pipeline.updates * self.share))
+        texts += [f"pipeline.updates={updates}"]
+        if any(ends):
+            stages = [s.model_dump(exclude_unset=True) for s in config.stages]
+            for stage, end in zip(stages, ends, strict=True):
+                stage |= {"until": {"updates": end}} if end else {}
+            texts += [f"stages={_flow(stages)}"]
+        return parse_settings(Config, raw, texts, origin)
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML on one line, as overrides take it."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf)
+    return text.removesuffix("...\n").strip()
+
+
+def minutes_of(study: Study, seeds: int, share: float = 1.0) -> float:
+    """Estimated minutes of a whole study on two cores, with a share of the default budget."""
+    fixed, changing = _minutes(study, seeds)
+    return fixed + changing * share
+
+
+def share_of(studies: Iterable[Study], minutes: float, seeds: int) -> float:
+    """The share of the default budget with which studies take the given total minutes on two cores.
+
+    Raises:
+        InputError: too few minutes for the runs' starts and evaluations and `LEAST_SHARE`, or no
+            number of minutes; or studies with nothing that a budget could change.
+    """
+    fixed, changing = np.sum([_minutes(study, seeds) for study in studies], axis=0)
+    if not changing:
+        raise InputError("--budget: this study has no key that it could change (`scaled`)")
+    if not math.isfinite(minutes):
+        raise InputError(f"--budget {minutes}: give a number of minutes")
+    least = fixed + LEAST_SHARE * changing
+    if minutes < least:
+        raise InputError(
+            f"budget of {minutes:g} minutes: the runs take {least:.1f} at least, mostly to start "
+            f"and to be evaluated; give more minutes, or fewer seeds"
+        )
+    return float((minutes - fixed) / changing)
+
+
+def _minutes(study: Study, seeds: int) -> tuple[float, float]:
+    """(minutes at any budget, further minutes at the default budget) of a study on two cores."""
+    runs = (len(study.arms) * seeds + bool(study.trajectories)) * min(study.cores, 2) / 2
+    if study.runner is None:
+        fixed = min(FIXED_MINUTES, study.minutes / 2)
+    else:
+        fixed = study.fixed_minutes if study.scaled else study.minutes
+    return runs * fixed, runs * (study.minutes - fixed)
+
+
+def shrunk(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """The config of an arm with small batches, few updates and few problems to measure.
+
+    Raises:
+        InputError: the sizes contradict each other.
+    """
+    for section in (settings["pipeline"], *settings["stages"]):
+        for key in ("n_batch", "n_minibatch", "n_async"):
+            if section[key] is not None:
+                section[key] = max(1, section[key] // BATCH_SHARE)
+        if section["l_max"] is not None:
+            section["l_max"] = min(L_MAX, section["l_max"])
+    pipeline = settings["pipeline"]
+    pipeline["group_size"] = max(2, pipeline["group_size"] // GROUP_SHARE)
+    pipeline["updates"] = max(UPDATES, len(settings["stages"]))
+    if settings["cold_start"] is not None:
+        settings["cold_start"]["steps"] = UPDATES
+    for stage in settings["stages"]:
+        if stage["until"] is not None:
+            stage["until"]["updates"] = 1
+    for section in (settings["evaluation"], *settings["evaluation"]["also"].values()):
+        section["problems"] = PROBLEMS
+    config: dict[str, Any] = parse(Config, settings, where).model_dump(mode="json")
+    return config

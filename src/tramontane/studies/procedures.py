@@ -1,0 +1,236 @@
+"""Arms other than single runs, as functions for a study's `runner`: fine-tuning or curation before
+reinforcement learning, the landscape of a run, and collation alone.
+
+Every step keeps its result in the arm's folder, so that a killed call can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tramontane import api
+from tramontane.config import Config, parse_settings, read_settings
+from tramontane.data.files import read_rows
+from tramontane.data.playground import problems
+from tramontane.recipes.config import HarvestConfig
+from tramontane.recipes.harvest import harvest
+from tramontane.run.folder import RunFolder
+from tramontane.studies.runner import check_same, write_settings
+from tramontane.studies.study import base_config
+from tramontane.trainer.collate import collate, padding_fraction
+from tramontane.workplace import owned_folder, write_whole
+
+SHARED_SECONDS = 24 * 3600.0  # limit for the run that trains the teacher of all arms
+PROMPT_TOKENS = 40  # of a playground problem, about
+
+
+def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Reinforcement learning, fine-tuning on a teacher's traces, or both.
+
+    The teacher is a separate run, shared by the arms of a seed. Its traces are those of `tramontane
+    harvest`.
+
+    Args:
+        keys: `sft` and `rl` (bool), `updates` of the reinforcement learning, `teacher_updates`,
+            `epochs` and `batch_tokens` of the fine-tuning, `problems` of the evaluation.
+        seed: of all steps.
+        folder: of the run.
+    """
+    model = "tiny"
+    if keys["sft"]:
+        shared = folder.parents[1] / f"teacher_{seed}"
+        with owned_folder(shared, "trained", wait=SHARED_SECONDS):
+            trained(shared / "run", {"pipeline.updates": keys["teacher_updates"], "seed": seed})
+        traces = folder / "traces.jsonl"
+        found = harvest(shared / "run", traces, HarvestConfig(seed=seed))
+        tokens = found.rows * (found.mean_tokens + PROMPT_TOKENS) * keys["epochs"]
+        model = str(folder / "sft")
+        if not (folder / "sft.done").is_file():
+            settings = {
+                "model": "tiny",
+                "output": model,
+                "seed": seed,
+                "data": {"train": str(traces)},
+                "steps": max(1, round(tokens / keys["batch_tokens"])),
+                "batch_tokens": keys["batch_tokens"],
+                "learning_rate": 3e-4,
+                "warmup_steps": 5,
+            }
+            _write(folder / "sft.json", settings)
+            api.sft(folder / "sft.json", resume=Path(model).exists())
+            (folder / "sft.done").touch()
+    if keys["rl"]:
+        changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
+        model = str(trained(folder / "run", changes))
+    return _figures(model, keys["problems"])
+
+
+def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Training on problems selected by one or two difficulty passes.
+
+    The first pass measures the problems by the tiny base. The second measures all of them again, by
+    a model trained on the result of the first.
+
+    Args:
+        keys: `passes` (0, 1 or 2), `pool` (number of problems), `levels` of the problems, `samples`
+            of each pass, `updates` of each training, `problems` of the evaluation.
+        seed: of all steps.
+        folder: of the run.
+
+    Returns:
+        The measures, among them `kept`, the share of the pool that is trained on, and `recovered`:
+        of the problems that the first pass never solved, the share that the second keeps.
+    """
+    pool = folder / "pool.jsonl"
+    if not pool.is_file():  # a resumed curation needs its original file
+        found = problems("train", seed, tuple(keys["levels"]))
+        rows = [
+            {"id": p.id, "problem": p.problem, "answer": p.answer, "language": p.language}
+            for p in islice(found, keys["pool"])
+        ]
+        write_whole(pool, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    train, model = pool, "tiny"
+    for number in range(1, keys["passes"] + 1):
+        stage = "difficulty" if number == 1 else "regrade"
+        if number == 2:
+            model = str(trained(folder / "first", _on(train, keys, seed)))
+        settings = {
+            "inputs": [str(pool)],
+            "stages": [stage],
+            stage: {
+                "samples": keys["samples"],
+                "verifier": {"workers": 1},
+                "model": {
+                    "checkpoint": {"path": model, "slots": 128, "device": "cpu"},
+                    "max_tokens": 224,
+                },
+            },
+        }
+        _write(folder / f"pass_{number}.json", settings)
+        result = api.curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
+        train = result.problems
+    model = str(trained(folder / "run", _on(train, keys, seed)))
+    selected = {
+        "kept": sum(1 for _ in read_rows(str(train))) / keys["pool"],
+        "recovered": _recovered(folder, train) if keys["passes"] == 2 else math.nan,
+    }
+    return selected | _figures(model, keys["problems"])
+
+
+def _recovered(folder: Path, train: Path) -> float:
+    """Share of the problems that the first pass never solved which are trained on; NaN if it solved
+    all."""
+    decisions = read_rows(str(folder / "pass_1/decisions.jsonl"))
+    unsolved = {row["id"] for _, row in decisions if row["reason"] == "unsolved"}
+    kept = {row["id"] for _, row in read_rows(str(train))}
+    return len(kept & unsolved) / len(unsolved) if unsolved else math.nan
+
+
+def explored(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """The landscape around a run's final checkpoint.
+
+    Args:
+        keys: `updates` of the run, `points` along each axis, `problems` and `samples` of a point.
+        seed: of the run.
+        folder: of the run.
+    """
+    from tramontane.studies.analyses import study_landscape
+    from tramontane.studies.landscape import Grid
+
+    changes = {
+        "pipeline.updates": max(2, keys["updates"]),  # with the start, three checkpoints
+        "seed": seed,
+        "checkpoint.every": 1,
+        "checkpoint.keep": 1000,
+        "checkpoint.weights_dtype": "float32",
+    }
+    trained(folder / "run", changes)
+    found = study_landscape(
+        folder / "run",
+        grid=Grid(keys["points"]),
+        sampling={"problems": keys["problems"], "samples": keys["samples"]},
+        out=folder / "landscape",
+    )
+    with (folder / "metrics.jsonl").open("w") as file:
+        for update, (first, second) in zip(found.updates, found.plane.coordinates, strict=True):
+            row = {"update": update, "alpha_1": first, "alpha_2": second}
+            file.write(json.dumps(row) + "\n")
+    return {
+        "plane_share": float(found.plane.explained[:2].sum()),
+        "slope": found.law.slope,
+        "correlation": found.correlation,
+        "r_squared": found.law.r_squared,
+    }
+
+
+def collated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
+    """Padding of greedy collation, and of batches of as many sequences as always fit.
+
+    Args:
+        keys: `lengths` of the sequences: `uniform`, from the shortest to `spread` times as much, or
+            `lognormal`, where the longest has `spread` times the mean; the number of `sequences`;
+            the `budget` of tokens of a microbatch.
+        seed: of the lengths.
+        folder: of the run.
+    """
+    random, mean = np.random.default_rng(seed), keys["budget"] / 40
+    if keys["lengths"] == "uniform":
+        shortest = 2 * mean / (1 + keys["spread"])
+        drawn = random.uniform(shortest, keys["spread"] * shortest, keys["sequences"])
+    else:
+        drawn = random.lognormal(0.0, 0.7, keys["sequences"])
+        drawn = np.minimum(drawn / drawn.mean(), keys["spread"]) * mean
+    lengths = [max(1, round(length)) for length in drawn]
+    size = keys["budget"] // max(lengths)
+    batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+    fixed = 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
+    microbatches = collate(lengths, keys["budget"])
+    greedy = padding_fraction([sum(lengths[i] for i in m) for m in microbatches], keys["budget"])
+    return {"saved": fixed - greedy, "fixed": fixed, "collated": greedy}
+
+
+def _on(train: Path, keys: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {"data.train": str(train), "pipeline.updates": keys["updates"], "seed": seed}
+
+
+def trained(folder: Path, changes: dict[str, Any]) -> Path:
+    """Train on the studies' base with changed keys, or continue a run; returns its weights.
+
+    Raises:
+        InputError: the folder has a run with different settings.
+    """
+    run = RunFolder(folder)
+    # `_figures` measures the result; the run's own measurement is a formality.
+    changes = changes | {"run_dir": str(folder), "evaluation.problems": 8}
+    texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    config = parse_settings(Config, read_settings(base_config()), texts, str(folder))
+    settings = config.model_dump(mode="json")
+    check_same(folder, settings)
+    write_settings(folder, settings)
+    if not run.finished:
+        if (folder / "config.yaml").is_file():
+            api.train(resume=folder, report=False)
+        else:
+            api.train(config, report=False)
+    return run.checkpoints / f"step_{run.newest_version}" / "weights"
+
+
+def _figures(model: str, count: int) -> dict[str, float]:
+    """Figures of a model on the base's held-out problems, the same for all arms and seeds."""
+    found = api.evaluate(model, None, base_config(), problems=count, seed=0)
+    return {
+        "pass_at_1": found.pass_at_1.value,
+        "format_rate": found.format_rate,
+        "completion_tokens": found.mean_completion_tokens,
+    }
+
+
+def _write(file: Path, settings: dict[str, Any]) -> None:
+    """A config as JSON, which is YAML too."""
+    file.write_text(json.dumps(settings, indent=1), encoding="utf-8")

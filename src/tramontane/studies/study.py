@@ -1,0 +1,167 @@
+"""A study's YAML file: question, arms, and claims with the measures that decide them."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from tramontane.config import Section, key_error, load_section, nearest
+from tramontane.errors import InputError
+from tramontane.studies.measures import MEASURES, Measure, returned
+
+_CATALOG = resources.files("tramontane.studies") / "catalog"
+Expectation = Literal["higher", "lower", "equal"]
+StudySet = Literal["magistral", "siblings"]
+
+
+class Claim(Section):
+    """A comparison of two arms that decides a claim."""
+
+    text: str
+    """The claim, in one sentence."""
+    measure: str = "pass_at_1"
+    """Measure to compare: a name in `studies.measures`, or in the study's `measures` if it has a
+    `runner`."""
+    arm: str
+    """Arm whose measure is compared."""
+    against: str | float
+    """Arm to compare it with, or a number."""
+    expect: Expectation
+    """Expected figure of `arm`: `higher` or `lower` than that of `against`, or `equal`."""
+    margin: float = Field(0.03, gt=0)
+    """Smallest difference of interest, in the measure's unit. Arms that differ by less count as
+    equal; a difference that is significantly smaller refutes `higher` and `lower`."""
+
+
+class ReturnedMeasure(Section):
+    """A figure that the function of a study with `runner` returns."""
+
+    title: str
+    """Name on the study's page, with the unit."""
+    format: str = ".3f"
+    """Number format on the page, as in Python's format specification."""
+
+
+class Study(Section):
+    """A question about training, the arms that answer it, and the claims that they decide."""
+
+    title: str
+    """Heading of the study's page."""
+    question: str
+    """The question, in a sentence or two."""
+    paper: str
+    """The paper's statement, with its figures and section."""
+    set: StudySet = "magistral"
+    """The study's set: the paper that this project implements, or its sibling papers."""
+    base: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the base config that all arms change, as `key.sub: value`."""
+    arms: dict[str, dict[str, Any]]
+    """Keys that each arm changes, by the arm's name."""
+    trajectories: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the base config for a run before the arms. The arms learn from its rollouts if their
+    `data.trajectories.sources` names `trajectories`."""
+    runner: str | None = None
+    """Function that runs an arm, as `package.module:function`; by default, an arm is a run of
+    `tramontane train`. The function takes the arm's keys (`base` with the arm's changes), the seed
+    and a folder, and returns the run's measures by name. Called again with the folder of an
+    interrupted call, it may resume."""
+    measures: dict[str, ReturnedMeasure] = Field(default_factory=dict)
+    """Measures that the function of `runner` returns, by name; the page shows them all."""
+    scaled: list[str] = Field(default_factory=list)
+    """With `runner`: integer keys, e.g. a number of steps, that `--budget` multiplies."""
+    minutes: float = Field(2.0, gt=0)
+    """Minutes of one run with the default budget on two cores, with as many in parallel as
+    possible."""
+    fixed_minutes: float = Field(0.0, ge=0)
+    """With `runner` and `scaled`: the part of `minutes` that does not depend on the budget."""
+    cores: int = Field(1, ge=1)
+    """Cores per run. Generator and trainer take turns on one core, and runs run in parallel; a
+    study of speed needs a core for each."""
+    claims: list[Claim] = Field(min_length=1)
+    """Claims that the runs decide."""
+    also: list[str] = Field(default_factory=list)
+    """Additional measures on the page, names in `studies.measures`."""
+    plots: list[str] = Field(default_factory=lambda: ["reward", "entropy", "completion_tokens"])
+    """Metrics to plot over `over`, as in a run's `metrics.jsonl`. The function of `runner` may
+    write such a file too, a line of JSON for each step; with `runner`, the default is none."""
+    over: str = "update"
+    """Metric on the horizontal axis of the plots."""
+    large: str = ""
+    """What only a large model could show."""
+
+    @model_validator(mode="after")
+    def _known_names(self) -> Study:
+        if self.runner and not self.measures:
+            raise key_error("name the measures that the function of runner returns", "measures")
+        for name in self.also:
+            if self.runner or name not in MEASURES:
+                raise key_error(
+                    f"{name!r} is not a measure of a run; there are {', '.join(MEASURES)}", "also"
+                )
+        if self.runner and self.trajectories:
+            raise key_error("trajectories belong to a study without a runner", "trajectories")
+        for key in ("measures", "scaled", "fixed_minutes"):
+            if getattr(self, key) and not self.runner:
+                raise key_error(f"{key} belongs to a study with a runner", key)
+        if self.fixed_minutes >= self.minutes:
+            raise key_error(f"at least as much as minutes, {self.minutes:g}", "fixed_minutes")
+        if self.runner and "plots" not in self.model_fields_set:
+            self.plots = []
+        for i, claim in enumerate(self.claims):
+            for key in ("arm", "against"):
+                name = getattr(claim, key)
+                if isinstance(name, str) and name not in self.arms:
+                    raise key_error(
+                        f"{name!r} is not an arm of the study; there are {', '.join(self.arms)}",
+                        f"claims.{i}.{key}",
+                    )
+            if claim.measure not in (known := self.measures or MEASURES):
+                near = nearest(claim.measure, known)
+                hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+                raise key_error(
+                    f"{claim.measure!r} is not a measure of a run; {hint}", f"claims.{i}.measure"
+                )
+        return self
+
+    @property
+    def shown(self) -> dict[str, Measure]:
+        """Measures on the page: all that `runner` returns, or those that the claims compare and
+        those in `also`."""
+        if self.runner:
+            return {name: returned(name, m.title, m.format) for name, m in self.measures.items()}
+        found = [*(claim.measure for claim in self.claims), *self.also]
+        return {name: MEASURES[name] for name in found}
+
+
+def names() -> list[str]:
+    """Names of the studies that are shipped, in order."""
+    return sorted(file.name.removesuffix(".yaml") for file in _CATALOG.iterdir())
+
+
+def names_in(chosen: StudySet | None) -> list[str]:
+    """Names of the shipped studies of a set; of all sets, one after the other, without one."""
+    sets = (chosen,) if chosen else get_args(StudySet)
+    return [name for group in sets for name in names() if load_study(name).set == group]
+
+
+def base_config() -> Path:
+    """The default config that arms change: the tiny base on the playground."""
+    return Path(str(resources.files("tramontane.studies") / "base.yaml"))
+
+
+def load_study(name: str) -> Study:
+    """A shipped study by name, or a user's study by the path of its YAML file.
+
+    Raises:
+        InputError: no such study, or an invalid file.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return load_section(Study, name)
+    if name not in names():
+        near = nearest(name, names())
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(names())}"
+        raise InputError(f"study {name!r}: no such study; {hint}, or give the path of a .yaml file")
+    return load_section(Study, Path(str(_CATALOG / f"{name}.yaml")))

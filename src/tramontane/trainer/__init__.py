@@ -1,0 +1,5 @@
+"""Groups → weights: advantages, objectives, collation, optimizer, checkpoints."""
+
+from tramontane.trainer.trainer import Trainer
+
+__all__ = ["Trainer"]

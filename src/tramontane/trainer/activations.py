@@ -1,0 +1,78 @@
+"""Training-mode forwards: without dropout, and with activation checkpointing, which keeps only each
+block's input, optionally in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import save_on_cpu
+from transformers import PreTrainedModel
+
+from tramontane.errors import InputError
+from tramontane.models.packing import pack
+
+SAME = 1e-3  # logits of the same tokens, computed twice; on a GPU sums may differ in their order
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Set every dropout and layer drop to 0, in the modules and in the configs that they read: the
+    generator samples without dropout, and log-probs must agree."""
+    for module in model.modules():
+        is_dropout = "drop" in type(module).__name__.lower()
+        _set_to_zero(module, {"p"} if is_dropout else set())
+        if config := getattr(module, "config", None):
+            _set_to_zero(config, set())
+
+
+def _set_to_zero(owner: object, more: set[str]) -> None:
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, float) and ("drop" in name or name in more):
+            setattr(owner, name, 0.0)
+
+
+@torch.no_grad()
+def check_repeatable(model: PreTrainedModel, device: torch.device) -> None:
+    """Check that a model in training mode computes the same logits twice; every rank must call it.
+
+    Raises:
+        InputError: the logits differ.
+    """
+    vocabulary = getattr(model.config, "vocab_size", 1)
+    # Two tokens: the kernels of larger products keep memory that a rank may not have at its start.
+    packed = pack([[1 % vocabulary, 2 % vocabulary]], device)
+    first, second = (model(**packed.model_inputs).logits.float() for _ in range(2))
+    if (largest := float((first - second).abs().max())) > SAME:
+        raise InputError(
+            f"{type(model).__name__} computes different logits for the same tokens each time (they "
+            f"differ by up to {largest:.2g}): something in it is random while it is trained, such "
+            f"as a dropout under an unusual name. Set it to 0 in the checkpoint's config.json"
+        )
+
+
+def checkpoint_blocks(model: PreTrainedModel, offload: bool) -> None:
+    """Keep only each block's input; the backward pass recomputes the block.
+
+    Args:
+        model: the model, sharded or not.
+        offload: keep the inputs in host memory.
+    """
+    # A release of transformers 5 renames the method.
+    old = model.gradient_checkpointing_enable
+    getattr(model, "activation_checkpointing_enable", old)()
+    if offload:
+        for module in model.modules():
+            attributes = vars(module)
+            if checkpoint := attributes.get("_gradient_checkpointing_func"):
+                attributes["_gradient_checkpointing_func"] = partial(_offloaded, checkpoint)
+
+
+def _offloaded(checkpoint: Callable[..., Any], block: Callable[..., Any], *inputs: Any) -> Any:
+    """Run a checkpointed block whose inputs are kept on the CPU until the backward pass. The
+    block's second forward, in the backward pass, does not go through this function, so its
+    activations stay on the device."""
+    pinned = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+    with save_on_cpu(pin_memory=pinned):
+        return checkpoint(block, *inputs)

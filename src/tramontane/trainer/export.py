@@ -1,0 +1,96 @@
+"""Writes the trainer's weights in the Hugging Face layout, bucket by bucket."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from tramontane.models.loading import converts_weights
+from tramontane.models.weight_files import SHARD_BYTES, Entry, write_files
+from tramontane.trainer.sharding import rank
+
+logger = logging.getLogger("tramontane")
+
+
+class Layout:
+    """Names, shapes and types of a model's weights in checkpoint files.
+
+    Args:
+        model: the model before it is sharded and its dropout is switched off; its parameters may be
+            on the meta device.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._config = copy.deepcopy(model.config)
+        self._architecture = type(model).__name__
+        self._converted = converts_weights(model)
+        tensors = model.state_dict(keep_vars=True)
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            names.setdefault(id(tensor), []).append(name)
+        copies = set(getattr(model, "all_tied_weights_keys", None) or ())
+        # A tied weight is written once, under the name that transformers ties the others to.
+        self._names = [
+            next((name for name in tied if name not in copies), tied[0]) for tied in names.values()
+        ]
+        self._entries = {name: (tensors[name].shape, tensors[name].dtype) for name in self._names}
+
+    def save(
+        self,
+        folder: Path,
+        buckets: Iterable[dict[str, torch.Tensor]],
+        dtype: torch.dtype,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> None:
+        """Write config and weights. Collective: every rank must call it; rank 0 writes.
+
+        Args:
+            folder: created if missing.
+            buckets: all weights, in the order of the model's `state_dict`.
+            dtype: type of the weights in the files.
+            shard_bytes: size of the largest file.
+        """
+        if rank() > 0:
+            for _ in buckets:
+                pass
+            return
+        model, config = self._model, self._config
+        config.dtype, config.architectures = dtype, [self._architecture]
+        if self._converted:
+            logger.warning(
+                "%s: rank 0 holds the whole model while it is saved, since transformers converts "
+                "the weights of %s",
+                folder,
+                self._architecture,
+            )
+            weights: dict[str, torch.Tensor] = {}
+            for bucket in buckets:
+                copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
+                weights |= {name: copies[id(t)] for name, t in bucket.items()}
+            model.save_pretrained(folder, state_dict=weights)
+            config.save_pretrained(folder)
+            return
+        config.save_pretrained(folder)
+        if model.can_generate():
+            model.generation_config.save_pretrained(folder)
+        entries = {
+            name: Entry(shape, dtype if kind.is_floating_point else kind)
+            for name, (shape, kind) in self._entries.items()
+        }
+        write_files(folder, entries, self._tensors(buckets), shard_bytes)
+
+    def _tensors(
+        self, buckets: Iterable[dict[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of the files, each once."""
+        names = set(self._names)
+        for bucket in buckets:
+            for name, tensor in bucket.items():
+                if name in names:
+                    yield name, tensor

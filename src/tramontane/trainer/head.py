@@ -1,0 +1,243 @@
+"""Log-probs at a model's output head: matrix product and softmax in one function, one part of the
+vocabulary at a time.
+
+At a vocabulary of 50,000 or 150,000 the logits of a microbatch are larger than all its other
+activations. Here no tensor of [tokens, vocabulary] exists. Up to a fixed number of bytes of logits
+is kept for the backward pass; it computes the others again, for which it keeps one number per token
+(log Σ exp z).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedModel
+
+from tramontane.models.packing import pack
+from tramontane.trainer.microbatch import PackedRow, Predictions
+from tramontane.trainer.sharding import free_gathered, plain_class
+
+# Logits computed at once. On a CPU, 4 MB in float32 stay in the cache between the passes over them;
+# on a GPU, 256 MB keep its matrix products large.
+PART_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26, "mps": 1 << 24}
+# Logits kept for the backward pass, which would take a third longer without any.
+KEPT_BYTES = 128 << 20
+SMALLEST_PART = 256  # entries of the vocabulary, so that matrix products stay efficient
+
+
+def part_size(tokens: int, device: torch.device) -> int:
+    """Entries of the vocabulary computed at once for this many tokens: a power of two, so that few
+    shapes need kernels."""
+    fitting = PART_ELEMENTS.get(device.type, PART_ELEMENTS["cpu"]) // max(tokens, 1)
+    return max(SMALLEST_PART, 1 << max(fitting.bit_length() - 1, 0))
+
+
+@torch.no_grad()
+def head_scale(model: PreTrainedModel) -> float | None:
+    """Return c if the model's logits are c · (W h + b), with W and b of its output head.
+
+    c is 1 for most models, but not for Cohere and Granite. None: the logits are a different
+    function of W h + b, as with soft-capping (Gemma), or the head is not a plain linear layer; then
+    log-probs must be computed from the logits. The model is probed by one forward of two tokens in
+    which known numbers replace the head's output. Collective: every rank must call this.
+    """
+    head = model.get_output_embeddings()
+    if head is None or plain_class(head) is not torch.nn.Linear:
+        return None
+    device = next(model.parameters()).device
+    # Large numbers of both signs, since soft-capping hardly changes small ones.
+    probe = (torch.arange(head.out_features, device=device) % 257 - 128).float()
+    with _replaced(head, lambda hidden: probe.repeat(*hidden.shape[:-1], 1)):
+        logits = model(**pack([[0, 0]], device).model_inputs).logits
+    free_gathered(model)
+    if logits.dtype != torch.float32 or logits.shape != (1, 2, head.out_features):
+        return None
+    scale = float(logits[0, 0, 0] / probe[0])
+    linear = torch.allclose(logits, (probe * scale).expand_as(logits), rtol=1e-6, atol=0)
+    return scale if linear and scale > 0 else None
+
+
+def fused_predictions(
+    model: PreTrainedModel,
+    row: PackedRow,
+    temperature: float,
+    scale: float,
+    entropy_grad: bool = False,
+) -> Predictions:
+    """Run the model and compute log softmax(logits / T) at the targets, without the logits.
+
+    Args:
+        model: a causal LM for which `head_scale` returned `scale`.
+        row: the model's input; `keep` selects K positions, whose first N predict the targets.
+        temperature: T, with which the tokens were sampled.
+        scale: factor c of the logits.
+        entropy_grad: let gradients flow through the entropy too.
+
+    Returns:
+        Predictions of the N targets, with `top1`. In a model in float64 they are float64.
+    """
+    head = model.get_output_embeddings()
+
+    def fused(hidden: torch.Tensor) -> torch.Tensor:
+        targets = F.pad(row.targets, (0, hidden.shape[1] - len(row.targets)))
+        output = _HeadLogprobs.apply(
+            hidden[0], head.weight, head.bias, targets, temperature / scale
+        )
+        return torch.stack([x[None] for x in output], dim=-1)  # no view, for FSDP's hooks
+
+    # The model returns the predictions in place of its logits, so that FSDP sees their gradient.
+    with _replaced(head, fused):
+        columns = model(**row.model_inputs).logits[0, : len(row.targets)] / scale
+    logprobs, entropy, top1 = columns.unbind(-1)
+    return Predictions(logprobs, entropy if entropy_grad else entropy.detach(), top1.detach())
+
+
+@contextmanager
+def _replaced(module: torch.nn.Module, forward: Any) -> Iterator[None]:
+    """Temporarily replace a module's forward."""
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    """With z = (W h + b) / t, p = softmax(z) and H = −Σ p log p: ∂ log p_y / ∂z = e_y − p and
+    ∂H / ∂z = −p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        divisor: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Arguments: h [K, d], W [V, d], b [V] or None, targets [K] int64, and t."""
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        maxima, sums, moments = [], [], []
+        at_target = torch.empty(len(targets), dtype=dtype, device=hidden.device)
+        kept: list[torch.Tensor] = []
+        room = KEPT_BYTES
+        for part in _parts(hidden, weight, bias, targets, []):
+            room -= part.logits.nbytes
+            if room >= 0:
+                kept.append(part.logits)
+            z = _scaled(part.logits, divisor, overwrite=room < 0)
+            at_target = torch.where(part.inside, z.gather(1, part.column)[:, 0], at_target)
+            maxima.append(z.amax(-1))
+            p = z.sub_(maxima[-1][:, None]).exp()
+            sums.append(p.sum(-1))
+            moments.append(torch.linalg.vecdot(p, z))
+        tops, part_sums = torch.stack(maxima), torch.stack(sums)
+        part_totals = tops + part_sums.log()
+        total = part_totals.logsumexp(0)
+        # A part with probability w and entropy h of its own distribution adds w (h − log w).
+        log_share = part_totals - total
+        part_entropies = part_sums.log() - torch.stack(moments) / part_sums
+        entropy = (log_share.exp() * (part_entropies - log_share.clamp(min=-1e4))).sum(0)
+        logprobs = at_target - total
+        ctx.save_for_backward(hidden, weight, bias, targets, total, logprobs, entropy)
+        ctx.divisor, ctx.kept = divisor, kept
+        ctx.set_materialize_grads(False)
+        top1 = (at_target >= tops.amax(0)).to(dtype)
+        ctx.mark_non_differentiable(top1)
+        return logprobs, entropy, top1
+
+    @staticmethod
+    def backward(
+        ctx: Any,
+        grad_logprobs: torch.Tensor | None,
+        grad_entropy: torch.Tensor | None,
+        grad_top1: None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of h [K, d], W [V, d] and b [V], each None if not needed, from those of the
+        log-probs [K] and entropies [K]; targets and t have none."""
+        hidden, weight, bias, targets, total, logprobs, entropy = ctx.saved_tensors
+        g = torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs / ctx.divisor
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        # Parts are summed in float32, whatever the model's dtype.
+        grad_hidden = torch.zeros(hidden.shape, dtype=logprobs.dtype, device=hidden.device)
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        grad_bias = torch.empty_like(bias) if bias is not None and needs_bias else None
+        # For p near 1, 1 − p would lose precision, so the target's entry comes from its log-prob.
+        at_target = -torch.expm1(logprobs) * g
+        for part in _parts(hidden, weight, bias, targets, ctx.kept):
+            logp = _scaled(part.logits, ctx.divisor, overwrite=True).sub_(total[:, None])
+            if grad_entropy is None:
+                grad = logp.exp_().mul_(-g[:, None])
+            else:
+                slope = grad_entropy / ctx.divisor
+                p = logp.exp()
+                through_entropy = -p * logp.clamp_(min=-1e4).add_(entropy[:, None])
+                through_entropy.mul_(slope[:, None])
+                grad = p.mul_(-g[:, None])
+            rows = part.inside.nonzero()[:, 0]
+            grad[rows, part.column[rows, 0]] = at_target[rows]
+            if grad_entropy is not None:
+                grad += through_entropy
+            grad = grad.to(hidden.dtype)
+            if needs_hidden:
+                grad_hidden += grad @ weight[part.entries]
+            if grad_weight is not None:
+                torch.mm(grad.T, hidden, out=grad_weight[part.entries])
+            if grad_bias is not None:
+                grad_bias[part.entries] = grad.sum(0)
+        return (
+            grad_hidden.to(hidden.dtype) if needs_hidden else None,
+            grad_weight,
+            grad_bias,
+            None,
+            None,
+        )
+
+
+class _Part(NamedTuple):
+    """A part of the vocabulary.
+
+    Args:
+        entries: the part.
+        logits: [K, entries] W h + b, in the model's dtype.
+        inside: [K] bool, True for the tokens whose target is in this part.
+        column: [K, 1] int64, the target's column in the part; for other tokens, any column.
+    """
+
+    entries: slice
+    logits: torch.Tensor
+    inside: torch.Tensor
+    column: torch.Tensor
+
+
+def _parts(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    kept: list[torch.Tensor],
+) -> Iterator[_Part]:
+    """All parts; the first parts' logits are taken from `kept`, which is emptied."""
+    kept.reverse()
+    size = part_size(len(hidden), hidden.device)
+    for start in range(0, len(weight), size):
+        entries = slice(start, min(start + size, len(weight)))
+        if kept:
+            logits = kept.pop()
+        else:
+            logits = F.linear(hidden, weight[entries], None if bias is None else bias[entries])
+        column = targets - start
+        inside = (column >= 0) & (column < logits.shape[1])
+        yield _Part(entries, logits, inside, column.clamp(0, logits.shape[1] - 1)[:, None])
+
+
+def _scaled(logits: torch.Tensor, divisor: float, overwrite: bool) -> torch.Tensor:
+    """The logits over `divisor` in float32 (float64 for a model in float64); the caller may change
+    them."""
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    z = logits.to(dtype, copy=not overwrite)
+    return z if divisor == 1 else z.div_(divisor)

@@ -1,0 +1,196 @@
+"""LoRA (`trainer.lora`): peft's adapters in the linear layers of a frozen model (arXiv 2106.09685).
+
+A layer with weights W [out, in] computes W x + s · B A x, with A [rank, in] and B [out, rank]. Only
+A and B are trained, and B is 0 at first. Generators and checkpoint files get W + s · B A under the
+model's own names, so nothing outside the trainer knows about adapters.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from tramontane.config.lora import LoraConfig
+from tramontane.errors import InputError, install
+from tramontane.models.shape import LinearLayer, linear_layers
+from tramontane.trainer import sharding
+
+ADAPTER = "default"  # peft's name of the only adapter
+# In the names of a layer's own weights, and of the adapter's, once peft has wrapped the layer.
+BASE, PARTS = ".base_layer.", {"lora_A", "lora_B"}
+
+
+def check(config: LoraConfig, layers: Sequence[LinearLayer]) -> None:
+    """Check that peft is installed, and that a model with these layers can have the adapters.
+
+    Raises:
+        InputError: peft is not installed; or see `targets`.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise InputError(f"lora is set, but peft is not installed; install it: {install('lora')}")
+    targets(layers, config)
+
+
+def targets(layers: Sequence[LinearLayer], config: LoraConfig) -> list[LinearLayer]:
+    """The layers that get an adapter.
+
+    Raises:
+        InputError: a name in `target_modules` that no layer has, a layer whose weight is tied to
+            another's, or a model without linear layers.
+    """
+    wanted = config.target_modules
+    if wanted is None:
+        if found := [layer for layer in layers if not (layer.head or layer.tied)]:
+            return found
+        raise InputError("lora: the model has no linear layers except for its output head")
+    for name in wanted:
+        if not any(_matches(layer, name) for layer in layers):
+            there = ", ".join(dict.fromkeys(layer.name.rpartition(".")[2] for layer in layers))
+            raise InputError(
+                f"lora.target_modules: no linear layer has the name {name!r}; there are {there}"
+            )
+    found = [layer for layer in layers if any(_matches(layer, name) for name in wanted)]
+    if tied := [layer.name for layer in found if layer.tied]:
+        raise InputError(
+            f"lora.target_modules: the weight of {tied[0]} is also that of another layer (the "
+            f"input embeddings, for an output head), which an adapter would not change; leave it "
+            f"out"
+        )
+    return found
+
+
+def _matches(layer: LinearLayer, name: str) -> bool:
+    """True if a name in `target_modules` selects the layer, by peft's rule for lists."""
+    return layer.name == name or layer.name.endswith(f".{name}")
+
+
+def parameters(layers: Sequence[LinearLayer], config: LoraConfig) -> int:
+    """Number of the adapters' parameters in a model with these linear layers."""
+    return sum(config.rank * (x.inputs + x.outputs) for x in targets(layers, config))
+
+
+class Adapters:
+    """The adapters of a model, which is changed in place: its parameters are frozen and cast to the
+    dtype that it computes in; the adapters' parameters are float32.
+
+    Args:
+        model: a causal LM before it is sharded, possibly on the meta device.
+        config: the adapters' sizes and places.
+        dtype: number type of the frozen parameters.
+
+    Raises:
+        InputError: see `check`.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LoraConfig, dtype: torch.dtype) -> None:
+        layers = linear_layers(model)
+        check(config, layers)
+        import peft  # an extra
+
+        self._model = model
+        self._config = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
+            use_rslora=config.rslora,
+            lora_dropout=config.dropout,
+            target_modules=_shortest_names(targets(layers, config), layers),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=model.name_or_path,
+        )
+        peft.inject_adapter_in_model(self._config, model, ADAPTER)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
+        for layer in adapted_layers(model).values():
+            layer.lora_dropout[ADAPTER] = _Dropout(config.dropout)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Set B to 0 and draw A from U(−1/√in, 1/√in), as peft does. The random seed derives from
+        the run's `seed` and the layer's name, so the values do not depend on the number of
+        ranks."""
+        for name, layer in adapted_layers(self._model).items():
+            a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            bound = a.shape[1] ** -0.5
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            values = torch.empty(a.shape).uniform_(-bound, bound, generator=generator)
+            if held := sharding.rows(a):
+                start, rows = held
+                rows.copy_(values[start : start + len(rows)])
+            sharding.local(b).zero_()
+
+    def save(self, folder: Path) -> None:
+        """Write the adapters in peft's layout, for `peft.PeftModel.from_pretrained`. Collective:
+        every rank must call it; rank 0 writes.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        tensors = {}
+        for name, layer in adapted_layers(self._model).items():
+            for part in sorted(PARTS):
+                whole = sharding.whole(getattr(layer, part)[ADAPTER].weight.detach())
+                tensors[f"base_model.model.{name}.{part}.weight"] = whole.cpu().contiguous()
+        if sharding.rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+            self._config.save_pretrained(str(folder))
+
+
+def adapted_layers(model: PreTrainedModel) -> dict[str, Any]:
+    """The model's layers with an adapter, by their names."""
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, "lora_A")}
+
+
+def base_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of `model.state_dict()` without the adapters', by their names in the model
+    without adapters."""
+    tensors = model.state_dict(keep_vars=True)
+    return {n.replace(BASE, "."): t for n, t in tensors.items() if not PARTS & {*n.split(".")}}
+
+
+@torch.no_grad()
+def merged(layer: Any) -> torch.Tensor:
+    """W + s · B A of a layer with an adapter: [out, in], computed in float32 and sharded like W.
+    Collective: every rank must call it, since A is gathered."""
+    weight = layer.base_layer.weight
+    a = sharding.whole(layer.lora_A[ADAPTER].weight)
+    b = sharding.local(layer.lora_B[ADAPTER].weight)
+    rows = torch.addmm(sharding.local(weight).to(b.dtype), b, a, alpha=layer.scaling[ADAPTER])
+    return sharding.sharded_as(weight, rows)
+
+
+@contextmanager
+def disabled(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model compute without its adapters, as before training."""
+    layers = list(adapted_layers(model).values())
+    scales = [layer.scaling[ADAPTER] for layer in layers]
+    for layer in layers:
+        layer.scaling[ADAPTER] = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scaling[ADAPTER] = scale
+
+
+class _Dropout(torch.nn.Dropout):
+    """Dropout where gradients are computed. The trainer's model is always in training mode."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.dropout(input, self.p, training=self.p > 0 and torch.is_grad_enabled())
+
+
+def _shortest_names(chosen: Sequence[LinearLayer], layers: Sequence[LinearLayer]) -> list[str]:
+    """The last parts of the chosen layers' names if they mean no other layers, else all names."""
+    last = {layer.name.rpartition(".")[2] for layer in chosen}
+    meant = [layer for layer in layers if layer.name.rpartition(".")[2] in last]
+    return sorted(last) if len(meant) == len(chosen) else [layer.name for layer in chosen]

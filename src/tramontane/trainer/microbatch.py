@@ -1,0 +1,365 @@
+"""Turns the sequences of a batch into the tensors of one forward pass and one loss."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from tramontane.config import TrainerConfig
+from tramontane.config.objectives import KLOptions
+from tramontane.errors import InputError
+from tramontane.models.packing import Packed, pack, recurring
+from tramontane.trainer import kl, sharding
+from tramontane.trainer.advantages import loss_weights
+from tramontane.trainer.collate import balance, collate_shared, padding_fraction
+from tramontane.trainer.objectives import Objective, Sequences, Tokens
+from tramontane.types import INSERTED, BatchSettings, Learned, TrainBatch, TrainSequence
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """Completions with their prompts in one packed row; N of its tokens were generated.
+
+    Args:
+        packed: the row; it may end with filler tokens whose outputs are not used.
+        keep: [N or more] int64, positions whose logits predict the generated tokens; entries after
+            the first N are filler.
+        targets: [N] int64, the generated tokens.
+        lengths: generated tokens of each completion.
+    """
+
+    packed: Packed
+    keep: torch.Tensor
+    targets: torch.Tensor
+    lengths: list[int]
+
+    @property
+    def model_inputs(self) -> dict[str, Any]:
+        return {**self.packed.model_inputs, "logits_to_keep": self.keep}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A model's predictions of the N generated tokens of a row.
+
+    Args:
+        logprobs: [N] float32.
+        entropy: [N] float32, of each token's distribution.
+        top1: [N] float32, 1 for a token that is the most likely one; None if not requested.
+        values: [N] float32, of a value network; None if not requested.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    top1: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+
+
+def pack_row(sequences: Sequence[TrainSequence], device: torch.device) -> PackedRow:
+    """Pack prompts and completions; neighbours with the same prompt share its tokens.
+
+    The logits at position i − 1 predict the token at i. So a prompt's last token predicts the first
+    token of each completion, and a completion's last token, which predicts nothing, is omitted.
+    """
+    parts: list[Sequence[int]] = []
+    continues: list[int | None] = []
+    keep: list[int] = []
+    end = 0
+    for prompt, group in groupby(sequences, key=lambda s: s.prompt_ids):
+        siblings = list(group)
+        if len(siblings) == 1:
+            # Nothing is shared: as a single part, it forms one attention block with its neighbours.
+            ids = siblings[0].token_ids
+            parts.append(prompt + ids[:-1])
+            continues.append(None)
+            keep += range(end + len(prompt) - 1, end + len(prompt) + len(ids) - 1)
+            end += len(prompt) + len(ids) - 1
+            continue
+        prompt_part = len(parts)
+        parts.append(prompt)
+        continues.append(None)
+        end += len(prompt)
+        last = end - 1
+        for sequence in siblings:
+            keep.append(last)
+            if inputs := sequence.token_ids[:-1]:
+                parts.append(inputs)
+                continues.append(prompt_part)
+                keep += range(end, end + len(inputs))
+                end += len(inputs)
+    if device.type == "cpu":
+        if filler := recurring(end) - end:
+            parts.append([0] * filler)
+            continues.append(None)
+        keep += [0] * (recurring(len(keep)) - len(keep))
+    return PackedRow(
+        packed=pack(parts, device, continues),
+        keep=torch.tensor(keep, device=device),
+        targets=joined([s.token_ids for s in sequences]).long().to(device),
+        lengths=[len(s.token_ids) for s in sequences],
+    )
+
+
+def joined(arrays: Sequence[array[Any]]) -> torch.Tensor:
+    """Concatenated arrays as a tensor on the CPU, in their dtype: [Σ lengths]."""
+    return torch.from_numpy(np.concatenate([np.asarray(values) for values in arrays]))
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Input of one forward pass: indices of sequences in their minibatch.
+
+    A microbatch that is not `live` has no weight: its rank computes it only to keep in step with
+    ranks that have more microbatches.
+    """
+
+    indices: list[int]
+    live: bool = True
+
+
+class Minibatch:
+    """Whole groups for one optimizer step. Only `microbatches` and `frozen` differ between ranks.
+
+    Args:
+        groups: in batch order.
+        config: the token budget, and the objective's options if `settings` has none.
+        settings: those that the completions were sampled and are trained with.
+
+    Attributes:
+        options: the objective's options.
+        weights: [S] float64, the loss weight of each token of a sequence.
+        advantages: [S] or [S, 2] float64, zeros until `set_advantages`.
+        microbatches: this rank's.
+        padding: padding fraction of the microbatches of all ranks.
+        computed_tokens: tokens of the microbatches of all ranks; a prompt counts once for all its
+            completions in a microbatch.
+        frozen: log-probs by the name of the policy, for each microbatch [N] float32: `reference`
+            and `proximal` stay fixed during the update, `policy` during an optimizer step. Also
+            `kl_baseline`, which stays fixed during the update.
+        trained: log-probs under which each microbatch was trained on, [N] float32 by its number.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[TrainSequence]],
+        config: TrainerConfig,
+        settings: BatchSettings,
+    ) -> None:
+        self.settings = settings
+        self.device = torch.device(config.device)
+        self.options = settings.options or config.objective.options
+        self.completions = [sequence for group in groups for sequence in group]
+        self.sequences = Sequences(
+            rewards=torch.tensor([s.reward for s in self.completions], dtype=torch.float64),
+            groups=torch.tensor([n for n, group in enumerate(groups) for _ in group]),
+            scored=torch.tensor([s.scored for s in self.completions]),
+            lengths=torch.tensor([len(s.token_ids) for s in self.completions]),
+            answers=torch.tensor([s.answer for s in self.completions]),
+        )
+        # Inserted tokens count in no normaliser.
+        learnt = [len(s.versions) - s.versions.count(INSERTED) for s in self.completions]
+        self.weights = loss_weights(
+            torch.tensor(learnt),
+            self.sequences.groups,
+            self.sequences.scored,
+            self.options.loss_normalization,
+            settings.l_max,
+        )
+        self.microbatches, used = self._lay_out(config.microbatch_tokens)
+        self.padding = padding_fraction(used, config.microbatch_tokens)
+        self.computed_tokens = sum(used)
+        self.advantages = torch.zeros_like(self.weights)
+        self.frozen: dict[str, list[torch.Tensor]] = {}
+        self.trained: dict[int, torch.Tensor] = {}
+
+    def _lay_out(self, budget: int) -> tuple[list[Microbatch], list[int]]:
+        """Return this rank's microbatches, as many as the busiest rank has, and the tokens of each
+        live microbatch of all ranks."""
+        dealt = balance(self.completions, sharding.ranks())
+        # Every rank lays out the microbatches of all ranks, so no communication is needed.
+        layouts, used = [], []
+        for share in dealt:
+            layout, tokens = collate_shared([self.completions[i] for i in share], budget)
+            layouts.append([[share[i] for i in m] for m in layout])
+            used += tokens
+        microbatches = [Microbatch(indices) for indices in layouts[sharding.rank()]]
+        shortest = int(self.sequences.lengths.argmin())
+        idle = max(map(len, layouts)) - len(microbatches)
+        microbatches += [Microbatch([shortest], live=False)] * idle
+        return microbatches, used
+
+    def row(self, index: int) -> PackedRow:
+        """Pack microbatch `index`."""
+        indices = self.microbatches[index].indices
+        return pack_row([self.completions[i] for i in indices], self.device)
+
+    def set_advantages(self, objective: Objective, needs: Set[str]) -> None:
+        """Compute the advantages [S] or [S, 2], with the sums of log-probs that the objective
+        needs. Collective: every rank must call it."""
+        sequences = self.sequences
+        if "sequence_logprobs" in needs:
+            names = self.frozen.keys() & {"policy", "reference"}
+            sums = {name: self._summed(self.frozen[name]) for name in sorted(names)}
+            sequences = replace(sequences, **sums)
+        if "targets" in needs:
+            pairs = enumerate(self.frozen["policy"])
+            of_targets = [values * self._targets(index) for index, values in pairs]
+            sequences = replace(
+                sequences,
+                targets=torch.tensor([s.target for s in self.completions]),
+                target_logprobs=self._summed(of_targets),
+            )
+        if "behavior_sums" in needs:
+            behavior = [math.fsum(s.logprobs) for s in self.completions]
+            sequences = replace(sequences, behavior=torch.tensor(behavior, dtype=torch.float64))
+        self.advantages = objective.advantages(sequences, self.options)
+
+    def _summed(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """Sum per-microbatch token values over each completion: [S] float64, from all ranks.
+        Collective."""
+        sums = torch.zeros(len(self.completions), dtype=torch.float64, device=self.device)
+        for micro, row_values in zip(self.microbatches, values, strict=True):
+            if micro.live:
+                lengths = self.sequences.lengths[micro.indices].tolist()
+                parts = [part.double().sum() for part in row_values.split(lengths)]
+                sums[micro.indices] = torch.stack(parts)
+        return sharding.total(sums).cpu()
+
+    def learned(self) -> Learned:
+        """The figures of all completions, in order, from all ranks. Collective: every rank must
+        call it."""
+        lengths = self.sequences.lengths.tolist()
+        ends = self.sequences.lengths.cumsum(0).tolist()
+        found = torch.zeros(ends[-1], device=self.device)
+        for number, micro in enumerate(self.microbatches):
+            if not micro.live:
+                continue
+            parts = self.trained[number].float().split([lengths[i] for i in micro.indices])
+            for index, part in zip(micro.indices, parts, strict=True):
+                found[ends[index] - lengths[index] : ends[index]] = part
+        logprobs = sharding.total(found).cpu()
+        if any(s.target for s in self.completions):
+            pairs = zip(logprobs.split(lengths), self.completions, strict=True)
+            sampled = [
+                F.pad(part[: len(part) - s.target], (0, s.replaced), value=math.nan)
+                for part, s in pairs
+            ]
+            logprobs = torch.cat(sampled)
+        advantages = self.advantages if self.advantages.dim() == 1 else self.advantages[:, 0]
+        return Learned(array("d", advantages.tolist()), array("f", logprobs.numpy().tobytes()))
+
+    def set_kl_baseline(self) -> None:
+        """Compute the baseline of the KL divergence as a reward: for each token, the mean at the
+        same position over the other completions of its group that are long enough. It does not
+        depend on the completion itself, so the gradient stays unbiased (arXiv 2506.09477). The
+        others' ratios are those of the behaviour policy. Collective.
+        """
+        assert isinstance(self.options, KLOptions)  # no other options request it
+        lengths = self.sequences.lengths
+        shape = int(self.sequences.groups.max()) + 1, int(lengths.max())
+        sums = torch.zeros(2, *shape, dtype=torch.float64)  # returns, and their number
+        found: list[tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]] = []
+        for index, micro in enumerate(self.microbatches):
+            spread = lengths[micro.indices]
+            log_ratio = self._behavior(index) - self.frozen["reference"][index].cpu()
+            # The policy did not choose inserted tokens.
+            log_ratio = torch.where(self.versions(index).cpu() == INSERTED, 0.0, log_ratio)
+            sequence = torch.arange(len(spread)).repeat_interleave(spread)
+            values = kl.returns(log_ratio, sequence, self.options)
+            places = (
+                self.sequences.groups[micro.indices].repeat_interleave(spread),
+                torch.cat([torch.arange(n) for n in spread.tolist()]),
+            )
+            counted = self.sequences.scored[micro.indices].repeat_interleave(spread) * micro.live
+            values = torch.where(counted, values, 0.0)
+            sums[0].index_put_(places, values, accumulate=True)
+            sums[1].index_put_(places, counted.double(), accumulate=True)
+            found.append((places, values))
+        sums = sharding.total(sums.to(self.device)).cpu()
+        self.frozen["kl_baseline"] = [
+            (sums[0][places] - values) / (sums[1][places] - 1).clamp(min=1)
+            for places, values in found
+        ]
+
+    def _behavior(self, index: int) -> torch.Tensor:
+        """[N] float64 on the CPU: log μ of microbatch `index`, as the generator recorded it."""
+        indices = self.microbatches[index].indices
+        return joined([self.completions[i].logprobs for i in indices]).double()
+
+    def _targets(self, index: int) -> torch.Tensor:
+        """[N] bool: True for the tokens of given answers in microbatch `index`."""
+        sequences = [self.completions[i] for i in self.microbatches[index].indices]
+        counts = [n for s in sequences for n in (len(s.token_ids) - s.target, s.target)]
+        marks = torch.tensor([False, True]).repeat(len(sequences))
+        return marks.repeat_interleave(torch.tensor(counts)).to(self.device)
+
+    def versions(self, index: int) -> torch.Tensor:
+        """[N] int64: the weights version that sampled each token of microbatch `index`."""
+        indices = self.microbatches[index].indices
+        return joined([self.completions[i].versions for i in indices]).long().to(self.device)
+
+    def tokens(self, index: int, predictions: Predictions, needs: Set[str]) -> Tokens:
+        """Build the loss's input for microbatch `index`."""
+        micro = self.microbatches[index]
+        lengths = self.sequences.lengths[micro.indices]
+        dtype = predictions.logprobs.dtype
+
+        def spread(values: torch.Tensor) -> torch.Tensor:
+            chosen = values[micro.indices].to(dtype)
+            return chosen.repeat_interleave(lengths, dim=0).to(self.device)
+
+        target = self._targets(index) if "targets" in needs else None
+        advantages = spread(self.advantages)
+        if advantages.dim() == 2 and target is not None:
+            advantages = torch.where(target, advantages[:, 1], advantages[:, 0])
+        frozen = {
+            name: values[index].to(dtype).to(self.device) for name, values in self.frozen.items()
+        }
+        if "proximal" in needs:
+            # In an update of a single optimizer step, π_old is the π_θ just computed.
+            frozen.setdefault("proximal", predictions.logprobs.detach())
+        return Tokens(
+            logprobs=predictions.logprobs,
+            behavior=self._behavior(index).to(dtype).to(self.device),
+            advantages=advantages,
+            weights=spread(self.weights) * micro.live * (self.versions(index) != INSERTED),
+            sequence=torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device),
+            rewards=spread(self.sequences.rewards),
+            entropy=predictions.entropy,
+            top1=predictions.top1,
+            values=predictions.values,
+            target=target,
+            **{name: values for name, values in frozen.items() if name in needs},
+        )
+
+
+def cut_batch(batch: TrainBatch, config: TrainerConfig) -> list[Minibatch]:
+    """Cut a batch into minibatches of at most `n_minibatch` sequences, whole groups in batch order.
+
+    Raises:
+        InputError: no groups, or minibatches smaller than a group.
+    """
+    settings = batch.settings
+    if not batch.groups or settings.n_minibatch < max(map(len, batch.groups)):
+        raise InputError(
+            f"a batch of {len(batch.groups)} groups cannot be cut into minibatches of "
+            f"{settings.n_minibatch} sequences: give at least one group, and whole groups a "
+            f"minibatch"
+        )
+    parts: list[list[list[TrainSequence]]] = [[]]
+    size = 0
+    for group in batch.groups:
+        if size + len(group) > settings.n_minibatch:
+            parts.append([])
+            size = 0
+        parts[-1].append(group)
+        size += len(group)
+    return [Minibatch(groups, config, settings) for groups in parts]

@@ -1,0 +1,27 @@
+"""AIPO (LlamaRL, arXiv 2505.24034): a policy gradient for samples of an older policy.
+
+    ∇J = E_μ[ Σ_t min(π_θ(y_t)/μ(y_t), ρ) · A · ∇ log π_θ(y_t) ],   A = r − mean of its group
+
+The weight is a constant, so a truncated token still has a gradient, and it is truncated on one side
+only. log μ is the generator's log-prob.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tramontane.config.objectives import AIPOOptions
+from tramontane.trainer.advantages import normalised
+from tramontane.trainer.importance import ratio_metrics, truncated_gradient
+from tramontane.trainer.objectives import Metrics, Tokens
+
+advantages = normalised
+
+
+def loss(tokens: Tokens, options: AIPOOptions) -> tuple[torch.Tensor, Metrics]:
+    """−Σ w · sg(min(π_θ/μ, ρ)) · A · log π_θ; the uncorrected loss has a weight of 1."""
+    if not options.correction:
+        tokens = tokens.learnt()
+        loss = -(tokens.weights * tokens.advantages * tokens.logprobs).sum()
+        return loss, ratio_metrics(tokens, {})
+    return truncated_gradient(tokens, options.rho)

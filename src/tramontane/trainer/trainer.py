@@ -1,0 +1,497 @@
+"""The trainer worker: batches of token sequences with rewards in, new weights out.
+
+`Trainer` is a plain class, independent of where it runs. With several ranks of `torch.distributed`,
+each rank holds one trainer and every call is made on all of them; rank 0's result is used.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Set
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from tramontane.config import TrainerConfig
+from tramontane.errors import InputError
+from tramontane.models import memory
+from tramontane.models.loading import empty_model, load_model
+from tramontane.models.packing import pack
+from tramontane.models.weight_files import WeightFiles
+from tramontane.models.weights import BUCKET_BYTES, Bucket, Part, Weights
+from tramontane.trainer import activations, export, lora, precision, sharding
+from tramontane.trainer.averages import Averages
+from tramontane.trainer.compiling import compile_blocks
+from tramontane.trainer.head import fused_predictions, head_scale
+from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer.microbatch import Minibatch, PackedRow, Predictions, cut_batch, joined
+from tramontane.trainer.objectives import Tokens, load_objective
+from tramontane.trainer.optimizer import build_optimizer, lr_at
+from tramontane.trainer.replicas import Replicas
+from tramontane.trainer.state import StateFiles
+from tramontane.trainer.value import ValueNetwork
+from tramontane.types import BatchSettings, Learned, TrainBatch, TrainSequence
+
+
+class Trainer:
+    """Holds the float32 weights and updates them.
+
+    Args:
+        model: a causal LM, whole, from `models.loading.load_model`, or on the meta device, from
+            `models.loading.empty_model`; the trainer takes ownership. In float32, or any dtype with
+            `lora`. Its initial weights are also the frozen reference, if the objective needs one.
+        config: optimizer, memory and objective.
+        updates: number of updates of the run, for the learning-rate schedule.
+        files: the files that the weights of a model on the meta device are read from.
+        seed: the run's, for the initial weights of adapters.
+
+    Raises:
+        InputError: an objective that needs what the trainer does not provide, a `ranks` other than
+            the process group's size, adapters for layers that the model does not have, or a model
+            that is not deterministic in training mode.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: TrainerConfig,
+        updates: int,
+        files: WeightFiles | None = None,
+        seed: int = 0,
+    ) -> None:
+        if config.ranks != sharding.ranks():
+            raise InputError(
+                f"trainer.ranks is {config.ranks}, but the process group has {sharding.ranks()}"
+            )
+        self.objective = load_objective(config.objective)
+        self._needs = config.objective.options.needs
+        self.model, self.config = model, config
+        self._peak_rate = config.peak_rate(model.num_parameters())
+        self.updates = updates
+        self.device = sharding.device_of_rank(config.device)
+        self.version = 0
+        self._layout = export.Layout(model)
+        activations.disable_dropout(model)
+        dtype = getattr(torch, config.dtype)
+        self._adapters = lora.Adapters(model, config.lora, dtype) if config.lora else None
+        self._reference = model
+        if "reference" in self._needs and not config.lora:
+            self._reference = sharding.skeleton(model, dtype)
+        self._values: ValueNetwork | None = None
+        if "values" in self._needs:
+            self._values = ValueNetwork(model, config, self.device)
+        sharding.shard(model, self.device, config.dtype)
+        if files is not None:
+            sharding.materialize(model, self.device)
+            sharding.read(lora.base_tensors(model), files)
+        if self._adapters:
+            self._adapters.initialize(seed)
+        if self._reference is not model:
+            sharding.shard(self._reference, self.device, config.dtype)
+            sharding.materialize(self._reference, self.device)
+            sharding.copy_parameters(model, self._reference)
+        if self._values:
+            self._values.initialize(model)
+        self._head_scale = head_scale(model)
+        if config.gradient_checkpointing:
+            activations.checkpoint_blocks(model, config.activation_offload)
+        # For gradient checkpointing, which needs training mode; dropout is off.
+        model.train()
+        self._working = precision.working_model(model, config.dtype)
+        activations.check_repeatable(self._working, self.device)
+        sharding.free_gathered(self._working)
+        if config.lora:
+            self._reference = self._working  # without its adapters
+        self._replicas = Replicas(model, self._working, config.threads)
+        if config.compile:
+            for replica in self._replicas.models:
+                compile_blocks(replica)
+        self.optimizer = build_optimizer(
+            precision.trained(model), self._peak_rate, config.betas, config.weight_decay
+        )
+        self._state_files = StateFiles()
+        self._busy, self._computed = 0.0, 0
+        self._learned = Learned()
+        self._skipped_in_a_row = 0  # optimizer steps, up to now
+
+    @classmethod
+    def load(cls, model_path: str, config: TrainerConfig, updates: int, seed: int = 0) -> Trainer:
+        """Load a checkpoint folder, Hugging Face name or `tiny` and build its trainer.
+
+        With several ranks, each reads only its own shards, if the checkpoint allows that
+        (`models.loading.empty_model`).
+
+        Raises:
+            InputError: no model there, damaged weights, or see the constructor.
+        """
+        # Adapters are float32 in any case.
+        dtype = getattr(torch, config.dtype) if config.lora else torch.float32
+        if sharding.ranks() == 1:
+            return cls(load_model(model_path, dtype, config.device), config, updates, seed=seed)
+        if empty := empty_model(model_path):
+            model, files = empty
+            return cls(model, config, updates, files, seed)
+        # FSDP moves it to this rank's device block by block.
+        return cls(load_model(model_path, dtype, "cpu"), config, updates, seed=seed)
+
+    def step(self, batch: TrainBatch) -> dict[str, float]:
+        """One update: an optimizer step per minibatch, over groups in batch order.
+
+        Collective: all ranks must call it, with the same batch. A step whose gradient is not finite
+        is skipped: weights and moments are unchanged, and the metrics exclude it. The norm is
+        global, so all ranks decide alike. The version increases in any case: it counts updates.
+
+        Returns:
+            Metrics by name, all floats: see `docs/training.md`.
+
+        Raises:
+            InputError: no groups, or minibatches smaller than a group.
+            InputError: `max_nonfinite_steps` consecutive steps were skipped; the weights are those
+                of the last finite step.
+        """
+        began = time.perf_counter()
+        rate = self._set_learning_rate()
+        minibatches = cut_batch(batch, self.config)
+        self._freeze_logprobs(minibatches)
+        averages, norms = Averages(), []
+        for number, minibatch in enumerate(minibatches):
+            self._set_advantages(minibatch)
+            found = Averages()
+            # Later minibatches are computed with weights that have moved.
+            version = batch.version if number == 0 else None
+            accumulate = partial(self._accumulate, minibatch, version)
+            count, repeatable = len(minibatch.microbatches), batch.settings.repeatable
+            for part in self._replicas.map(accumulate, count, repeatable=repeatable):
+                found.merge(part)
+            self._replicas.sum_gradients()
+            norm = self._optimizer_step()
+            if self._values:
+                self._values.step(rate, math.isfinite(norm))
+            if math.isfinite(norm):
+                averages.merge(found)
+                norms.append(norm)
+        self.version += 1
+        self._learned = Learned()
+        for minibatch in minibatches:
+            self._learned.extend(minibatch.learned())
+        versions = joined([s.versions for s in batch.sequences])
+        ages = batch.version - versions[versions >= 0]
+        computed = sum(m.computed_tokens for m in minibatches)
+        metrics = averages.result() | ({"grad_norm": sum(norms) / len(norms)} if norms else {})
+        metrics |= {
+            "skipped_steps": float(len(minibatches) - len(norms)),
+            "learning_rate": rate,
+            "padding_fraction": sum(m.padding for m in minibatches) / len(minibatches),
+            "computed_tokens": float(computed),
+            "completion_tokens": float(len(versions)),
+        }
+        if len(ages):  # tokens that this run sampled
+            metrics |= {
+                "staleness_mean": float(ages.double().mean()),
+                "staleness_max": float(ages.max()),
+            }
+        self._computed += computed
+        self._busy += time.perf_counter() - began
+        return metrics
+
+    def learned(self) -> Learned:
+        """The last update's advantages and log-probs, in batch order. Collective."""
+        return self._learned
+
+    def weights(self, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """Copy the whole model's weights to the CPU, by the names of `model.state_dict()`.
+
+        Collective: every rank must call it, and each gets all weights. Tied weights are one tensor
+        under two names.
+        """
+        weights: dict[str, torch.Tensor] = {}
+        for bucket in self.buckets(BUCKET_BYTES):
+            copies = {id(t): t.to("cpu", dtype, copy=True) for t in bucket.values()}
+            weights |= {name: copies[id(t)] for name, t in bucket.items()}
+        return weights
+
+    def publish(self, weights: Weights) -> Weights:
+        """Add this rank's rows of all weights to `weights`. Collective: every rank must call it,
+        though only the matrices A of adapters are gathered."""
+        weights.add_all(self._parts)
+        return weights
+
+    def _parts(self) -> Iterator[Bucket]:
+        """This rank's rows of all weights, in buckets of at most `BUCKET_BYTES`; a larger tensor
+        has its own bucket."""
+        bucket: Bucket = []
+        filled = 0
+        for names, tensor in self._named_tensors():
+            if (held := sharding.rows(tensor)) is None:
+                continue
+            start, rows = held
+            if bucket and filled + rows.nbytes > BUCKET_BYTES:
+                yield bucket
+                bucket, filled = [], 0
+            bucket.append(Part(names, tensor.shape, start, rows))
+            filled += rows.nbytes
+        yield bucket
+
+    def buckets(
+        self, size: int, dtype: torch.dtype = torch.float32
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Iterate over the weights by the names of `model.state_dict()`, gathered from all ranks.
+
+        A bucket has at most `size` bytes; a larger tensor has its own bucket. It is gathered when
+        requested and emptied when the next one is, so only one is held at a time; its tensors may
+        be the trainer's own. Collective: every rank must iterate to the end.
+
+        Weights are converted to `dtype` before they are gathered.
+        """
+        bucket: dict[str, torch.Tensor] = {}
+        filled = 0
+        for tied, tensor in self._named_tensors():
+            if tensor.is_floating_point():
+                tensor = tensor.to(dtype)
+            nbytes = tensor.numel() * tensor.element_size()  # whole tensor, even if sharded
+            if bucket and filled + nbytes > size:
+                yield bucket
+                bucket.clear()
+                filled = 0
+            bucket |= dict.fromkeys(tied, sharding.whole(tensor))
+            filled += nbytes
+        yield bucket
+
+    def _named_tensors(self) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+        """Iterate over the (sharded) tensors of the model's state dict, each with its names:
+        several if it is tied. Adapters are merged into the weights of their layers."""
+        tensors = lora.base_tensors(self.model)
+        adapted = {f"{n}.weight": x for n, x in lora.adapted_layers(self.model).items()}
+        names: dict[int, list[str]] = {}
+        for name, tensor in tensors.items():
+            names.setdefault(id(tensor), []).append(name)
+        for first, *others in names.values():
+            layer = adapted.get(first)
+            tensor = lora.merged(layer) if layer else tensors[first].detach()
+            yield (first, *others), tensor
+
+    @torch.no_grad()
+    def logprobs(self, sequences: list[TrainSequence], temperature: float) -> list[list[float]]:
+        """Log-probs of each sequence's tokens under the current weights, computed as in training.
+        Collective: every rank must call it, and computes some of the sequences.
+
+        Args:
+            sequences: without given answers; at least one.
+            temperature: that the tokens were sampled with.
+
+        Returns:
+            For each sequence, a log-prob in nats for each of its tokens.
+        """
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        settings = BatchSettings("", temperature, max(lengths), len(sequences))
+        minibatch = Minibatch([sequences], self.config, settings)
+        for index in range(len(minibatch.microbatches)):
+            row = minibatch.row(index)
+            minibatch.trained[index] = self._forward(self._working, row, temperature).logprobs
+        sharding.free_gathered(self._working)
+        found = iter(minibatch.learned().logprobs)
+        return [list(islice(found, length)) for length in lengths]
+
+    @torch.no_grad()
+    def hidden_states(self, ids: list[int]) -> list[torch.Tensor]:
+        """Hidden states of one sequence: the embeddings, then each layer's output, each
+        [len(ids), hidden] float32 on the CPU."""
+        packed = pack([ids], self.device)
+        output = self._working(**packed.model_inputs, output_hidden_states=True)
+        sharding.free_gathered(self._working)
+        return [hidden[0].float().cpu() for hidden in output.hidden_states]
+
+    def save_state(self, folder: Path, wait: bool = True) -> None:
+        """Write everything that `load_state` needs. Collective: every rank must call it, and writes
+        its shards.
+
+        Args:
+            folder: is made if it is not there.
+            wait: return when all ranks have written. Otherwise return immediately: a thread writes
+                from the trainer's own tensors while the next update computes its gradients; only an
+                optimizer step waits for it. `state_saved` tells when the state is complete.
+
+        Raises:
+            OSError: a file cannot be written, on whichever rank.
+        """
+        self._state_files.begin(folder, self.model, self.optimizer, self.version)
+        if self._values:
+            self._values.begin_saving(folder, self.version)
+        if wait:
+            self._state_files.finish()
+            if self._values:
+                self._values.finish_saving()
+        memory.release_free_memory()
+
+    def state_saved(self) -> bool:
+        """True if every rank has written its part of the last `save_state`.
+
+        Raises:
+            OSError: a file could not be written, on whichever rank.
+        """
+        return self._state_files.finished() and (not self._values or self._values.saved())
+
+    def load_state(self, folder: Path) -> None:
+        """Continue from `save_state`, possibly with a different number of ranks. Collective.
+
+        Raises:
+            InputError: no state there, a damaged one, or another model's; do not use this trainer
+                afterwards.
+        """
+        self.version = self._state_files.load(folder, self.model, self.optimizer)
+        if self._values:
+            self._values.load(folder)
+        precision.refresh(self._working, self.model)
+
+    def save_weights(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write config and weights (safetensors) in the Hugging Face layout. Collective: every rank
+        must call it; rank 0 writes, and holds one bucket of weights at a time.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self._layout.save(folder, self.buckets(BUCKET_BYTES, dtype), dtype)
+
+    def save_adapters(self, folder: Path) -> None:
+        """Write the adapters in peft's layout, if `lora` is set. Collective: every rank must call
+        it; rank 0 writes.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        if self._adapters:
+            self._adapters.save(folder)
+
+    def stats(self) -> dict[str, Any]:
+        """`busy_seconds` spent in `step`, `computed_tokens`, and `version`, the number of updates;
+        see `docs/training.md`."""
+        return {
+            "busy_seconds": self._busy,
+            "computed_tokens": self._computed,
+            "version": self.version,
+        }
+
+    def _set_learning_rate(self) -> float:
+        """Set and return the learning rate of this update."""
+        config = self.config
+        rate = lr_at(
+            self.version, self.updates, config.warmup_steps, config.schedule, self._peak_rate
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    @torch.no_grad()
+    def _freeze_logprobs(self, minibatches: list[Minibatch]) -> None:
+        """Compute the log-probs that stay fixed during the update, if the objective needs any."""
+        policies = set(self._needs & {"reference"})
+        if "proximal" in self._needs and len(minibatches) > 1:
+            policies.add("proximal")
+        for minibatch in minibatches:
+            for name in sorted(policies):
+                self._freeze(minibatch, name)
+            if "kl_baseline" in self._needs:
+                minibatch.set_kl_baseline()
+
+    @torch.no_grad()
+    def _set_advantages(self, minibatch: Minibatch) -> None:
+        """Compute the advantages of the next minibatch."""
+        if self._needs & {"sequence_logprobs", "targets"}:
+            self._freeze(minibatch, "policy")
+        minibatch.set_advantages(self.objective, self._needs)
+
+    def _freeze(self, minibatch: Minibatch, name: str) -> None:
+        """Store the log-probs of the reference model, or of the current weights, under a name."""
+        model = self._reference if name == "reference" else self._working
+        temperature = minibatch.settings.temperature
+        with lora.disabled(model) if name == "reference" else nullcontext():
+            minibatch.frozen[name] = [
+                self._forward(model, minibatch.row(index), temperature).logprobs
+                for index in range(len(minibatch.microbatches))
+            ]
+        sharding.free_gathered(model)
+
+    def _accumulate(
+        self, minibatch: Minibatch, version: int | None, replica: PreTrainedModel, index: int
+    ) -> Averages:
+        """Forward and backward of one microbatch; returns its metrics, with the mismatch if the
+        batch's `version` is given."""
+        row, temperature = minibatch.row(index), minibatch.settings.temperature
+        predictions = self._forward(replica, row, temperature, self._needs)
+        minibatch.trained[index] = predictions.logprobs.detach()
+        last = index == len(minibatch.microbatches) - 1
+        if self._values:
+            predictions = replace(predictions, values=self._values(row, last))
+        tokens = minibatch.tokens(index, predictions, self._needs)
+        loss, metrics = self.objective.loss(tokens, minibatch.options)
+        sharding.reduce_gradients(replica, last or self.config.reduce_gradients == "microbatch")
+        # FSDP averages gradients over ranks, and the loss is the ranks' sum.
+        (loss * sharding.ranks()).backward()
+        # Weight 1 per minibatch: microbatches and ranks add up to the minibatch's loss.
+        once = torch.full_like(loss, float(index == 0 and sharding.rank() == 0))
+        averages = Averages()
+        averages.add({**metrics, "loss": (loss, once)})
+        if version is not None:
+            self._add_mismatch(minibatch, index, tokens, version, averages)
+        return averages
+
+    def _add_mismatch(
+        self, minibatch: Minibatch, index: int, tokens: Tokens, version: int, averages: Averages
+    ) -> None:
+        """Add |Δ log-prob| between trainer and generator, by the age of each token's weights."""
+        live = minibatch.microbatches[index].live
+        delta = (tokens.logprobs - tokens.behavior).detach().abs()
+        versions = minibatch.versions(index)
+        ages = torch.where(versions < 0, -1, (version - versions).clamp(min=0))
+        for name, mask in (("0", ages == 0), ("1", ages == 1), ("2plus", ages >= 2)):
+            selected = torch.where(mask, delta, 0.0) * live
+            averages.add({f"mismatch_age_{name}": (selected.sum(), mask.sum() * live)})
+            averages.maximum(f"mismatch_age_{name}", selected.max())
+
+    def _optimizer_step(self) -> float:
+        """Clip the gradient and step, unless the gradient is not finite; returns its norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        value = float(sharding.whole(norm))
+        if math.isfinite(value):
+            self._skipped_in_a_row = 0
+            self._state_files.release_tensors()
+            self.optimizer.step()
+            precision.refresh(self._working, self.model)
+        else:
+            self._skipped_in_a_row += 1
+        self.optimizer.zero_grad()
+        limit = self.config.max_nonfinite_steps
+        if self._skipped_in_a_row == limit:
+            raise InputError(
+                f"the gradients of {limit} consecutive optimizer steps are not finite (norm "
+                f"{value} in update {self.version + 1}; the limit is max_nonfinite_steps); none of "
+                f"them changed the weights. Resume with a learning_rate below "
+                f"{self._peak_rate:g}. If the run then fails again, the newest checkpoint has "
+                f"already diverged: delete its folder, and resume from the previous one"
+            )
+        return value
+
+    def _forward(
+        self,
+        model: PreTrainedModel,
+        row: PackedRow,
+        temperature: float,
+        needs: Set[str] = frozenset(),
+    ) -> Predictions:
+        """Compute log-probs and entropies of the row's generated tokens."""
+        entropy_grad = "entropy" in needs
+        if self._head_scale is not None:
+            return fused_predictions(model, row, temperature, self._head_scale, entropy_grad)
+        logits = model(**row.model_inputs).logits[0, : len(row.targets)]
+        logprobs, entropy = token_logprobs(logits, row.targets, temperature, entropy_grad)
+        top1 = None
+        if "top1" in needs:
+            top1 = (logits.detach().argmax(-1) == row.targets).float()
+        return Predictions(logprobs, entropy, top1)

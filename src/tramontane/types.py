@@ -1,0 +1,478 @@
+"""The data types passed between packages: Problem → Request → Completion → Verdict → Group → Batch
+→ TrainBatch.
+
+Plain data without torch or a tokenizer, so that every package and process can use them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+
+Outcome = Literal["right", "wrong", "unscorable", "malformed"]
+FinishReason = Literal["stop", "length"]
+FilterKind = Literal["no diversity", "unscorable", "left over"]
+
+
+class ThinkingTags(NamedTuple):
+    """The texts before and after the thoughts of a response."""
+
+    opening: str = "<think>"
+    closing: str = "</think>"
+
+    @classmethod
+    def of(cls, pair: Sequence[str] | None) -> ThinkingTags:
+        """The tags of a recorded config; None: the paper's."""
+        return cls(*pair) if pair else cls()
+
+    def around(self, thoughts: str) -> str:
+        return f"{self.opening}{thoughts}{self.closing}"
+
+
+PAPER_TAGS = ThinkingTags()  # arXiv 2506.10910, section 2.2
+
+# Versions of tokens that were not sampled by this run's weights.
+ELSEWHERE = -1  # recorded: from an earlier run, another model, or a human
+INSERTED = -2  # inserted into a sampled completion, and not trained on
+
+
+class ResponseText(NamedTuple):
+    """The parts of a response's text that are not simply its sampled tokens.
+
+    Args:
+        tags: thinking tags, kept in the text even if they are special tokens.
+        prefix: start of every response, which is already at the end of the prompts.
+    """
+
+    tags: ThinkingTags = PAPER_TAGS
+    prefix: str = ""
+
+
+class Message(TypedDict):
+    """A message of a chat; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+Prompt: TypeAlias = "str | list[Message]"  # a statement, or a chat that ends with the user's turn
+
+
+@dataclass(frozen=True)
+class Reward:
+    """A user-defined reward function with its weight.
+
+    Args:
+        function: a function of (problem, text, n_tokens) that returns a number from 0 to 1, one of
+            a whole group, one of TRL's kind, or its import path; see docs/rewards.md.
+        weight: factor applied to the function's result.
+        name: name in verdicts and metrics; by default the function's.
+        malformed: also call the function for malformed completions.
+    """
+
+    function: Callable[..., Any] | str
+    weight: float = 1.0
+    name: str | None = None
+    malformed: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One task, with the data that its verifier needs.
+
+    Args:
+        id: unique within its source.
+        domain: name in `verifier.domains`; decides the verifier and the format of responses.
+        problem: the statement that the model reads; of a chat, the last message of the user.
+        answer: the reference answer (maths), LaTeX or plain text without `$`.
+        tests: the tests (code), e.g. `{"type": "stdio", "cases": [{"input", "output"}],
+            "checker": "tokens"}`.
+        language: ISO 639-1 code of the statement, when known; detected from the text otherwise.
+        difficulty: a level, larger is harder, when known.
+        source: where the problem comes from.
+        messages: the chat that the model reads instead of the statement, if the row has one; a
+            system message in it replaces `data.system_prompt`.
+        metadata: other fields of the source; for user-defined verifiers and rewards.
+        where: file and line, or index, that the problem was read from, for messages; empty for a
+            generated problem. Equal problems may differ in it.
+    """
+
+    id: str
+    domain: str
+    problem: str
+    answer: str | None = None
+    tests: dict[str, Any] | None = None
+    language: str | None = None
+    difficulty: int | None = None
+    source: str = ""
+    messages: list[Message] | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The text or the chat that the model reads."""
+        return self.messages or self.problem
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters. `temperature` 0 is greedy; `top_p` 1 and `top_k` 0 are off.
+
+    `max_tokens` counts generated tokens only (the paper's l_max).
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+def ints(values: Iterable[int] = ()) -> array[int]:
+    """The values as an array of 32-bit integers; an array is returned unchanged."""
+    return values if isinstance(values, array) else array("i", values)
+
+
+def floats(values: Iterable[float] = ()) -> array[float]:
+    """The values as an array of 32-bit floats; an array is returned unchanged."""
+    return values if isinstance(values, array) else array("f", values)
+
+
+class SampledTokens:
+    """Token ids, log-probs and versions in compact arrays: 12 bytes a token, whereas lists of
+    Python numbers take 76 and slow down the garbage collector. Other sequences are converted."""
+
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+
+    def __post_init__(self) -> None:
+        self.token_ids, self.logprobs = ints(self.token_ids), floats(self.logprobs)
+        self.versions = ints(self.versions)
+
+
+@dataclass
+class Request(SampledTokens):
+    """One completion to be generated. Requests of one group share `group` and the prompt.
+
+    The request's random numbers depend on `seed` alone, whatever else is running. `token_ids`,
+    `logprobs` and `versions` hold what was generated before an interruption.
+    """
+
+    group: int
+    index: int
+    prompt_ids: list[int]
+    seed: int
+    sampling: SamplingParams
+    token_ids: array[int] = field(default_factory=ints)
+    logprobs: array[float] = field(default_factory=floats)
+    versions: array[int] = field(default_factory=ints)
+
+
+@dataclass
+class Completion(SampledTokens):
+    """A finished request: the sampled tokens, and the weights versions that sampled them.
+
+    Args:
+        group, index: those of the finished request.
+        prompt_ids: the prompt's tokens.
+        token_ids: generated tokens; the EOS token is included where it was sampled.
+        logprobs: for each token, its log-probability under the distribution it was drawn from
+            (temperature included; top-p and top-k are not renormalised for).
+        versions: for each token, the version of the weights that sampled it, or `ELSEWHERE` or
+            `INSERTED`.
+        finish_reason: `stop` (EOS) or `length` (l_max reached).
+        text: the decoded response without special tokens.
+    """
+
+    group: int
+    index: int
+    prompt_ids: list[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    finish_reason: FinishReason
+    text: str = ""
+
+
+@dataclass
+class Growth(SampledTokens):
+    """New tokens of unfinished requests, one request after another in the same arrays: a message
+    holds six arrays for any number of requests.
+
+    Args:
+        token_ids, logprobs, versions: the new tokens, as in `Request`.
+        groups, indices: `group` and `index` of each request.
+        counts: number of new tokens of each request.
+    """
+
+    token_ids: array[int] = field(default_factory=ints)
+    logprobs: array[float] = field(default_factory=floats)
+    versions: array[int] = field(default_factory=ints)
+    groups: array[int] = field(default_factory=ints)
+    indices: array[int] = field(default_factory=ints)
+    counts: array[int] = field(default_factory=ints)
+
+    def add(
+        self,
+        group: int,
+        index: int,
+        *,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+    ) -> None:
+        """Append the new tokens of one request."""
+        self.groups.append(group)
+        self.indices.append(index)
+        self.counts.append(len(token_ids))
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.versions.extend(versions)
+
+    def places(self) -> Iterator[tuple[tuple[int, int], slice]]:
+        """(group, index) of each request, and the slice of its tokens in the arrays."""
+        ends = accumulate(self.counts)
+        for group, index, count, end in zip(
+            self.groups, self.indices, self.counts, ends, strict=True
+        ):
+            yield (group, index), slice(end - count, end)
+
+
+@dataclass
+class Progress:
+    """A generator's answer to a poll: its work since the previous poll.
+
+    Args:
+        completions: requests that ended, with all their tokens.
+        grown: the new tokens of unfinished requests.
+        busy_seconds: time that the generator has worked since it was started.
+    """
+
+    completions: list[Completion]
+    grown: Growth
+    busy_seconds: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A verifier's judgement of one completion.
+
+    `reward` is the sum of `parts` (format, correctness, length, language, and the names of custom
+    rewards). `malformed` means that the format failed and nothing else was graded. `unscorable`
+    means that no judgement was possible: the reward is 0, but must not be trained on as if it were
+    earned. `answer` is the extracted answer.
+    """
+
+    reward: float
+    parts: dict[str, float]
+    verdict: Outcome
+    reason: str = ""
+    seconds: float = 0.0
+    answer: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Learned:
+    """The trainer's figures of sequences that it trained on, for the records.
+
+    Args:
+        advantages: float64 array [S].
+        logprobs: float32 array [N], sequence after sequence: log π_θ of each generated token, under
+            the weights before the optimizer step of its minibatch; NaN for a token that was
+            replaced by a given answer.
+    """
+
+    advantages: array[float] = field(default_factory=lambda: array("d"))
+    logprobs: array[float] = field(default_factory=floats)
+
+    def extend(self, other: Learned) -> None:
+        """Append the figures of further sequences."""
+        self.advantages.extend(other.advantages)
+        self.logprobs.extend(other.logprobs)
+
+
+@dataclass
+class Group:
+    """All completions of one problem, with their verdicts; advantages are computed within it.
+
+    `learned` has the trainer's figures of its completions, once it has been trained on. A group of
+    trajectories that this run did not sample has a negative id.
+    """
+
+    id: int
+    problem: Problem
+    completions: list[Completion]
+    verdicts: list[Verdict]
+    learned: Learned | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """False for trajectories from elsewhere."""
+        return self.id >= 0
+
+
+@dataclass(frozen=True)
+class FilterReason:
+    """The reason why a group is not trained on.
+
+    Args:
+        kind: `no diversity` (all its rewards are equal), `unscorable` (a completion could not be
+            graded) or `left over` (too few groups for a batch when the problems ran out).
+        detail: details, e.g. the reason of the first unscorable verdict; may be empty.
+    """
+
+    kind: FilterKind
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Settings that a batch's completions were sampled and are trained with.
+
+    Args:
+        stage: name of the curriculum's stage; empty in a run without stages.
+        temperature: the sampling temperature.
+        l_max: longest completion allowed, in tokens.
+        n_minibatch: completions per optimizer step.
+        options: the objective's section of the config, which a stage may change; None: that of the
+            trainer's config.
+        repeatable: the same batches give the same bits; False: the trainer's threads share its work
+            as they become free.
+    """
+
+    stage: str
+    temperature: float
+    l_max: int
+    n_minibatch: int
+    options: Any = None
+    repeatable: bool = True
+
+
+@dataclass
+class TrainSequence:
+    """A completion as the trainer receives it: token ids and numbers, in compact arrays.
+
+    Args:
+        prompt_ids: int array, the prompt's tokens.
+        token_ids: int array [T], the generated tokens.
+        logprobs: float32 array [T], log-probability of each token under the distribution that it
+            was drawn from; 0 for a given response, which was not sampled.
+        versions: int array [T], the weights version that sampled each token, or `ELSEWHERE` or
+            `INSERTED`.
+        reward: the verdict's reward.
+        scored: False if there is no verdict: the sequence is not trained on.
+        answer: equal for equal answers of a group; −1 for none.
+        target: number of tokens at the end that are a given answer, i.e. the reference answer
+            instead of the sampled one.
+        replaced: number of sampled tokens that the given answer replaces.
+    """
+
+    prompt_ids: array[int]
+    token_ids: array[int]
+    logprobs: array[float]
+    versions: array[int]
+    reward: float = 0.0
+    scored: bool = True
+    answer: int = -1
+    target: int = 0
+    replaced: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        completion: Completion,
+        verdict: Verdict | None = None,
+        prompt_ids: array[int] | None = None,
+    ) -> TrainSequence:
+        """The sequence of a completion, whose arrays it shares; not scored without a verdict.
+
+        `prompt_ids`: the prompt's array, which a group's sequences may share, so that a message
+        holds it once.
+        """
+        return cls(
+            prompt_ids=ints(completion.prompt_ids) if prompt_ids is None else prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            reward=verdict.reward if verdict else 0.0,
+            scored=verdict is not None,
+        )
+
+
+@dataclass
+class TrainBatch:
+    """One update's training data: whole groups of sequences, to train on at weights version
+    `version`."""
+
+    version: int
+    groups: list[list[TrainSequence]]
+    settings: BatchSettings
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        return [s for group in self.groups for s in group]
+
+
+@dataclass
+class Batch:
+    """`n_batch` completions in whole graded groups, to train on at weights version `version`. The
+    controller keeps it for the records, and the trainer receives `train_batch()`. After training,
+    `learned` has the trainer's figures of all completions, in order.
+    """
+
+    version: int
+    groups: list[Group]
+    settings: BatchSettings
+    learned: Learned | None = None
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [c for g in self.groups for c in g.completions]
+
+    def share_learned(self) -> None:
+        """Give each group its part of `learned`, if any."""
+        if (learned := self.learned) is None:
+            return
+        sequence = token = 0
+        for group in self.groups:
+            sequences = sequence + len(group.completions)
+            tokens = token + sum(len(c.token_ids) for c in group.completions)
+            group.learned = Learned(
+                learned.advantages[sequence:sequences], learned.logprobs[token:tokens]
+            )
+            sequence, token = sequences, tokens
+
+    def train_batch(self) -> TrainBatch:
+        """The same groups as tokens, rewards and versions only."""
+        groups = []
+        for group in self.groups:
+            prompt_ids = array("i", group.completions[0].prompt_ids)
+            pairs = zip(group.completions, group.verdicts, strict=True)
+            sequences = [TrainSequence.of(c, verdict, prompt_ids) for c, verdict in pairs]
+            for sequence, number in zip(sequences, _answers(group.verdicts), strict=True):
+                sequence.answer = number
+            groups.append(sequences)
+        return TrainBatch(self.version, groups, self.settings)
+
+
+def _answers(verdicts: Sequence[Verdict]) -> Iterator[int]:
+    """A number for each verdict's answer, −1 without one. All right answers count as the same
+    answer, however they are written."""
+    numbers: dict[str, int] = {}
+    for verdict in verdicts:
+        if verdict.answer is None:
+            yield -1
+        elif verdict.verdict == "right":
+            yield 0
+        else:
+            yield numbers.setdefault(verdict.answer.strip(), len(numbers) + 1)

@@ -1,0 +1,99 @@
+"""A sandbox's job: a program, its inputs, and its limits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tramontane.verifier.code.sandbox.headers import precompiled
+
+Rung = Literal["bubblewrap", "namespaces", "landlock", "rlimits"]
+RUNGS: tuple[Rung, ...] = ("bubblewrap", "namespaces", "landlock", "rlimits")  # best first
+OUTPUT_BYTES = 16 * 1024 * 1024  # maximum output of one execution
+BOX_MB = 64  # size of the private directory
+PROCESSES = 64  # maximum at once, threads included
+GRACE_SECONDS = 2.0  # for a sandbox to end once asked to
+ANSWER_SECONDS = 10.0  # for a sandbox to start and to report, beyond an execution's clock
+ASLEEP_FACTOR = 2.0  # time that an execution may run and sleep, as a multiple of its processor time
+CLOCK_FACTOR = 10.0  # likewise by the clock, for hosts with several programs per processor
+CPP_FLAGS = ("-std=c++20", "-O2")
+COMPILERS = {"cpp": ("g++", *CPP_FLAGS), "c": ("gcc", "-std=gnu17", "-O2")}  # by language
+SUFFIXES = {"python": "py", "cpp": "cpp", "c": "c"}
+
+
+class Limits(NamedTuple):
+    """Limits of one execution.
+
+    `seconds` are of processor time, summed over its processes. `asleep_factor` and `clock_factor`
+    are multiples of it: the time that it may run and sleep together, and the time by the clock,
+    which includes waiting for a processor on a busy host.
+    """
+
+    seconds: float
+    memory_mb: int
+    asleep_factor: float = ASLEEP_FACTOR
+    clock_factor: float = CLOCK_FACTOR
+
+    @property
+    def asleep_seconds(self) -> float:
+        return self.seconds * self.asleep_factor
+
+    @property
+    def clock_seconds(self) -> float:
+        return self.seconds * self.clock_factor
+
+
+COMPILER_LIMITS = Limits(10.0, 2048, clock_factor=4.0)
+COMPILE_SECONDS = COMPILER_LIMITS.clock_seconds  # longest by the clock
+
+
+@dataclass
+class Job:
+    """A program and its inputs. Each input is one execution.
+
+    `folder` holds the program's source, and is the only one of the judge's folders visible to the
+    program. Either `source` names a Python file in it, or `compiler` makes the program `{box}/main`
+    from its source, with `headers` readable. With a `channel`, the execution is one half of a
+    function test: the program if there is a source, else its tests. With `has_files`, each input is
+    a marshalled dict of files by name: they are written to the execution's directory, and their
+    names are the program's arguments. `prelude` is Python source that runs before a Python program,
+    in its namespace.
+
+    The folder and the files in it are readable by every user, whatever the umask: if the judge is
+    root, the program runs as another user.
+    """
+
+    folder: Path
+    inputs: list[bytes]
+    limits: Limits  # per execution; the compiler has COMPILER_LIMITS
+    source: str | None = None
+    compiler: list[str] = field(default_factory=list)
+    headers: Path | None = None
+    keep_going: bool = False  # continue after a failed execution
+    prelude: str = ""
+    has_files: bool = False
+    channel: int | None = None  # a socket, passed to the program as `inside.descriptors.CHANNEL`
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.folder.chmod(0o755)
+
+    def write(self, name: str, text: str) -> None:
+        """Write one of the program's files to the folder."""
+        (self.folder / name).write_text(text, encoding="utf-8", errors="replace")
+        (self.folder / name).chmod(0o644)
+
+    def set_program(self, text: str, language: str) -> None:
+        """Write the program's source, and set how it runs."""
+        self.write(f"main.{SUFFIXES[language]}", text)
+        if language == "python":
+            self.source = "main.py"
+            return
+        name, *flags = COMPILERS[language]
+        inputs = [f"{{folder}}/main.{SUFFIXES[language]}", *["-lm"] * (language == "c")]
+        self.headers = precompiled(CPP_FLAGS) if language == "cpp" else None
+        headers = ["-I", "{headers}"] if self.headers else []
+        compiler = shutil.which(name) or name
+        self.compiler = [compiler, *flags, *headers, "-pipe", "-o", "{box}/main", *inputs]

@@ -1,0 +1,164 @@
+"""Correctness by domain: a table of verifiers, with entries for maths, code, instructions and
+function calls.
+
+A user's verifier is a function of (problem, answer), where `answer` is the part of the response
+extracted by the domain's format. It returns True or False, a number from 0 to 1 (the share of the
+correctness reward), or a pair of one of these and a reason. An exception, or any other result,
+makes the completion unscorable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tramontane.config import DomainConfig, VerifierConfig
+from tramontane.errors import InputError
+from tramontane.types import Outcome, Problem
+from tramontane.verifier import calls, code, custom, functions, instructions, math
+from tramontane.verifier.format import Parsed, boxes
+
+PARAMETERS = ("problem", "answer")
+
+
+class Judgement(NamedTuple):
+    """The judgement of one answer.
+
+    `answer` is the extracted answer as text, `share` the share of the correctness reward.
+    """
+
+    outcome: Outcome
+    reason: str
+    answer: str | None
+    share: float
+
+
+def _judge_math(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+    policy = config.math
+    outcome, reason, answer = math.judge_answer(str(parsed.extracted), problem.answer, policy)
+    if outcome == "right" and policy.boxes == "equal":
+        contents = [parsed.answer[start : end - 1] for _, start, end in boxes(parsed.answer)]
+        if any(math.judge_answer(c, problem.answer, policy).outcome != "right" for c in contents):
+            outcome, reason = "wrong", "boxes that differ"
+    return Judgement(outcome, reason, answer, float(outcome == "right"))
+
+
+def _judge_code(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+    return Judgement(*code.judge(parsed.answer, problem, config))
+
+
+def _judge_instructions(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+    share, broken = instructions.judge(problem.metadata, parsed.answer)
+    reason = f"not followed: {broken}" if broken else ""
+    return Judgement(outcome_of(share, domain_of(problem, config)), reason, None, share)
+
+
+def _judge_calls(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+    right, reason = calls.judge(problem.metadata, parsed.answer)
+    return Judgement("right" if right else "wrong", reason, None, float(right))
+
+
+BUILT_IN: dict[str, Callable[[Problem, Parsed, VerifierConfig], Judgement]] = {
+    "math": _judge_math,
+    "code": _judge_code,
+    "instructions": _judge_instructions,
+    "calls": _judge_calls,
+}
+
+
+def check(config: VerifierConfig) -> None:
+    """Import the user's verifiers and rewards.
+
+    Raises:
+        InputError: a function cannot be imported, or does not take its arguments.
+    """
+    for reward in config.reward.custom:
+        custom.check(reward)
+    for name, domain in config.domains.items():
+        if domain.verifier is not None and domain.verifier not in BUILT_IN:
+            functions.check(domain.verifier, f"verifier.domains.{name}.verifier", fault)
+
+
+def fault(function: Callable[..., Any]) -> str:
+    """The reason why a function cannot be called as a verifier; empty if it can."""
+    return functions.fault_of_call(function, *PARAMETERS)
+
+
+def has_functions(config: VerifierConfig, domain: str) -> bool:
+    """True if a user-defined verifier or reward is called in a domain."""
+    used = config.domains[domain].verifier
+    own = used is not None and used not in BUILT_IN
+    return own or any(reward.weight for reward in config.reward.custom)
+
+
+def judge(problem: Problem, parsed: Parsed, config: VerifierConfig) -> Judgement:
+    """Judge the answer of a well-formed response by its domain's verifier, which is not None.
+
+    Raises:
+        FunctionFailed: the user's function failed; the message names the domain.
+    """
+    domain = domain_of(problem, config)
+    assert domain.verifier is not None
+    if built_in := BUILT_IN.get(domain.verifier):
+        return built_in(problem, parsed, config)
+    what = f"{functions.VERIFIER} {problem.domain!r}"
+    returned = functions.call(domain.verifier, what, problem, parsed.extracted)
+    result, reason = returned if _is_pair(returned) else (returned, "")
+    share = functions.number(result, bools=True)
+    if share is None or not 0 <= share <= 1:
+        wanted = "True, False or a number from 0 to 1"
+        raise functions.refused(domain.verifier, what, result, wanted)
+    answer = parsed.extracted
+    text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+    return Judgement(outcome_of(share, domain), str(reason), text, share)
+
+
+def _is_pair(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 2
+
+
+def domain_of(problem: Problem, config: VerifierConfig) -> DomainConfig:
+    """The entry of a problem's domain.
+
+    Raises:
+        InputError: there is none.
+    """
+    if problem.domain not in config.domains:
+        raise InputError(
+            f"problem {problem.id!r}: unknown domain {problem.domain!r}; verifier.domains has "
+            f"{', '.join(config.domains)}"
+        )
+    return config.domains[problem.domain]
+
+
+def outcome_of(share: float, domain: DomainConfig) -> Outcome:
+    """Right if at least the domain's pass mark, up to rounding."""
+    return "right" if share >= domain.pass_mark - 1e-9 else "wrong"
+
+
+def is_slow(problem: Problem, config: VerifierConfig) -> bool:
+    """True for programs, whose verdicts take seconds each."""
+    return domain_of(problem, config).verifier == "code"
+
+
+def time_limit(problem: Problem, config: VerifierConfig) -> float:
+    """Time limit of one verdict on this problem, in seconds, not counting its worker's waits for a
+    processor."""
+    limit = domain_of(problem, config).timeout_s
+    if limit is not None:
+        return limit
+    return code.time_limit(problem, config) if is_slow(problem, config) else config.timeout_s
+
+
+def group_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
+    """Longest time in seconds that a pool may take for the verdicts on a group of this problem's
+    completions, one after another, and for the whole group's rewards."""
+    of_group = sum(custom.of_group(reward) for reward in config.reward.custom if reward.weight)
+    calls = of_group * call_time_limit(problem, completions, config)
+    return completions * time_limit(problem, config) + calls
+
+
+def call_time_limit(problem: Problem, completions: int, config: VerifierConfig) -> float:
+    """Time limit of one reward of a whole group, in seconds."""
+    return completions * (domain_of(problem, config).timeout_s or config.timeout_s)

@@ -1,0 +1,319 @@
+"""User-defined functions: verifiers and rewards, which worker processes load by import path.
+
+A function that cannot be imported (defined in a notebook, a script, or another function) is pickled
+by value, and its path is `pickle:` with the pickle as text.
+
+A failure is reported as `reward 'name': KeyError: 'x' (my_rewards.py:12, in brevity)`: the
+function's role, the exception, and the place in the user's file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib
+import inspect
+import mmap
+import os
+import site
+import sysconfig
+import traceback
+import zlib
+from collections.abc import Callable
+from functools import lru_cache, partial
+from numbers import Real
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import cloudpickle
+
+from tramontane.config.domains import pickled_here
+from tramontane.errors import InputError
+from tramontane.imports import search_current_folder
+
+MAX_PICKLE = 1 << 20  # bytes of a pickled function, compressed; it is one line in config.yaml
+MAX_NUMBER = 1e300  # beyond it a sum may not be finite
+MAX_ERROR = 300  # characters of an exception's text in a message
+_PICKLE = "pickle:"
+REWARD, VERIFIER = "reward", "verifier"  # the first word of a message about a failure
+_TRAIL, _TRAIL_BYTES = "calling", 512
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    *site.getsitepackages(),
+)
+
+
+class FunctionFailed(Exception):
+    """A user-defined function raised an exception, or returned an unusable value.
+
+    The message names the function, and the file and line of the failure.
+    """
+
+
+def path_of(function: Callable[..., Any]) -> str:
+    """The path that worker processes load a function by.
+
+    Raises:
+        InputError: the function must be pickled, but cannot be, or holds too much data.
+    """
+    name = getattr(function, "__qualname__", "")
+    module = getattr(function, "__module__", None) or ""
+    if module not in ("", "__main__") and name.isidentifier():
+        return f"{module}.{name}"
+    remedy = "move the function to a module (a .py file), and pass it or name it as module.function"
+    try:
+        # With the file name, for messages, since a pickled function does not know its file.
+        code = _code(function)
+        pickled = zlib.compress(cloudpickle.dumps((function, code.co_filename if code else "")))
+    except Exception as error:  # any library's object may refuse in its own way
+        raise InputError(
+            f"function {name or function!r} cannot be sent to worker processes "
+            f"({type(error).__name__}: {error}); {remedy}"
+        ) from error
+    if len(pickled) > MAX_PICKLE:
+        raise InputError(
+            f"function {name!r} carries {len(pickled) / 2**20:.0f} MB of data, through its globals "
+            f"or defaults: let it read the data from a file, or {remedy}"
+        )
+    path = _PICKLE + base64.urlsafe_b64encode(pickled).decode()
+    pickled_here.add(path)
+    return path
+
+
+@lru_cache
+def load(path: str) -> Callable[..., Any]:
+    """Load a function by its path; the current folder is searched last."""
+    search_current_folder()
+    if path.startswith(_PICKLE):
+        pickled = base64.urlsafe_b64decode(path.removeprefix(_PICKLE))
+        function, file = cloudpickle.loads(zlib.decompress(pickled))
+        _name_file(function, file)
+        return function  # type: ignore[no-any-return]
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _name_file(function: Any, file: str) -> None:
+    """Restore the file name of a function, and of those pickled with it, which cloudpickle
+    omits."""
+    if not isinstance(function, FunctionType):
+        return
+    dynamic = function.__code__.co_filename
+    for found in (function, *function.__globals__.values()):
+        if isinstance(found, FunctionType) and found.__code__.co_filename == dynamic != file:
+            found.__code__ = _renamed(found.__code__, file)
+
+
+def _renamed(code: CodeType, file: str) -> CodeType:
+    inner = (_renamed(c, file) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=file, co_consts=tuple(inner))
+
+
+@lru_cache
+def parameters(path: str) -> dict[str, inspect.Parameter]:
+    """`parameters_of` the function with this import path."""
+    return parameters_of(load(path))
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """A function's parameters by name; empty for built-in functions without a signature."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except ValueError:  # some built-in functions have no signature
+        return {}
+
+
+def check(path: str, key: str, call: Callable[[Callable[..., Any]], str]) -> None:
+    """Load a function, and check that it takes its arguments.
+
+    Args:
+        path: path of the function.
+        key: config key of the function, for the message.
+        call: returns the fault in a function's parameters, or an empty text.
+
+    Raises:
+        InputError: it cannot be loaded, is not callable, or does not take these arguments.
+    """
+    try:
+        function = load(path)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything on import
+        place = _place(error)
+        raise InputError(
+            f"{key}: function {_shown(path)} cannot be imported ({type(error).__name__}: {error}"
+            f"{place and f'; {place}'}); name it as module.function, the module in this folder, "
+            f"installed, or on PYTHONPATH"
+        ) from error
+    if not callable(function):
+        kind = type(function).__name__
+        raise InputError(f"{key}: function {_shown(path)} is of type {kind}, not a function")
+    if fault := call(function):
+        # In a notebook, for example, the user did not write this key.
+        raise InputError(fault if path.startswith(_PICKLE) else f"{key}: {fault}")
+
+
+def _shown(path: str) -> str:
+    return "from a notebook or script" if path.startswith(_PICKLE) else repr(path)
+
+
+def fault_of_call(function: Callable[..., Any], *arguments: str, **named: str) -> str:
+    """The reason why a function cannot be called with arguments of these names; empty if it can.
+
+    The function is identified by its signature, since a lambda has no name.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some built-in functions have no signature
+        return ""
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        shown = f"lambda {signature}" if name == "<lambda>" else f"{name}{signature}"
+        call = ", ".join((*arguments, *named))
+        return f"{shown}, {defined_at(function)}, is called with ({call}): {error}"
+    return ""
+
+
+def defined_at(function: Callable[..., Any]) -> str:
+    """File and line of a function's definition."""
+    code = _code(function)
+    if code is None:
+        return f"module {getattr(function, '__module__', None)}"
+    return f"{_file(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _code(function: Any) -> CodeType | None:
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+
+
+def call(path: str, what: str, *arguments: Any, **named: Any) -> Any:
+    """Call a function; a coroutine is run to its end.
+
+    Args:
+        path: path of the function.
+        what: the function's role, e.g. `reward 'brevity'`.
+        *arguments: arguments by position.
+        **named: arguments by keyword.
+
+    Raises:
+        FunctionFailed: it raised an exception.
+    """
+    function = load(path)
+    _trail.enter(path, what)
+    try:
+        value = function(*arguments, **named)
+        if inspect.isawaitable(value):
+            value = _event_loop().run_until_complete(_awaited(value))
+    except (Exception, SystemExit) as error:  # any kind makes the completion unscorable
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        raise FunctionFailed(f"{what}: {text} ({_place(error)})") from error
+    finally:
+        _trail.leave()
+    return value
+
+
+def refused(path: str, what: str, value: Any, wanted: str) -> FunctionFailed:
+    """The error of a function that returned an unusable value."""
+    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}…"
+    place = defined_at(load(path))
+    return FunctionFailed(
+        f"{what}: returned {shown} ({type(value).__name__}), not {wanted} ({place})"
+    )
+
+
+def failed(reason: str) -> bool:
+    """True if a user-defined function made a verdict unscorable."""
+    return reason.startswith((f"{REWARD} '", f"{VERIFIER} '"))
+
+
+def number(value: Any, *, bools: bool = False) -> float | None:
+    """A finite number as a float; None for anything else, such as a text or an array.
+
+    Args:
+        value: a function's result; a NumPy scalar counts as its value.
+        bools: treat True and False as 1 and 0.
+    """
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if not isinstance(value, Real) or (isinstance(value, bool) and not bools):
+        return None
+    plain: Any = value
+    return float(plain) if -MAX_NUMBER < plain < MAX_NUMBER else None  # NaN is neither
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+@lru_cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One loop for the life of the process, since a client kept by a user's module is bound to
+    it."""
+    return asyncio.new_event_loop()
+
+
+def _place(error: BaseException) -> str:
+    """File, line and function of the user's code that raised an exception: the deepest frame
+    outside of libraries, unless the function itself is a library's."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]
+    users = [f for f in frames if not f.filename.startswith(_LIBRARIES)] or frames
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_file(error.filename)}:{error.lineno}"
+    if not users:
+        return ""  # it was never entered
+    frame = users[-1]
+    inside = "" if frame.name == "<module>" else f", in {frame.name}"
+    return f"{_file(frame.filename)}:{frame.lineno}{inside}"
+
+
+def _file(name: str) -> str:
+    """A file's name, relative if it is below the current folder."""
+    here = f"{os.getcwd()}{os.sep}"
+    return name.removeprefix(here)
+
+
+class _Trail:
+    """The function that this process is calling, in a file that outlives the process: the pool
+    reads it to find out which function hangs, or has killed its worker."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def open(self, folder: Path) -> None:
+        file = folder / _TRAIL
+        file.write_bytes(bytes(_TRAIL_BYTES))
+        with file.open("r+b") as opened:
+            self._memory = mmap.mmap(opened.fileno(), _TRAIL_BYTES)
+
+    def enter(self, path: str, what: str) -> None:
+        if self._memory is not None:
+            text = _trail_text(path, what)
+            self._memory[: len(text)] = text
+
+    def leave(self) -> None:
+        if self._memory is not None:
+            self._memory[0] = 0
+
+
+@lru_cache
+def _trail_text(path: str, what: str) -> bytes:
+    text = f"{what} ({defined_at(load(path))})".encode()
+    return text[: _TRAIL_BYTES - 1] + b"\0"
+
+
+_trail = _Trail()
+leave_trail = _trail.open
+
+
+def read_trail(folder: Path) -> str:
+    """The function that a process was calling when it ended; empty if none."""
+    file = folder / _TRAIL
+    return file.read_bytes().partition(b"\0")[0].decode(errors="replace") if file.exists() else ""

@@ -1,0 +1,278 @@
+r"""Equations in answers: names, values, chains, contradictions.
+
+`x = 5`, `5 = x`, `\frac{10}{2} = 5` and `C = 2\pi r = 2\pi` are answers with a value and something
+that stands for it. `value_last` moves the value to the end; the refusals reject equations that
+contradict themselves or are not solved; `values` removes the names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
+
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.numerals import numeral_value
+from tramontane.verifier.math.refusals import Refused, Unscorable
+from tramontane.verifier.math.structure import split
+from tramontane.verifier.math.units import split_unit
+
+Equal = Callable[[str, str], bool]
+
+# Commands allowed in an expression without variables; all others count as variables.
+_COMMANDS = """
+    frac sqrt pi cdot times div pm mp infty circ left right binom choose overline ldots begin end
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp max min gcd operatorname
+    mathrm lfloor rfloor lceil rceil lvert rvert bmod mod pmod
+"""
+_CONSTANT = set(_COMMANDS.split())
+_ENVIRONMENT = re.compile(r"(\\(?:begin|end))\s*\{[a-zA-Z]*\*?\}(?:\{[lcr|]*\})?")
+_TOKEN = re.compile(r"\\([A-Za-z]+)|([^\W\d_])")
+_GREEK = (
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho"
+    r"|sigma|tau|upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega)"
+    r"(?![A-Za-z])|\\ell(?![A-Za-z])"
+)
+_FONT = (
+    r"\\(?:vec|hat|bar|tilde|overline|widehat|overrightarrow|overleftrightarrow|mathbf|mathbb"
+    r"|mathrm|mathcal|mathsf|boldsymbol|bm|text|textbf|textit|mbox|operatorname)\s*\{[^{}]*\}"
+)
+_ATOM = rf"(?:{_FONT}|{_GREEK}|[A-Z]{{2,5}}|[^\W\d_])"
+_INDEX = r"(?:\s*_\s*(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?\w))"
+_ARGUMENT = r"(?:\s*\((?:[^()]|\([^()]*\))*\))"
+_NAMED = rf"{_ATOM}{_INDEX}?(?:'|\^\s*\{{?(?:\\prime|-1)\}}?)*{_INDEX}?{_ARGUMENT}?"
+_NAME = re.compile(
+    rf"(?:m\s*)?(?:\\(?:angle|measuredangle|triangle|Delta|square|arc|deg|det|dim|gcd|min|max)\s*)?"
+    rf"{_NAMED}"
+    rf"|(?:\||\\[lr]?vert\s*|\\[lr]?Vert\s*|\\\|)\s*{_NAMED}\s*(?:\||\\[lr]?vert|\\[lr]?Vert|\\\|)"
+    rf"|\[\s*[A-Z]{{3,5}}\s*\]"
+    rf"|(?:m\s*)?\\(?:angle|measuredangle)\s*\d"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc|gcd|operatorname\{{\w+\}})\s*(?:\\angle\s*)?(?:{_NAMED}|{_ARGUMENT})"
+)
+_LONG_NAME = re.compile(
+    r"\\(?:int|lim|sum|prod)(?![A-Za-z]).*|\\frac\s*\{\s*(?:d|\\partial)[^{}]*\}\s*\{\s*(?:d|\\partial)"
+    r"[^{}]*\}.*",
+    re.DOTALL,
+)
+_LETTER = re.compile(rf"(?:{_GREEK}|[^\W\d_]){_INDEX}?")
+_RELATIONS = ("<", ">", "\\le", "\\ge", "\\ne", "\\neq", "\\in", "\\notin", "\\approx", "\\equiv")
+
+
+def is_name(text: str) -> bool:
+    r"""True for a text that names a value: `x`, `f(3)`, `|AB|`, `\angle ABC`, `\text{Area}`."""
+    return bool(_NAME.fullmatch(text.strip()) or _LONG_NAME.fullmatch(text.strip()))
+
+
+def _has_relation(text: str) -> bool:
+    """True if there is a relation other than `=` outside of all brackets."""
+    return len(split(text, *_RELATIONS)) > 1
+
+
+def variables(text: str) -> set[str]:
+    r"""The letters of an expression, and commands that are letters, such as `\theta`."""
+    found = _TOKEN.findall(_ENVIRONMENT.sub(" ", text))
+    return {command or letter for command, letter in found if command not in _CONSTANT}
+
+
+def _is_closed(text: str) -> bool:
+    return not variables(text) or numeral_value(text) is not None
+
+
+def _members(statement: str) -> list[str]:
+    return split(statement, "=")
+
+
+_APPROXIMATION = re.compile(
+    r"\\(?:approx(?:eq)?|simeq|doteq|thickapprox)(?![A-Za-z])|\\(?:thick)?sim(?=\s*-?[\d.])"
+)
+
+
+def exact(text: str) -> str:
+    r"""An answer without its approximations: `\frac13` of `\frac13 \approx 0.33`.
+
+    The value of a mere name is the approximation: `x = 0.33` of `x \approx 0.33`.
+    """
+    if not _APPROXIMATION.search(text):
+        return text
+    text = _APPROXIMATION.sub(r"\\approx ", text)
+    separator = ";" if len(split(text, ";")) > 1 else ","
+    return f"{separator} ".join(map(_exact, split(text, separator)))
+
+
+FAR = Fraction(1, 10)  # largest accepted relative error of an approximation
+
+
+def _exact(statement: str) -> str:
+    left, *others = [part.strip() for part in split(statement, "\\approx")] or [""]
+    if not others or statement.lstrip().startswith("\\approx"):
+        return left
+    numbers = [n for part in (left, *others) if (n := to_number(part)) is not None]
+    if any(abs(a - b) > abs(a) * FAR for a, b in pairwise(numbers)):
+        return statement  # 5 is not approximately 6
+    if len(_members(left)) > 1 or variables(left) - {"e"} <= variables(others[0]):
+        is_name_of_value = left == "e" and not others[0].startswith("2.7")
+        return f"{left} = {others[0]}" if is_name_of_value else left
+    return f"{left} = {others[0]}"
+
+
+def value_last(text: str, *, is_reference: bool = False) -> str:
+    r"""Move the value of each equation to its end: `5 = x` becomes `x = 5`, `2x = f(x) = y` becomes
+    `f(x) = y = 2x`.
+
+    The value is a member without variables, or else a member that is not a name. A reference such
+    as `xy = c` has no value: it is an equation.
+    """
+    if "=" not in text:
+        return text
+    separator = ";" if len(split(text, ";")) > 1 else ","
+    statements = split(text, separator)
+    first, last = statements[:-1], _members(statements[-1])
+    if first and len(last) == 2 and is_name(last[1]) and not any("=" in s for s in first):
+        listed = f"{separator} ".join([*first, last[0]])
+        return f"{last[1]} = {listed}"  # `1, 2 = x`
+    ordered = [" = ".join(_value_last(_members(s), is_reference)) for s in statements]
+    kept = [" = ".join(_members(s)) for s in statements]
+    return text if ordered == kept else f"{separator} ".join(ordered)
+
+
+def _value_last(members: list[str], is_reference: bool) -> list[str]:
+    if len(members) < 2 or any(map(_has_relation, members)):
+        return members
+    if _is_closed(members[-1]):
+        return members
+    kinds = [_is_closed, lambda m: not variables(split_unit(m)[0]), lambda m: not is_name(m)]
+    if is_reference and _LETTER.fullmatch(members[-1]):
+        kinds.pop()
+    for is_value in kinds:
+        if any(map(is_value, members)):
+            return sorted(members, key=is_value)  # stable: names first, in their order
+    return members
+
+
+def refuse_contradiction(pred: str, equal: Equal) -> None:
+    """Refuse a chain such as `1 = 2 = 5`.
+
+    Every member without variables must equal the last one. So must every member that has the last
+    one's variables and is not a name; for two members, this is left to `refuse_unsolved`.
+    """
+    for statement in split(pred, ",", ";") if "=" in pred else []:
+        members = _members(statement)
+        if len(members) < 2:
+            continue
+        of_last = variables(members[-1])
+        for member in members[:-1]:
+            letters = variables(member)
+            same = letters == of_last and len(members) > 2 and not is_name(member)
+            if (same or _is_closed(member)) and not _holds(member, members[-1], equal):
+                raise Refused(f"contradicts itself: {member} = {members[-1]}")
+
+
+def _holds(left: str, right: str, equal: Equal) -> bool:
+    """Compare two members of the prediction, with `left` as the reference, but a member that cannot
+    be judged is still the prediction's fault. Numerals with different bases may be equal."""
+    if None not in (numbers := (numeral_value(left), numeral_value(right))):
+        return numbers[0] == numbers[1]
+    try:
+        return equal(left, right)
+    except Unscorable as error:
+        raise Refused("the answer cannot be parsed") from error
+
+
+_POLYNOMIAL = re.compile(r"[\dA-Za-zα\s.+*/^{}()|-]*")
+# A function of something, such as `f_1(x)`; an index.
+_PARTS = re.compile(r"[A-Za-z]+(?:_(?:\{[^{}]*\}|\w))?'*\s*\([^()]*\)|_(?:\{[^{}]*\}|\w)")
+
+
+def refuse_unsolved(gold: str, pred: str, equal: Equal) -> None:
+    """Refuse `2x = 5` and `x = 5 - x` as the answer 5; `x = 5`, `a + b = 5` and identities such as
+    `(x+1)^2 = x^2 + 2x + 1` are accepted.
+
+    If the reference is an equation itself, any equation is accepted, unless it names a value (`x =
+    5`).
+    """
+    members, of_gold = _members(pred), _members(gold)
+    is_value = len(of_gold) == 1 or (
+        bool(of_gold) and is_name(of_gold[0]) and _is_closed(of_gold[-1])
+    )
+    if len(members) != 2 or not is_value:
+        return
+    if _LONG_NAME.fullmatch(members[0]):
+        return
+    left, right = _plain(members)
+    letters = set(re.findall("[A-Za-zα]", _PARTS.sub("", left)))
+    one_unknown = len(letters) == 1 and len(left.strip()) > 1 and _POLYNOMIAL.fullmatch(left)
+    unsolved = one_unknown and not _PARTS.search(left) and not is_name(members[0])
+    if unsolved or letters & set(re.findall("[A-Za-zα]", right)):
+        of_left, of_right = (variables(member) for member in members)
+        is_identity = of_left == of_right and not is_name(members[0])
+        if not (is_identity and _holds(members[0], members[1], equal)):
+            raise Refused(f"an equation that is not solved: {pred}")
+
+
+def _plain(members: list[str]) -> list[str]:
+    """Members without commands, with one letter for each segment (`AB`) and Greek letter."""
+    segments: dict[str, str] = {}
+    plain = []
+    for member in members:
+        member = re.sub(
+            r"(?<![A-Za-z\\])[A-Z]{2,5}(?![A-Za-z])",
+            lambda m: segments.setdefault(m[0], chr(ord("A") + len(segments) % 26)),
+            re.sub(_GREEK, "α", member),
+        )
+        plain.append(re.sub(r"\\[A-Za-z]+", " ", member))
+    return plain
+
+
+def values(gold: str, pred: str) -> tuple[str, str]:
+    """The values of two equations without the names; the answers unchanged where the names matter,
+    as in `x = 5` against `y = 5`."""
+    if "=" not in gold + pred:
+        return gold, pred
+    g, p = (split(side, ",", ";") for side in (gold, pred))
+    if len(g) > 1 or len(p) > 1 or _has_relation(gold) or _has_relation(pred):
+        return gold, pred
+    of_gold, of_pred = _members(gold), _members(pred)
+    if not of_gold or not of_pred:  # only equality signs
+        return gold, pred
+    if len(of_gold) == 1:
+        return gold, of_pred[-1]
+    if not is_name(of_gold[0]):
+        return gold, pred
+    if len(of_pred) == 1 or _same_name(of_gold[0], of_pred[0]):
+        return of_gold[-1], of_pred[-1]
+    return gold, pred
+
+
+def _same_name(a: str, b: str) -> bool:
+    a, b = (_DERIVATIVE.sub(r"\1'", x) for x in (a, b))
+    a, b = (
+        re.sub(r"\\(?:text|mathrm|mbox|operatorname)(?![A-Za-z])|[\s{}]", "", x) for x in (a, b)
+    )
+    return a == b and bool(a)
+
+
+_DERIVATIVE = re.compile(r"\\frac\s*\{\s*d\s*([A-Za-z])\s*\}\s*\{\s*d\s*[A-Za-z]\s*\}")
+# A constant of integration: alone on one side, or the last term.
+_ARBITRARY = re.compile(
+    r"(?:(?:^|=)\s*(?P<side>[CcKk](?:_\{?\d\}?)?)\s*(?==|$)|\+\s*(?P<term>[CcKk](?:_\{?\d\}?)?)\s*$)"
+)
+
+
+def with_constant(gold: str, pred: str) -> str:
+    """The prediction with the reference's letter for a constant: `x^2 + K` as `x^2 + C`.
+
+    In a reference, an arbitrary constant is `C` or `K` as the last term of an expression in a
+    variable, or such a letter, in either case, alone on one side of an equation.
+    """
+    g, p = _ARBITRARY.search(gold), _ARBITRARY.search(pred)
+    if g is None or p is None:
+        return pred
+    of_gold, of_pred = (m["side"] or m["term"] for m in (g, p))
+    start, end = p.span("side") if p["side"] else p.span("term")
+    others = variables(gold.replace(of_gold, "", 1)), variables(pred[:start] + pred[end:])
+    is_arbitrary = (g["side"] or of_gold[0].isupper()) and others[0] & set("xyztu")
+    is_free = of_gold[0] not in others[1] and of_pred[0] not in others[0]
+    if not (is_arbitrary and is_free and len(_members(gold)) == len(_members(pred))):
+        return pred
+    return pred[:start] + of_gold + pred[end:]

@@ -1,0 +1,218 @@
+r"""Decides whether an answer (for maths, the content of the last `\boxed{}`) equals the reference
+(arXiv 2506.10910, section 2.2).
+
+Both sides are normalised (`normalize`). Cheap and exact rules come first: words (`wording`), lists
+and tuples item by item (`items`), numbers (`numbers`) and their units (`units`). Only the rest is
+parsed as LaTeX (`latex`) and compared by value (`symbolic`, `regions`, `values`). Every step has a
+cap (`caps`), and the worker process is killed from outside when late. The policies are in
+docs/rewards.md.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from tramontane.config import MathConfig
+from tramontane.types import Outcome
+from tramontane.verifier.math import equations
+from tramontane.verifier.math.caps import MAX_LENGTH, MAX_NESTING, nesting
+from tramontane.verifier.math.equations import refuse_contradiction, refuse_unsolved
+from tramontane.verifier.math.items import same_builder, same_structure, without_builder
+from tramontane.verifier.math.modular import same_remainder
+from tramontane.verifier.math.normalize import normalize
+from tramontane.verifier.math.numbers import read_numbers, same_number, same_ratio
+from tramontane.verifier.math.numerals import same_numeral
+from tramontane.verifier.math.refusals import (
+    Refused,
+    Unreadable,
+    Unscorable,
+    refuse_more_than_a_number,
+    refuse_notation,
+)
+from tramontane.verifier.math.structure import read_shape, split
+from tramontane.verifier.math.units import percent_scales, split_unit, units_clash
+from tramontane.verifier.math.vectors import same_vector
+from tramontane.verifier.math.wording import choice, chosen, same_text, unwrap, without_reason
+
+DEFAULT = MathConfig()
+
+
+class Judgement(NamedTuple):
+    """The maths verifier's result; `answer` is the extracted answer, normalised, or the letter of a
+    choice."""
+
+    outcome: Outcome
+    reason: str
+    answer: str | None
+
+
+def judge_answer(prediction: str, reference: str | None, policy: MathConfig = DEFAULT) -> Judgement:
+    """Compare two answers as strings: LaTeX or plain text, without the box.
+
+    Equal spellings are right whatever their length; only others must stay within the limits
+    (`caps`).
+    """
+    if reference is None or not reference.strip():
+        return Judgement("unscorable", "the problem has no reference answer", None)
+    if len(prediction) > max(MAX_LENGTH, 2 * len(reference)):
+        return _too_long()
+    pred, gold = normalize(prediction), normalize(reference)
+    if policy.log == "natural":
+        pred, gold = (_LOG.sub(r"\\ln ", side) for side in (pred, gold))
+    if policy.explained == "right":
+        pred = without_reason(gold, pred)
+    answer = chosen(gold, pred) or None
+    if not gold:
+        return Judgement("unscorable", "the reference is empty", answer)
+    if not pred:
+        return Judgement("wrong", "the box is empty", answer)
+    if gold == pred or _compact(gold) == _compact(pred):
+        return Judgement("right", "", answer if len(prediction) <= MAX_LENGTH else None)
+    if len(prediction) > MAX_LENGTH:
+        return _too_long()
+    if len(reference) > MAX_LENGTH:
+        reason = f"the reference is longer than {MAX_LENGTH:,} characters"
+        return Judgement("unscorable", reason, None)
+    if nesting(pred) > MAX_NESTING:
+        return Judgement("wrong", f"brackets nested deeper than {MAX_NESTING}", answer)
+    if nesting(gold) > MAX_NESTING:
+        reason = f"the reference nests brackets deeper than {MAX_NESTING}"
+        return Judgement("unscorable", reason, answer)
+    try:
+        right = _equal(gold, pred, policy.rounded_places)
+    except Refused as refused:
+        return Judgement("wrong", str(refused), answer)
+    except Unscorable as unscorable:
+        as_written = isinstance(unscorable, Unreadable) and policy.unreadable == "wrong"
+        return Judgement("wrong" if as_written else "unscorable", str(unscorable), answer)
+    if right and policy.unevaluated == "wrong" and is_unevaluated(pred, gold):
+        return Judgement("wrong", "unevaluated arithmetic", answer)
+    return Judgement("right" if right else "wrong", "" if right else "not the reference", answer)
+
+
+def _too_long() -> Judgement:
+    return Judgement("wrong", f"the answer is longer than {MAX_LENGTH:,} characters", None)
+
+
+def warm_up() -> None:
+    """Import the parser and build its tables, so that the first verdict is as fast as the
+    others."""
+    _equal_by_value("x+1", "1+x", [(1, 1)], None)
+
+
+def _equal(gold: str, pred: str, places: int | None) -> bool:
+    """Compare normalised answers. Each step accepts, rejects, or defers to the next; `places` is
+    `MathConfig.rounded_places`."""
+    equal = partial(_equal, places=places)
+    if gold == pred or _compact(gold) == _compact(pred) or gold == rf"\mathbb{{{pred}}}":
+        return True
+    for rule in (choice, same_text):
+        if (decided := rule(gold, pred)) is not None:
+            return decided
+    if "\\boxed" in pred:
+        raise Refused("a box within the box")
+    gold, pred = without_builder(gold, pred)
+    if (decided := same_builder(gold, pred, equal)) is not None:
+        return decided
+    pred = equations.with_constant(gold, pred)
+    gold = equations.value_last(equations.exact(gold), is_reference=True)
+    pred = equations.value_last(equations.exact(pred))
+    if (decided := same_vector(gold, pred, equal)) is not None:
+        return decided
+    refuse_notation(gold, pred)
+    if (decided := same_remainder(gold, pred)) is not None:
+        return decided
+    if (decided := same_structure(gold, pred, equal)) is not None:
+        return decided
+    refuse_contradiction(pred, equal)
+    refuse_unsolved(gold, pred, equal)
+    without_names = equations.values(gold, pred)
+    if without_names != (gold, pred):
+        return equal(*without_names)
+    return _equal_quantities(gold, pred, places)
+
+
+def _equal_quantities(gold: str, pred: str, places: int | None) -> bool:
+    """Compare single values with their units: as numbers if both are plain numbers, else as
+    expressions."""
+    if (decided := same_numeral(gold, pred)) is not None:
+        return decided
+    gold, gold_unit, pred, pred_unit = _split_units(gold, pred)
+    if units_clash(gold_unit, pred_unit):
+        raise Refused(f"the unit is {pred_unit}, not {gold_unit}")
+    if (decided := same_ratio(gold, pred)) is not None:
+        return decided
+    scales = percent_scales(gold_unit, pred_unit)
+    gold_number, pred_number = read_numbers(gold, pred)
+    if gold_number is not None and pred_number is not None:
+        return any(same_number(gold_number * g / p, pred_number, pred, places) for g, p in scales)
+    if gold_number is not None:
+        refuse_more_than_a_number(pred)
+    return _equal_by_value(gold, pred, scales, places)
+
+
+def _split_units(gold: str, pred: str) -> tuple[str, str, str, str]:
+    """(reference, its unit, prediction, its unit).
+
+    Letters beside the prediction's number (`3s`) are a unit if the reference has no variables; in a
+    reference they are one only if the prediction names it as a unit. Words that are not units are
+    removed if both sides end in them.
+    """
+    gold_body, gold_unit = split_unit(gold)
+    pred_body, pred_unit = split_unit(pred, attached=not equations.variables(gold_body))
+    if gold_unit and not pred_unit:
+        pred_body, pred_unit = split_unit(pred, named=gold_unit)
+    if pred_unit and not gold_unit:
+        body, unit = split_unit(gold, attached=True)
+        if unit == pred_unit:
+            return body, unit, pred_body, pred_unit
+    words = _LAST_WORDS.search(gold)
+    if words and not (gold_unit or pred_unit) and pred.endswith(words[0].strip()):
+        return gold[: words.start()], "", pred.removesuffix(words[0].strip()), ""
+    return gold_body, gold_unit, pred_body, pred_unit
+
+
+def _equal_by_value(
+    gold: str, pred: str, scales: list[tuple[int, int]], places: int | None
+) -> bool:
+    from tramontane.verifier.math import symbolic  # SymPy takes a second to import
+
+    if ("\\vec" in gold) != ("\\vec" in pred):
+        gold, pred = _without_vectors(gold), _without_vectors(pred)
+    return symbolic.equal(gold, pred, scales, places)
+
+
+@lru_cache(maxsize=4096)
+def is_unevaluated(answer: str, reference: str) -> bool:
+    """True for an answer with unevaluated arithmetic, unless the reference has some too."""
+    from tramontane.verifier.math import symbolic
+
+    undone, known = (
+        any(map(symbolic.has_arithmetic, _values(side))) for side in (answer, reference)
+    )
+    return undone and not known
+
+
+def _values(answer: str) -> list[str]:
+    """The values of an answer's items, without names and units."""
+    items = read_shape(normalize(answer)).items
+    return [split_unit((split(equations.exact(item), "=") or [""])[-1])[0] for item in items]
+
+
+def _without_vectors(text: str) -> str:
+    r"""`\vec{i}` as `i`, as in answers without bold letters, unless the text has both."""
+    plain = _VECTOR.sub(" ", text)
+    return text if set(_VECTOR.findall(text)) & set(plain) else _VECTOR.sub(r"\1", text)
+
+
+_LAST_WORDS = re.compile(r"(?<=\d)\s*(?:\\text\s*\{[^{}]*[^\W\d_]{3}[^{}]*\}|\s[^\W\d_]{4,})$")
+_LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)\s*")
+_VECTOR = re.compile(r"\\vec\{(\w)\}")
+_SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "5 6" is not 56
+
+
+def _compact(text: str) -> str:
+    """An answer without spaces, text commands and a final full stop."""
+    return _SPACE.sub("", unwrap(text)).rstrip(".")

@@ -1,0 +1,245 @@
+r"""Lists, sets, tuples and intervals, compared item by item.
+
+Lists and sets are compared in any order, tuples and intervals in order. Labels (`x = 1, y = 2`) are
+matched by name, or read as a tuple if the other side is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import reduce
+from itertools import product
+
+from tramontane.verifier.math.caps import MAX_ITEMS
+from tramontane.verifier.math.numbers import read_numbers
+from tramontane.verifier.math.refusals import Refused
+from tramontane.verifier.math.structure import Shape, label, read_shape
+from tramontane.verifier.math.units import split_unit
+
+_RELATION = re.compile(r"\\(?:in|cup|cap|setminus|neq?|[lg]e|mathbb)(?![A-Za-z])|<|>")
+
+
+def same_structure(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare lists, sets, tuples and intervals item by item, each pair by `equal`.
+
+    None if neither side has several items, or if one is an expression of sets.
+
+    Raises:
+        Refused: an answer has more than MAX_ITEMS items.
+    """
+    gold, pred = _without_label(gold, pred)
+    values = (split_unit((label(side) or ("", side))[1])[0] for side in (gold, pred))
+    if None not in read_numbers(*values):
+        return None  # 1,000 is a number, and so is 3,5 if the reference is 3.5
+    g, p = _shape_with_signs(gold), _shape_with_signs(pred)
+    counts = len(g.items), len(p.items)
+    if max(counts) > MAX_ITEMS:
+        raise Refused(f"more than {MAX_ITEMS} items")
+    if max(counts) < 2:
+        return None
+    for one, several in ((p, g), (g, p)):  # `x > 0, x < 5` is an interval too
+        is_one = one.kind != "list" or len(one.items) == 1
+        is_list = several.kind == "list" and len(several.items) > 1
+        if is_one and is_list and _same_variable(several.items):
+            joined = r" \land ".join(several.items)
+            return equal(joined, pred) if several is g else equal(gold, joined)
+    if min(counts) < 2:
+        # A single item may be the same set or interval in another notation.
+        return None if _RELATION.search(gold + pred) or "matrix" in gold + pred else False
+    g, p = _without_labels(g, p), _without_labels(p, g)
+    if g.kind != p.kind or len(g.items) != len(p.items):
+        return False
+    if g.kind == "list" and _is_named(g) == _is_named(p):
+        return _same_in_any_order(g.items, p.items, equal)
+    return all(equal(a, b) for a, b in zip(g.items, p.items, strict=True))
+
+
+_BOUND = re.compile(
+    r"\s*([A-Za-z])\s*(?:[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])).*|.*[<>]\s*([A-Za-z])\s*", re.DOTALL
+)
+
+
+def _same_variable(items: list[str]) -> bool:
+    """True for bounds of one letter, such as `x > 0, x \\neq 2`."""
+    bounds = [_BOUND.fullmatch(item) for item in items]
+    return all(bounds) and len({m[1] or m[2] for m in bounds if m}) == 1
+
+
+def _same_in_any_order(gold: list[str], pred: list[str], equal: Callable[[str, str], bool]) -> bool:
+    """Match each item of the reference with the first unmatched item equal to it."""
+
+    def matches(item: str, candidate: str) -> bool:
+        try:
+            return equal(item, candidate)
+        except Refused:  # with the wrong item of a list, a refusal is only a difference
+            return False
+
+    unmatched = list(pred)
+    for item in gold:
+        found = next((candidate for candidate in unmatched if matches(item, candidate)), None)
+        if found is None:
+            return False
+        unmatched.remove(found)
+    return True
+
+
+def _without_label(gold: str, pred: str) -> tuple[str, str]:
+    """`(x, y) = (1, 2)` and `A = \\{1, 2\\}` without their labels, if the other side has none or
+    the same one."""
+    g, p = label(gold), label(pred)
+    if (g is None) == (p is None) and (g is None or p is None or g[0] != p[0]):
+        return gold, pred
+    if any(pair and not pair[1].startswith(("(", "[", "{", "\\{")) for pair in (g, p)):
+        return gold, pred
+    return (g[1] if g else gold), (p[1] if p else pred)
+
+
+def _without_labels(side: Shape, other: Shape) -> Shape:
+    """Drop the labels of a side whose items all have one, if the other side shows how.
+
+    Several solutions, `p=5, q=2, p=7, q=2`, become a list of tuples; `a = 1, b = 2` becomes the
+    tuple (1, 2) if the other side is a tuple without labels. Otherwise labels are kept, and matched
+    when the items are compared.
+    """
+    labels = _labels(side)
+    if labels is None:
+        return side
+    names, values = zip(*labels, strict=True)
+    if solutions := _solutions(names, values):
+        return Shape(side.kind, solutions)
+    if other.kind == "()" and _labels(other) is None and len(set(names)) == len(names):
+        return Shape("()", list(values))
+    return side
+
+
+def _is_named(shape: Shape) -> bool:
+    """True for the values of several names, `a = 1, b = 2`, but not for `x = 1, x = 2` or `x_1 = 1,
+    x_2 = 2`: without the names, the order tells which value is whose."""
+    names = {name.partition("_")[0].strip() for name, _ in _labels(shape) or ()}
+    return len(names) == len(shape.items)
+
+
+def _labels(shape: Shape) -> list[tuple[str, str]] | None:
+    """The (label, value) pairs of all items; None if an item has no label."""
+    pairs = [label(item) for item in shape.items]
+    return None if None in pairs else [pair for pair in pairs if pair]
+
+
+def _solutions(names: tuple[str, ...], values: tuple[str, ...]) -> list[str] | None:
+    """`(5,2)` and `(7,2)` of `p=5, q=2, p=7, q=2`; None unless the same names recur in the same
+    order."""
+    period = next((k for k in range(1, len(names)) if names[k] == names[0]), len(names))
+    repeats = len(names) // period
+    if period < 2 or repeats < 2 or names != names[:period] * repeats:
+        return None
+    return [f"({','.join(values[k : k + period])})" for k in range(0, len(values), period)]
+
+
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+MAX_SIGNS = 3  # signs of an item that are written out; beyond that, all `\pm` have the same sign
+
+
+def _shape_with_signs(text: str) -> Shape:
+    """The shape of an answer, each item of a list with `\\pm` written out: (±1, 2) is two points,
+    (±1, ±2) four."""
+    shape = read_shape(text)
+    if shape.kind == "()" and _PLUS_MINUS.search(text):
+        shape = Shape("list", [text])
+    if shape.kind != "list" or len(shape.items) > MAX_ITEMS:
+        return shape
+    return Shape("list", [signed for item in shape.items for signed in _with_signs(item)])
+
+
+def _with_signs(item: str) -> list[str]:
+    found = _PLUS_MINUS.findall(item)
+    if "\\mp" in found or len(found) > MAX_SIGNS:  # all upper signs, or all lower ones
+        return [_with_sign(item, pm="+", mp="-"), _with_sign(item, pm="-", mp="+")]
+    signs = product("+-", repeat=len(found))
+    return [reduce(lambda text, sign: _PLUS_MINUS.sub(sign, text, 1), s, item) for s in signs]
+
+
+def _with_sign(item: str, *, pm: str, mp: str) -> str:
+    return _PLUS_MINUS.sub(lambda match: pm if match[0] == "\\pm" else mp, item)
+
+
+# --------------------------------------------------------------------------------- set builder
+
+_REAL = r"\\in\s*\\mathbb\{R\}"
+_BAR = r"(?:\||:|\\(?:mid|vert|lvert|colon)(?![A-Za-z])|,?\s*\\text\s*\{\s*such that\s*\})"
+_BUILDER = re.compile(
+    r"(?:^\s*[A-Za-z]\s*(?:=|\\in)\s*)?\\?\{\s*"
+    rf"(?P<element>[A-Za-z]|\\[a-z]+|[A-Za-z]\s*\\in\s*\\mathbb\{{[ZN]\}}|[^{{}}|:,<>=]*[A-Za-z][^{{}}|:,<>=]*?)\s*(?:{_REAL}\s*(?:{_BAR}|,)"
+    rf"|{_BAR})(?P<condition>(?:[^{{}}]|\{{[^{{}}]*\}})*?)\s*\\?\}}"
+)
+_PARTS = re.compile(rf"\\?\{{((?:[^{{}}|:]|\{{[^{{}}]*\}})*?){_BAR}(.*)\}}", re.DOTALL)
+_REAL_LETTER = re.compile(rf"^\s*([A-Za-z])\s*{_REAL}\s*(?:[,;:|]|\\mid|\\land)(?=.*\1)")
+_WHOLE = re.compile(r"\s*[a-z]\s*\\in\s*\\mathbb\{Z\}\s*")
+_OF_WHOLE = re.compile(r"(.*?)\s*[,;]\s*[a-z]\s*\\in\s*\\mathbb\{Z\}", re.DOTALL)
+_COUNTED = re.compile(r"(-?\d{1,9})\s*(<|\\le)\s*([a-z])\s*(<|\\le)\s*(-?\d{1,9})")
+_SINGLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+
+
+def without_builder(gold: str, pred: str) -> tuple[str, str]:
+    r"""`\{t \in \mathbb{R} \mid t < 3\}` as the condition `t < 3`, and `\{2k : k \in \mathbb{Z}\}`
+    as `2k`, on either side. A set's letter is bound, so it takes the other side's name.
+
+    Sets of pairs, and most conditions on integers, are left unchanged (`same_builder`).
+    """
+    sides = []
+    for side in (gold, pred):
+        if "\\mathbb{R}" in side:
+            side = _REAL_LETTER.sub("", side)
+        sides.append(_BUILDER.sub(_condition, side) if "{" in side else side)
+    letters = [set(_SINGLE.findall(side.replace("\\mathbb{R}", " "))) for side in sides]
+    is_bound = [
+        new != old and _BUILDER.search(old) for new, old in zip(sides, (gold, pred), strict=True)
+    ]
+    if any(is_bound) and len(letters[0]) == len(letters[1]) == 1 and letters[0] != letters[1]:
+        sides[1] = re.sub(
+            rf"(?<![A-Za-z\\{{]){letters[1].pop()}(?![A-Za-z])", letters[0].pop(), sides[1]
+        )
+    return sides[0], sides[1]
+
+
+def same_builder(gold: str, pred: str, equal: Callable[[str, str], bool]) -> bool | None:
+    """Compare two sets of the same elements by their conditions; None if a side is not in
+    set-builder notation."""
+    g, p = (_PARTS.fullmatch(side) if "{" in side else None for side in (gold, pred))
+    if g is None or p is None or not any(re.search("[A-Za-z]", m[1]) for m in (g, p)):
+        return None
+    elements = [re.sub(r"[\s,]", "", m[1]) for m in (g, p)]
+    return elements[0] == elements[1] and equal(g[2].strip(" \\"), p[2].strip(" \\"))
+
+
+def _condition(m: re.Match[str]) -> str:
+    element, condition = m["element"].strip(), m["condition"].strip()
+    if _WHOLE.fullmatch(condition):
+        return m[0] if len(element) == 1 else element
+    name, _, domain = element.partition("\\in")
+    name = name.strip()
+    if domain.strip(" {}") in ("\\mathbb{Z", "\\mathbb{N"):
+        return _counted(name, condition) or m[0]
+    if domain or not re.fullmatch(r"[A-Za-z]|\\[a-z]+", name):
+        return m[0]
+    conditions = [part.strip() for part in re.split(r",|;|\\land(?![A-Za-z])", condition)]
+    if (general := _OF_WHOLE.fullmatch(condition)) and general[1].startswith(f"{name} = "):
+        return general[1].partition("=")[2].strip()
+    kept = [c for c in conditions if c and not re.fullmatch(rf"{re.escape(name)}\s*{_REAL}", c)]
+    if not kept:
+        return r"\mathbb{R}"
+    letter = re.compile(rf"{re.escape(name)}(?![A-Za-z])")
+    if any("\\mathbb" in c or not letter.search(c) for c in kept):
+        return m[0]
+    return (r" \land " if _RELATION.search(condition) else ", ").join(kept)
+
+
+def _counted(name: str, condition: str) -> str:
+    """The integers between two bounds, `\\{0, 1\\}` of `-1 < n < 2`; empty for other conditions."""
+    match = _COUNTED.fullmatch(condition)
+    if match is None or match[3] != name:
+        return ""
+    first, last = int(match[1]) + (match[2] == "<"), int(match[5]) - (match[4] == "<")
+    if last - first >= MAX_ITEMS:
+        return ""
+    return f"\\{{{', '.join(map(str, range(first, last + 1)))}\\}}"

@@ -1,0 +1,220 @@
+r"""Remainders: `17 \bmod 7` is the number 3, `17 \equiv 3 \pmod 7` is a class of remainders."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.refusals import Refused
+from tramontane.verifier.math.structure import split
+
+MAX_EXPONENT_BITS = 4096
+MAX_FACTORIAL = 10_000
+
+_WORD = r"\\(?:text|mathrm|operatorname|textrm|mbox)\s*\{\s*mod\s*\}"
+_MOD = rf"(?:\\[bp]?mod(?![A-Za-z])|{_WORD}|(?<![A-Za-z\\])mod(?![A-Za-z]))"
+_MODULUS = r"\s*\{?\s*(\d{1,9})\s*\}?\s*"
+_TEXT = r"\\(?:text|mathrm)\s*\{\s*"
+_CLASS = re.compile(rf"(.*?)\s*(?:\(\s*{_MOD}{_MODULUS}\)|\\pmod{_MODULUS})\s*", re.DOTALL)
+_CLASS_IN_TEXT = re.compile(
+    rf"(.*?)\s*(?:\(\s*{_TEXT}|{_TEXT}\(\s*)mod\s*\}}?{_MODULUS}\)?\s*\}}?\s*\)?\s*",
+    re.DOTALL,
+)
+_OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
+_INTEGER = re.compile(r"[+-]?\s*\d+")
+_LINEAR = re.compile(
+    r"(?:[+-]?\d+\s*[+-]\s*)?\d*\s*(?:\\cdot|\*)?\s*[a-z](?:\s*[+-]\s*\d+)?", re.DOTALL
+)
+
+
+class Modular(NamedTuple):
+    """A number modulo `modulus`. `members` are the texts around its equivalence signs; an operation
+    (`17 \\bmod 7`) has only one, and its value is the remainder itself."""
+
+    members: list[str]
+    modulus: int
+    is_operation: bool
+
+
+def read_modular(text: str) -> Modular | None:
+    """Read a text that ends with a modulus; None for others, and for lists."""
+    if "mod" not in text:
+        return None
+    body, is_operation = None, False
+    for pattern in (_CLASS, _CLASS_IN_TEXT, _OPERATION):
+        if match := pattern.fullmatch(text):
+            body, modulus = match[1], next(int(x) for x in match.groups()[1:] if x)
+            is_operation = pattern is _OPERATION and "\\equiv" not in body
+            break
+    if body is None or not modulus or "mod" in body or len(split(text, ",", ";")) > 1:
+        return None
+    members = [body] if is_operation else split(re.sub(r"\\equiv(?![A-Za-z])", "=", body), "=")
+    if not members or (is_operation and "=" in body):
+        return None
+    return Modular(members, modulus, is_operation)
+
+
+def same_remainder(gold: str, pred: str) -> bool | None:
+    r"""Compare classes of remainders with each other, and with numbers.
+
+    A reference's class equals its written number and its remainder: `10 \pmod 7` is 10 and 3. A
+    prediction's class is only its least remainder, and must name it, or it would be two answers. An
+    operation equals only its remainder. None if no side has a modulus, or a side with one cannot be
+    evaluated.
+
+    Raises:
+        Refused: the prediction contradicts itself, as `18 \equiv 3 \pmod 7` does.
+    """
+    if "mod" not in gold + pred:
+        return None
+    if (g_list := _classes(gold)) and (p_list := _classes(pred)):
+        return g_list == p_list
+    g, p = read_modular(gold), read_modular(pred)
+    if g is None and p is None:
+        return None
+    g_values = _remainders(g) if g else _written(gold)
+    p_values = _remainders(p) if p else _written(pred)
+    if p is not None and p_values is not None and len(p_values[1]) > 1:
+        raise Refused(f"contradicts itself: {pred}")
+    if g_values is None or (p is not None and p_values is None):
+        return None
+    if p_values is None:
+        return g is not None and not g.is_operation and _is_general(pred, g_values[1], g.modulus)
+    if g and p and not (g.is_operation or p.is_operation):
+        return g.modulus == p.modulus and g_values[1] == p_values[1]
+    if g and p and g.is_operation != p.is_operation and g.modulus != p.modulus:
+        return False
+    if p and not p.is_operation:
+        named = {int(m.replace(" ", "")) for m in p.members if _INTEGER.fullmatch(m.strip())}
+        least = p_values[1] if not named or named & p_values[1] else set()
+        return bool((g_values[0] | g_values[1]) & least)
+    return bool((g_values[0] | g_values[1]) & (p_values[0] | p_values[1]))
+
+
+def _classes(text: str) -> tuple[int, set[int]] | None:
+    r"""Modulus and remainders of several classes: `1, 3 \pmod 4`, `1 \pmod 4, 3 \pmod 4`."""
+    items = split(text, ",", ";")
+    last = read_modular(items[-1]) if len(items) > 1 else None
+    if last is None or last.is_operation:
+        return None
+    remainders: set[int] = set()
+    for item in items:
+        read = read_modular(item) or Modular(split(item, "\\equiv", "="), last.modulus, False)
+        known = _remainders(read)
+        if known is None or read.modulus != last.modulus or len(known[1]) > 1:
+            return None
+        remainders |= known[1]
+    return (last.modulus, remainders) if len(remainders) == len(items) else None
+
+
+def _written(text: str) -> tuple[set[int], set[int]] | None:
+    """An integer, possibly with a name: ({5}, {5}) of `x = 5`."""
+    number = to_number((split(text, "=") or [""])[-1])
+    if number is None or number.denominator > 1:
+        return None
+    return {int(number)}, set()
+
+
+def _remainders(modular: Modular) -> tuple[set[int], set[int]] | None:
+    """The number as written, if it is one and not an operation, and the remainders of all members
+    without variables."""
+    remainders, written = set(), set()
+    for member in modular.members:
+        remainder = remainder_of(member, modular.modulus)
+        if remainder is not None:
+            remainders.add(remainder)
+            number = to_number(member)
+            written = {int(number)} if number is not None and number.denominator == 1 else set()
+    if not remainders:
+        return None
+    return (set() if modular.is_operation else written), remainders
+
+
+def _is_general(text: str, remainders: set[int], modulus: int) -> bool:
+    """True for all numbers of a class, such as `7k + 3`; the text may have a name."""
+    form = re.sub(r"\\cdot|\*|\s", "", (split(text, "=") or [""])[-1])
+    match = re.fullmatch(r"(\d+)[a-z]([+-]\d+)?|([+-]?\d+)[+-](\d+)[a-z]", form)
+    if match is None or len(remainders) != 1:
+        return False
+    factor, offset = int(match[1] or match[4]), int(match[2] or match[3] or 0)
+    return factor == modulus and {offset % modulus} == remainders
+
+
+def remainder_of(text: str, modulus: int) -> int | None:
+    """The remainder of an expression without variables, by modular arithmetic: powers may be too
+    large to write out. None for other expressions."""
+    if (number := to_number(text)) is not None:
+        return _fraction(number.numerator, number.denominator, modulus)
+    from tramontane.verifier.math.caps import too_large
+    from tramontane.verifier.math.latex import parse_latex  # SymPy takes a second to import
+
+    if too_large(text) or (parsed := parse_latex(text)) is None:
+        return None
+    return remainder(parsed, modulus)
+
+
+def _fraction(numerator: int, denominator: int, modulus: int) -> int | None:
+    try:
+        return numerator * pow(denominator, -1, modulus) % modulus
+    except ValueError:  # no inverse
+        return None
+
+
+def remainder(e: Any, modulus: int) -> int | None:
+    """The remainder of a SymPy expression of integers, in small steps; None for other objects."""
+    import sympy
+
+    if isinstance(e, sympy.Rational):
+        return _fraction(int(e.p), int(e.q), modulus)
+    if isinstance(e, sympy.UnevaluatedExpr):
+        return remainder(e.args[0], modulus)
+    if isinstance(e, sympy.Add | sympy.Mul):
+        parts = [remainder(a, modulus) for a in e.args]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        total = sum(known) if isinstance(e, sympy.Add) else _product(known, modulus)
+        return total % modulus
+    if isinstance(e, sympy.Pow):
+        base, exponent = remainder(e.base, modulus), _exact(e.exp)
+        if base is None or exponent is None:
+            return None
+        try:
+            return pow(base, exponent, modulus)
+        except ValueError:  # a negative exponent without an inverse
+            return None
+    if isinstance(e, sympy.factorial) and (n := _exact(e.args[0])) is not None:
+        if n >= modulus:
+            return 0
+        return _product(range(1, n + 1), modulus) if 0 <= n <= MAX_FACTORIAL else None
+    return None
+
+
+def _product(factors: Any, modulus: int) -> int:
+    result = 1
+    for factor in factors:
+        result = result * factor % modulus
+    return result % modulus
+
+
+def _exact(e: Any) -> int | None:
+    """The value of a small tower of integers, such as the exponent in `2^{3^4}`."""
+    import sympy
+
+    if isinstance(e, sympy.Integer):
+        return int(e)
+    if isinstance(e, sympy.UnevaluatedExpr):
+        return _exact(e.args[0])
+    if not isinstance(e, sympy.Add | sympy.Mul | sympy.Pow):
+        return None
+    parts = [_exact(a) for a in e.args]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or any(abs(k).bit_length() > MAX_EXPONENT_BITS for k in known):
+        return None
+    if isinstance(e, sympy.Pow):
+        base, exponent = known
+        if exponent < 0 or abs(base).bit_length() * exponent > MAX_EXPONENT_BITS:
+            return None
+        return int(base**exponent)
+    return sum(known) if isinstance(e, sympy.Add) else int(sympy.prod(known))

@@ -1,0 +1,315 @@
+r"""Rewrites maths answers into a normal spelling, by rules, before any parsing.
+
+Every rule fixes a false negative (or positive) found in practice: a trailing dot, `1\,000`,
+full-width digits, `√2`, `x²`, `45°`, `6.02e23`, `0.\overline{3}`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tramontane.verifier.math.numbers import DECIMAL, to_number
+from tramontane.verifier.math.wording import same_phrase
+
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸᶻᵃᵇᶜᵈᵏᵐᵖʳˢᵗ"
+_SUPER = str.maketrans(_RAISED, "0123456789+-()nixyzabcdkmprst")
+_SUB = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ", "0123456789+-()ni")
+_GREEK_NAMES = """
+    αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu νnu ξxi πpi
+    ρrho σsigma τtau υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma
+    ΦPhi ΨPsi ΩOmega
+"""
+_GREEK = {name[0]: name[1:] for name in _GREEK_NAMES.split()}
+_VULGAR = {
+    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5),
+    "⅗": (3, 5), "⅘": (4, 5), "⅙": (1, 6), "⅚": (5, 6), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8),
+    "⅞": (7, 8), "⅐": (1, 7), "⅑": (1, 9), "⅒": (1, 10),
+}  # fmt: skip
+_SYMBOLS = str.maketrans(
+    {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F)}
+    | dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000\t\n\r", " ")
+    | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u2061\u2062", "")
+    | dict.fromkeys("−–—﹣‐‑", "-")
+    | {c: f"\\{name} " for c, name in _GREEK.items()}
+    | {c: rf" \frac{{{a}}}{{{b}}}" for c, (a, b) in _VULGAR.items()}
+    | {
+        "×": r"\times ", "✕": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ",
+        "÷": "/", "∕": "/", "⁄": "/", "∗": "*", "∞": r"\infty ", "°": r"^{\circ}", "º": r"^{\circ}",
+        "℃": r"^{\circ}C", "℉": r"^{\circ}F", "≤": r"\le ", "⩽": r"\le ", "≥": r"\ge ",
+        "⩾": r"\ge ", "≠": r"\neq ", "≈": r"\approx ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ",
+        "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "∖": r"\setminus ", "ℝ": r"\mathbb{R}",
+        "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+        "。": ".", "、": ",", "٫": ".", "′": "'", "…": r"\ldots ", "∶": ":",
+        "⟨": r"\langle ", "⟩": r"\rangle ", "\u00b5": r"\mu ", "\u2126": r"\Omega ", "\u212b": "Å",
+        "\u212a": "K", "∧": r"\land ",
+        "∣": r"\mid ", "∀": r"\forall ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ",
+        "⌉": r"\rceil ", "∼": r"\sim ", "≡": r"\equiv ", "∄": r"\nexists ", "∨": r"\lor ",
+    }
+)  # fmt: skip
+
+TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname|rm)"
+_BASED = rf"[)}}]*\s*(?:_|{TEXT}?\s*\{{?[\s(]*base)"  # `3E8_{16}`, `3E8 (base 16)`
+_BARE = r"(?:\d+(?:\.\d+)?|[A-Za-z]|\\[A-Za-z]+)"
+_ARGUMENT = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"
+_VECTOR = "mathbf|boldsymbol|bm|hat|widehat|vec|overrightarrow"
+_PLAIN_FUNCTIONS = (
+    "arcsinh|arccosh|arctanh|arcsin|arccos|arctan|arccot|asin|acos|atan|sinh|cosh|tanh|coth|sin|cos|tan"
+    "|cot|sec|csc|ln|log|exp|max|min|gcd|lcm"
+)
+_RULES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in [
+        # Layout only.
+        (r"\\(?:left|right|middle|mathopen|mathclose|[bB]igg?[lr]?)(?![A-Za-z])\.?", " "),
+        (r"\\[hv]?phantom\s*(?:\{[^{}]*\}|\S)", " "),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|hfill)(?![A-Za-z])", " "),
+        (r"\\(?:tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![A-Za-z])", " "),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\wedge(?![A-Za-z])", r"\\land "),
+        (r"\\(?:mathbb|Bbb|mathbf)(?:\s*\{\s*|\s+)([RNZQC])(?![A-Za-z])\s*\}?", r"\\mathbb{\1}"),
+        (r"\\in\s*R(?![A-Za-z_^])", r"\\in \\mathbb{R}"),
+        (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)", r"(0,\\infty)"),
+        (r"\\mathbb\{R\}\s*(?:\^\s*\{?\s*-\s*\}?|_\s*\{?\s*(?:-|<\s*0)\s*\}?)", r"(-\\infty,0)"),
+        (r"\\mathbb\{R\}\s*_\s*\{?\s*(?:\\ge|>=)\s*0\s*\}?", r"[0,\\infty)"),
+        (r"(\\mathbb\{[RNZQC]\})\s*(?:-|\\backslash(?![A-Za-z])|\\)\s*(?=\\?\{)", r"\1\\setminus "),
+        (
+            r"\\mathbb\{([ZN])\}\s*(?:\^\s*\{?\s*\+\s*\}?|_\s*\{?\s*(?:\+|>\s*0)\s*\}?)",
+            r"\\mathbb{\1}_{>0}",
+        ),
+        (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\?\{\s*[a-z]\s*\\in\s*(\\mathbb\{[RZNQC]\})\s*\\?\}", r"\1"),
+        (
+            rf"\\?\{{\s*([a-z])\s*(?:\||:|\\mid(?![A-Za-z]))\s*\1\s*(?:{TEXT}\s*\{{)?\s*is\s+"
+            r"(?:an?y?\s+)?real(?:\s+number)?\s*(?:\}\s*)?\\?\}",
+            r"\\mathbb{R}",
+        ),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\binom\s*(\w)(?!\w*\})", r"\\binom{\1}"),
+        (r"(\\binom\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+        (r"(?<![\w.])(\d+|[a-z])\s+choose\s+(\d+|[a-z])(?![\w.])", r"\\binom{\1}{\2}"),
+        *(
+            (
+                rf"(:\d\d)\s*({TEXT}\s*\{{)?\s*[{half}]\.?\s*[mM]\.?(?(2)\s*\}})(?=\s*\}}?\s*$)",
+                rf"\1 {half[0]}m",
+            )
+            for half in ("aA", "pP")
+        ),
+        # The name of an angle or triangle, whose letters are not a product.
+        (r"^\s*\\(angle|triangle)\s*([A-Z]{2,4})\s*$", r"\\text{\1 \2}"),
+        (r"\\lbrack(?![A-Za-z])", "["),
+        (r"\\rbrack(?![A-Za-z])", "]"),
+        (r":=|\\coloneqq(?![A-Za-z])", "="),
+        (r"\\geq(?:slant)?(?![A-Za-z])", r"\\ge "),
+        (r"\\leq(?:slant)?(?![A-Za-z])", r"\\le "),
+        (r"\\gt(?![A-Za-z])", ">"),
+        (r"\\lt(?![A-Za-z])", "<"),
+        (r"\\(?:overline|bar)\s*(\d)(?!\d)", r"\\overline{\1}"),
+        (r"\\(?:\(|\)|\[|\])|\$\$", " "),
+        (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
+        (r"\\frac\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\\frac{\1}"),
+        (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
+        (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
+        (r"\{([/:])\}", r"\1"),
+        # A decimal comma, unless it may be a thousands separator.
+        (r"(?<![\d.,])([-+]?0)\{,\}(?=\d)", r"\1."),
+        (r"(?<=\d)\{,\}(?=\d)(?!\d{3}(?!\d))", "."),
+        (r"^(\s*[-+]?[1-9]\d{0,2})\{,\}(\d{3}\s*)$", r"\1,\2"),  # see `read_numbers`
+        (r"^(\s*[-+]?\d+),(?!\d{3}\D)(\d+\s*\\?%\s*)$", r"\1.\2"),
+        # Thousands: `1{,}000`, `1,\!000`, `1\,000`, `1 000`.
+        (r"(?<=\d)(?:\{,\}|, ?\\!|\\,|\\;|\\:|\\ |~)\s*(?=\d{3}(?!\d))", "\ue000"),
+        (r"(?<![\d.])(\d{1,3}) (?=\d{3}(?: \d{3})*(?![\d/]))", "\\1\ue000"),
+        (r"\ue000", ""),
+        (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
+        # Plain-text notation of humans and programs.
+        (r"\*\*", "^"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
+        (r"!=|\\not\s*(?:=|\\eq(?![A-Za-z]))", r"\\neq "),
+        (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
+        (r"\\equiv(?![A-Za-z])(?!.*mod)", "="),
+        (r"\\varnothing(?![A-Za-z])", r"\\emptyset "),
+        (r"==+", "="),
+        (rf"(?<![A-Za-z\\])(?:sqrt|√|\\sqrt)\s*\(({_ARGUMENT})\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z\\])(?:sqrt|√)\s*\{", r"\\sqrt{"),
+        (r"(?<![A-Za-z\\])(max|min|gcd|lcm)\s*\\?\{([^{}\\]*)\\?\}", r"\1(\2)"),
+        (r"\\(max|min|gcd)\s*\\\{([^{}\\]*)\\\}", r"\\\1(\2)"),
+        (r"(?<![A-Za-z])\\?log_\{?e\}?(?![A-Za-z])", r"\\ln "),
+        (r"(?<![A-Za-z\\])(ln|log)\s?(\d+)(?=\s*/\s*(?:ln|log))", r"\1(\2)"),
+        (rf"(?<![A-Za-z\\])(?:cbrt|∛)\s*\(({_ARGUMENT})\)", r"\\sqrt[3]{\1}"),
+        (rf"(?<![A-Za-z\\])[aA]bs\s*\(({_ARGUMENT})\)", r"|\1|"),
+        (rf"(?<![A-Za-z\\])floor\s*\(({_ARGUMENT})\)", r"\\lfloor \1\\rfloor "),
+        (rf"(?<![A-Za-z\\])ceil(?:ing)?\s*\(({_ARGUMENT})\)", r"\\lceil \1\\rceil "),
+        (r"(?<![A-Za-z\\])log_?(2|10)\s*(?=\()", r"\\log_{\1}"),
+        # xsin(x), nlogn
+        (rf"(?<![A-Za-z\\])([b-z])(?=(?:{_PLAIN_FUNCTIONS})(?:\s*\(|[nxyz](?![A-Za-z])))", r"\1 "),
+        (rf"(?<![A-Za-z\\])(?:sqrt|√)\s*({_BARE})", r"\\sqrt{\1}"),
+        (r"√", r"\\sqrt "),
+        (rf"∛\s*\(?({_BARE})\)?", r"\\sqrt[3]{\1}"),
+        (r"(?<![A-Za-z\\])[pP]i(?![A-Za-z])", r"\\pi "),
+        (r"(?<![A-Za-z\\])(?:infinity|infty|inf|oo)(?![A-Za-z])", r"\\infty "),
+        (r"\^\(([^()]*)\)", r"^{\1}"),
+        (r"(?<![A-Za-z\\])e\^\s*-\s*(\d*)\s*([a-z])(?![A-Za-z^_(])", r"e^{-\1\2}"),
+        (r"\^\s*([+-])\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))", r"^{\1\2}"),
+        (r"\^\s*(\d{2,})(?![\d.])", r"^{\1}"),
+        (r"(?<=[\d.])\s*[xX]\s*(?=10\s*\^)", r" \\times "),
+        # `1/2 x` is half of x: read from left to right, as in programs.
+        (
+            r"(?<![\d.^_A-Za-z])(\d+)\s*/\s*(\d+)(?=\s*(?:\\(?:pi|sqrt)|[a-z](?![a-z])))",
+            r"\\frac{\1}{\2}",
+        ),
+        # Scientific notation, millions.
+        (
+            rf"(?<![A-Za-z\d])({DECIMAL})[eE]([+-]?\d+)(?![\dA-Za-z.]|{_BASED})",
+            r"\1 \\times 10^{\2}",
+        ),
+        # Degrees, percent and text that only wraps a number or a letter.
+        (r"\^\s*\{\s*\\circ\s*\}", r"^{\\circ}"),
+        (r"(?:\^\s*)?\\degree(?![A-Za-z])|\^\s*\\circ(?![A-Za-z])", r"^{\\circ}"),
+        (rf"{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s*\}}", r"\1"),
+        (rf"^\s*{TEXT}\s*\{{\s*(\(?[A-Za-z]\)?)\s*\}}\s*$", r"\1"),
+        (rf"^\s*{TEXT}\s*\{{\s*([-+]?\d[\d.,]*)\s+([^{{}}]+)\}}\s*$", r"\1 \\text{\2}"),
+        (rf"^\s*{TEXT}\s*\{{((?:[A-Z\d]{{1,5}}\s*,\s*)+[A-Z\d]{{1,5}})\s*\}}\s*$", r"\1"),
+        (r"^\s*\\nexists\s*$", r"\\text{does not exist}"),
+        (rf"({TEXT}\s*\{{[A-Za-z ]+)\^\s*\{{?([23])\}}?\s*\}}", r"\1}^{\2}"),
+        (r"\\(?:mathrm|text|rm)\s*\{\s*([ei])\s*\}", r"\1"),
+        (r"\{\s*\\rm\s+([^{}]*)\}", r"\\text{\1}"),
+        # One mark for vectors and unit vectors; \mathbf{R} is a set.
+        (rf"\\(?:{_VECTOR})\s*\{{\s*\\?([A-MO-PS-Ya-z])(?:math)?\s*\}}", r"\\vec{\1}"),
+        (rf"\\(?:{_VECTOR})\s+\\?([A-MO-PS-Ya-z])(?:math)?(?![A-Za-z])", r"\\vec{\1}"),
+        (rf"\\(?:{_VECTOR})\s*\{{\s*\\vec\{{(\w)\}}\s*\}}", r"\\vec{\1}"),
+    ]
+]  # fmt: skip
+# Functions and Greek letters in plain notation, only outside of text.
+_GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
+_PLAIN_NAME = re.compile(
+    rf"{TEXT}\s*\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:(?P<greek>{_GREEK_WORDS})(?![A-Za-z])"
+    rf"|(?P<function>{_PLAIN_FUNCTIONS})(?:(?=\s*[(^_|\\{{\d])|(?=\s+(?:[A-Za-z]|{_GREEK_WORDS}"
+    rf"|{_PLAIN_FUNCTIONS})(?![A-Za-z]))|(?=[nxyz](?![A-Za-z]))))"
+)
+_ARC = re.compile(r"a(?=(?:sin|cos|tan)$)")
+
+
+def _command(m: re.Match[str]) -> str:
+    """`\\sin ` of `sin` before its argument, `\\theta ` of `theta`."""
+    if m["greek"]:
+        return f"\\{m['greek']} "
+    if not m["function"]:
+        return m[0]
+    name = _ARC.sub("arc", m["function"])
+    return f"\\operatorname{{{name}}}" if name in ("lcm", "arccot") else f"\\{name} "
+
+
+_DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})\s*!\s*!(?!\s*!)")
+# `1 and 2`, `1 or 2`, but not `A or C`: two choices are a hedge.
+_CONNECTIVE = re.compile(
+    rf"{TEXT}\s*\{{[\s,]*(?:and|und|et|y|e|и|和)[\s,]*\}}|(?<=[\s,;)\]}}\d])and(?=[\s(\[{{\d])"
+    rf"|(?<![A-Z])(?<![A-Z)] )(?:{TEXT}\s*\{{[\s,]*(?:or|oder|ou|o|или|或)[\s,]*\}}"
+    r"|(?<=[\s,;)\]}\d])(?<!\{ )or(?=[\s(\[{\d]))"
+    r"|(?<=\d)\s*(?:und|et|oder|ou|и|или|和|及|或)\s*(?=[-\d(\\])"
+)
+_POWERS = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(
+    rf"(?<![\d.,])({DECIMAL})(?![\d.,])\s*({TEXT}\s*\{{)?\s*(hundred|thousand|million|billion|trillion)"
+    r"s?(?![A-Za-z])(\s*\})?"
+)
+_INEQUALITY = re.compile(r"[<>]|\\(?:[lg]e|neq?)(?![A-Za-z])")
+_OR = re.compile(
+    rf"{TEXT}\s*\{{[\s,]*(?:or|oder|ou|oppure|или|或|或者)[\s,]*\}}|(?<=[\s\d)}}])(?:or|oder|ou|или)(?=[\s(\d-])"
+    r"|或者?|\\(?:lor|vee)(?![A-Za-z])"
+)
+# A closing remark that a letter is an integer, a real number or a constant.
+_LETTER = r"\s*\$?\s*[A-Za-z]"
+_LETTERS = rf"{_LETTER}(?:\s*,{_LETTER})*"
+_SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*\{?\s*[ZNR]\s*\}?(?:\^\{?\+\}?|_\{?[+>0]+\}?)?"
+_CONDITION = re.compile(
+    rf"(?:[\s,;(]*(?:{TEXT}\s*\{{[\s,]*)?(?:where|for|with)\s*(?:all|any|every|some)?\s*(?:integers?)?"
+    rf"\s*\}}?{_LETTERS}|\s*[,;(]{_LETTER})\s*\$?\s*"
+    rf"(?:{_SET}|(?:{TEXT}\s*\{{)?\s*(?:is|are)\s+(?:an?\s+)?(?:arbitrary\s+|any\s+)?"
+    r"(?:integers?|real numbers?|natural numbers?|constants?)\s*\}?)[\s).]*\Z"
+)
+_UNWRAP = re.compile(
+    r"(?:\$(.*)\$|\*\*(.*)\*\*|\\boxed\s*\{(.*)\}|\\(?:mathbf|boldsymbol|bm)\s*\{(?![RNZQC]\})([^{}]*)\})",
+    re.DOTALL,
+)
+
+
+def _scaled(m: re.Match[str]) -> str:
+    """Write out `1.2\\text{ million}`; `\\text{ million dollars}` keeps the dollars."""
+    rest = "" if m[2] and m[4] else f"{m[2] or ''}{m[4] or ''}"
+    return rf"{m[1]}\times 10^{{{_POWERS[m[3]]}}} {rest}"
+
+
+# `]1, 2[` and `[1; 2[`: intervals as written in Europe.
+_BEFORE_INTERVAL = r"(^\s*|[=,;({]\s*|\\(?:cup|cap|in|notin|setminus|backslash)(?![A-Za-z])\s*)"
+_END = r"((?:[^\[\](),;]|\([^()]*\)|(?<=sqrt)\[\d+\])+?)"
+_END_WITH_COMMA = r"((?:[^\[\](),;]|(?<=\d),(?=\d)|\([^()]*\)|(?<=sqrt)\[\d+\])+?)"
+_INTERVALS = [
+    re.compile(rf"{_BEFORE_INTERVAL}([\[\](])\s*{end}\s*{sign}\s*{end}\s*(?<!\\sqrt)([\[\])])")
+    for end, sign in ((_END_WITH_COMMA, ";"), (_END, ","))
+]
+
+
+def _standard_interval(m: re.Match[str]) -> str:
+    """`]1; 2[` as `(1, 2)`: brackets turned outwards are open ends, and a semicolon separates ends
+    that may have decimal commas."""
+    ends = (end.strip().replace(",", ".") for end in (m[3], m[4]))
+    return f"{m[1]}{m[2].replace(']', '(')}{', '.join(ends)}{m[5].replace('[', ')')}"
+
+
+MAX_PASSES = 5  # two are enough for any sensible answer
+MAX_REWRITTEN = 20_000  # characters; all rules together take a tenth of a second for this many
+
+
+def normalize(text: str) -> str:
+    """Rewrite one answer, reference or prediction, into the spelling that is compared.
+
+    The rules are repeated until nothing changes, since one rule may enable another: a box is
+    unwrapped only once the full stop after it is gone. In texts much longer than an answer can be
+    (`MAX_REWRITTEN`), only spaces are changed.
+    """
+    if len(text) > MAX_REWRITTEN:
+        return " ".join(text.split())
+    for _ in range(MAX_PASSES):
+        before, text = text, _apply_rules(text)
+        if text == before:
+            break
+    return same_phrase(text)
+
+
+def _apply_rules(text: str) -> str:
+    text = re.sub(r"[\x00-\x1f\x7f]", " ", text)
+    text = re.sub(f"[{_RAISED}]+", lambda m: f"^{{{m[0].translate(_SUPER)}}}", text)
+    text = re.sub("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙᵢ]+", lambda m: f"_{{{m[0].translate(_SUB)}}}", text)
+    text = text.translate(_SYMBOLS).strip()
+    while (match := _UNWRAP.fullmatch(text)) and "\\boxed" not in (match[3] or ""):
+        text = next(group for group in match.groups() if group is not None).strip()
+    text = re.sub(r"(?<!\\)\$", " ", text)
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    if "[" in text or "]" in text or ";" in text:
+        for interval in _INTERVALS:
+            text = interval.sub(_standard_interval, text)
+    text = _PLAIN_NAME.sub(_command, text)
+    text = _DOUBLE_FACTORIAL.sub(lambda m: str(math.prod(range(int(m[1]), 1, -2))), text)
+    text = _SCALE.sub(_scaled, text)
+    if _INEQUALITY.search(text):
+        text = _OR.sub(r" \\cup ", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    text = _CONDITION.sub("", text)
+    text = _CONNECTIVE.sub(" , ", text)
+    text = re.sub(r",(?:\s*,)+", ",", text)
+    text = re.sub(r"\s+", " ", text).strip()
+    # A sentence's full stop, a dangling backslash; `50.` is 50, but `\ldots` keeps its dots.
+    return re.sub(r"(?:\s|[.,;:]|\\(?![A-Za-z{}|]))+$", "", text)
+
+
+def vote(answer: str | None) -> str | None:
+    """The key for counting an answer: `0.5` and `\\frac{1}{2}` are the same vote."""
+    if answer is None:
+        return None
+    normalized = normalize(answer)
+    number = to_number(normalized)
+    return normalized if number is None else str(number)

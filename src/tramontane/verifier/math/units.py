@@ -1,0 +1,307 @@
+r"""Units of measurement and counted things: split off an answer, so that "15 m" differs from "15
+cm".
+
+A unit is an expression: symbols with SI prefixes, names and counted things (`unit_names`), joined
+by products, quotients and powers. Words that are not in these lists are not units, so `5 \text{
+thirds}` and `5 \text{ k}` are not 5.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.unit_names import NAMES, NEUTRAL, QUALIFIERS, SYMBOLS, THINGS
+
+NEUTRAL_NAME = "unit"
+MAX_UNIT = 120  # characters
+MAX_STARTS = 12  # positions at which a unit may begin
+ATTACHED = {"m", "s", "h", "g", "L", "J", "W"}  # symbols of one letter, read as units in `3s`
+SPACED = ATTACHED | {"K", "N", "V", "in"}  # … and in `3 s`
+# … and symbols of several letters, which would be products of variables in a reference.
+_PLAUSIBLE_WORDS = """
+    mg ng pg ms ns ps nm pm mA kA mV mW mN mJ mC nC pC pF nF mF mH mT nT MB GB TB kB dB Gy Sv Wb
+    lx hL dL cL A l mi pt gm yr ha qt
+"""
+_PLAUSIBLE = SPACED | frozenset(_PLAUSIBLE_WORDS.split())
+# Symbols of several letters that are never a product of variables.
+_UNMISTAKABLE_WORDS = """
+    cm mm km dm kg kJ MJ kW MW GW kWh Wh Hz kHz MHz GHz Pa kPa MPa hPa mol mmol eV keV MeV
+    GeV mL ml kN kV kcal cal bar lm
+"""
+_UNMISTAKABLE = frozenset(_UNMISTAKABLE_WORDS.split())
+# Products and quotients of such letters: `20 N m` is a torque, `20 L W` is not.
+_PRODUCTS = {"N m", "V A", "A h", "W h", "kW h", "Pa s", "J s", "kg m", "N s", "C m", "T m", "W s"}
+_DIVISORS = {"s", "h", "min", "m", "cm", "km", "kg", "L", "mL", "mol", "K", "A", "C", "ft"}
+_AMBIGUOUS = {"M"}  # molar, or million: only if the other side shows it
+_SHORT_NAMES = {"ft", "lb", "oz", "hr", "yd", "min", "mph", "kmh", "rpm", "usd", "eur", "gbp"}
+_INNER = r"(?:[^{}]|\{[^{}]*\})*"
+_TEXT = (
+    r"\\(?:text(?:rm|normal|it|bf|sf)?|mathrm|mathit|mathsf|mbox|operatorname|rm)"
+    rf"\s*\{{({_INNER})\}}"
+)
+_LETTER = r"[^\W\d_]"
+_TOKEN = re.compile(
+    rf"""{_TEXT}
+    |(?P<fraction>\\frac\s*\{{(?P<top>{_INNER})\}}\s*\{{(?P<bottom>{_INNER})\}})
+    |(?:\^|\*\*)\s*\{{?\s*(?P<power>[+-]?\d)\s*\}}?
+    |(?P<degree>\^\{{\\circ\}}\s*(?P<scale>[CFK](?![A-Za-z]))?)
+    |(?P<sign>\\?%|\\\$|[€£¥₹])
+    |(?P<times>\\cdot(?![A-Za-z])|\\times(?![A-Za-z])|\*|-(?={_LETTER}))
+    |(?P<over>/|per(?![A-Za-z]))
+    |(?P<bracket>[(){{}}])
+    |(?P<word>{_LETTER}(?:{_LETTER}|['’.-](?={_LETTER}))*\.?)
+    |(?P<space>[\s~]+|\\[ ,;:!])""",
+    re.VERBOSE,
+)
+_START = re.compile(
+    rf"\\(?!cdot|times|frac\{{\d)|\^\{{\\circ|[%€£¥₹(]|(?<!\\)(?<!{_LETTER}){_LETTER}"
+)
+# `\mu` and `\Omega` are letters of a symbol, also where only the rest of it is in `\text{…}`.
+_GREEK = [
+    (re.compile(r"\\mu(?![A-Za-z])\s*"), "µ"),
+    (re.compile(r"\\(?:Omega|ohm)(?![A-Za-z])\s*"), "Ω"),
+    (re.compile(r"\\(?:AA|r\{A\}|mathring\s*\{A\})(?![A-Za-z])\s*"), "Å"),
+    (re.compile(r"µ\s*(\\(?:text|mathrm|mbox|rm)\s*\{)\s*"), r"\1µ"),
+    (re.compile(r"(\\(?:text|mathrm|mbox|rm)\s*\{\s*[kMGmµ]?)\}\s*Ω"), r"\1Ω}"),
+]
+_COMPOUNDS = [
+    (re.compile(r"\bin (?:total|all)\b"), ""),
+    (re.compile(r"(?<![A-Za-z])Nm(?![A-Za-z])"), "N m"),
+    (re.compile(r"\belectron[- ]volt"), "electronvolt"),
+    (re.compile(r"watt[- ]hour"), "watthour"),
+]
+_PREFIX = re.compile(
+    r"(-?)\s*(\\\$|€|£|¥|₹|Rs(?![A-Za-z])\.?|(?:USD|EUR|GBP|INR)(?![A-Za-z]))\s*(?=[\d.])"
+)
+_CURRENCIES = {"\\$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "Rs": "inr"}
+_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+
+
+class _Unit(NamedTuple):
+    """A unit's canonical name, and its symbols that could be variables: letters outside of text."""
+
+    name: str
+    letters: list[str]
+    is_written: bool  # in text, or with a sign
+    is_attachable: bool  # not a short word: `5ant` is a product
+
+
+def split_unit(text: str, *, attached: bool = False, named: str = "") -> tuple[str, str]:
+    r"""Split a unit off a normalised answer: ("15", "cm") of `15\text{ cm}`; ("x", "") of `x`.
+
+    Letters outside of text are units only after a number, as words, or as symbols that are not read
+    as variables. Anything that is not a unit (`5 \text{ or not}`) stays in the answer, to be
+    rejected later.
+
+    Args:
+        text: the answer.
+        attached: read symbols that may be variables (`3s`, `3 mg`) as units.
+        named: the other side's unit, which is recognised in any spelling.
+    """
+    if match := _PREFIX.match(text):
+        body, rate = split_unit(match[1] + text[match.end() :])
+        currency = _CURRENCIES.get(match[2].rstrip("."), match[2].rstrip(".").lower())
+        return body, f"{currency}·{rate}" if "^-" in rate else currency
+    spelt = text
+    for pattern, replacement in (*_COMPOUNDS, *_GREEK):
+        spelt = pattern.sub(replacement, spelt)
+    starts = [m.start() for m in _START.finditer(spelt, max(0, len(spelt) - MAX_UNIT)) if m.start()]
+    for start in starts[:MAX_STARTS]:
+        body = spelt[:start].rstrip(" ~")
+        unit = read_unit(spelt[start:]) if body and body[-1] not in "^_/*+-\\({" else None
+        if unit is None:
+            continue
+        is_named = bool(named) and (unit.name == named or {unit.name, named} in _SAME)
+        if is_named and (body[-1].isdigit() or body[-1] in "})"):
+            return body, unit.name
+        if not _may_follow(unit, body, spelt[start - 1].isspace(), attached):
+            continue
+        if unit.name.startswith("deg") and _ANGLE.search(body):
+            break  # the degrees belong to the angle, not to the value
+        return body.replace("µ", r"\mu ").replace("Ω", r"\Omega ").strip(), unit.name
+    return text, ""
+
+
+def _may_follow(unit: _Unit, body: str, spaced: bool, attached: bool) -> bool:
+    """True if a unit after `body` is one, and no variables."""
+    if unit.name in _AMBIGUOUS:
+        return False
+    if not unit.letters:
+        if not (spaced or unit.is_written or unit.is_attachable):
+            return False
+        return unit.is_written or to_number(body) is not None or body[-1] in "0123456789})"
+    if to_number(body) is None:
+        return False
+    if len(unit.letters) > 1:
+        is_quotient = set(unit.letters[1:]) <= _DIVISORS and "^-" in unit.name
+        is_quotient = is_quotient and unit.letters[0] not in ("h", "s")
+        is_known = is_quotient or " ".join(unit.letters) in _PRODUCTS
+        return attached and is_known and set(unit.letters) <= _PLAUSIBLE
+    if not spaced:
+        return attached and set(unit.letters) <= ATTACHED
+    return set(unit.letters) <= (_PLAUSIBLE if attached else SPACED)
+
+
+def read_unit(text: str) -> _Unit | None:
+    """Read a text that is a unit from end to end; None for any other text."""
+    reader = _Reader()
+    if not reader.read(text, is_text=False) or reader.brackets or reader.qualified:
+        return None
+    factors = {name: power for name, power in reader.factors.items() if power}
+    ordered = sorted(factors.items(), key=lambda item: (-item[1], item[0]))
+    name = "·".join(n if power == 1 else f"{n}^{power}" for n, power in ordered)
+    return _Unit(name, reader.letters, reader.is_written, reader.is_attachable)
+
+
+class _Reader:
+    """Reads the tokens of a unit from left to right."""
+
+    def __init__(self) -> None:
+        self.factors: dict[str, int] = {}
+        self.letters: list[str] = []
+        self.is_written = self.qualified = self.of = False
+        self.is_attachable = True
+        self.brackets: list[tuple[int, list[str]]] = []  # the sign outside, the factors inside
+        self.sign = self.outer = 1
+        self.square = 1  # the power that "square" and "cubic" announce
+        self.last = ""  # the factor that a power belongs to
+        self.last_power = 0
+        self.thing = ""  # the counted thing that the next word may be a part of: "tennis balls"
+        self.joined = True  # an operator stands before the next factor
+
+    def read(self, text: str, *, is_text: bool) -> bool:
+        position = 0
+        while position < len(text):
+            token = _TOKEN.match(text, position)
+            if token is None or not self._take(token, is_text):
+                return False
+            position = token.end()
+        return True
+
+    def _take(self, token: re.Match[str], is_text: bool) -> bool:
+        if token[1] is not None:
+            self.is_written = True
+            return self.read(token[1], is_text=True)
+        if token["fraction"]:
+            top, bottom = token["top"].strip(), token["bottom"]
+            above = True if top == "1" else self.read(top, is_text=is_text)
+            self._open(-1)
+            return above and self.read(bottom, is_text=is_text) and self._close()
+        if token["power"]:
+            return self._raise(int(token["power"]))
+        if token["degree"]:
+            self.is_written = True
+            return self._factor("deg" + (token["scale"] or ""))
+        if token["sign"]:
+            self.is_written = True
+            return self._factor(_CURRENCIES.get(token["sign"]) or NAMES[token["sign"].lstrip("\\")])
+        if token["times"]:
+            self.joined, self.thing = True, ""
+        elif token["over"]:
+            self.sign, self.joined, self.thing = -1, True, ""
+        elif token["bracket"]:
+            if token["bracket"] in "({":
+                self._open(self.sign)
+            else:
+                return self._close()
+        elif token["word"]:
+            return self._word(token["word"], is_text)
+        return True
+
+    def _open(self, sign: int) -> None:
+        self.brackets.append((self.outer, []))
+        self.outer, self.sign = self.outer * sign, 1
+
+    def _close(self) -> bool:
+        if not self.brackets:
+            return False
+        self.outer, _ = self.brackets.pop()
+        self.last = ""
+        return True
+
+    def _raise(self, power: int) -> bool:
+        if self.last == NEUTRAL_NAME:
+            return True
+        if not self.last or abs(self.last_power) != 1:
+            return False
+        self.factors[self.last] += self.last_power * (power - 1)
+        self.last = ""
+        return True
+
+    def _factor(self, name: str) -> bool:
+        if not self.joined and self.last == "deg" and name in ("C", "F", "K", "degC", "degF"):
+            name = f"deg{name[-1]}"
+        power = self.outer * self.sign * self.square
+        if not self.joined and (self.thing or (self.last == "deg" and name.startswith("deg"))):
+            self.factors.pop(self.thing or self.last)
+        self.factors[name] = self.factors.get(name, 0) + power
+        self.last, self.last_power = name, power
+        self.square = 1  # what follows a slash stays below it: J/kg K
+        self.joined = self.qualified = False
+        self.thing = ""
+        return True
+
+    def _word(self, written: str, is_text: bool) -> bool:
+        word = written.rstrip(".")
+        lower = word.lower()
+        is_symbol = word in _UNMISTAKABLE or lower in _SHORT_NAMES
+        self.is_attachable &= is_symbol or len(word) > 3 or not word.isascii()
+        if lower in ("squared", "cubed"):
+            return self._raise(2 if lower == "squared" else 3)
+        if lower in ("square", "sq", "cubic", "cu"):
+            self.square, self.qualified = (2 if lower[0] == "s" else 3), True
+            return True
+        if lower in NEUTRAL:
+            self.qualified, self.square, self.last = False, 1, NEUTRAL_NAME
+            return True
+        if word in SYMBOLS:
+            if not (is_text or word in _UNMISTAKABLE or "µ" in word or "Ω" in word or "Å" in word):
+                self.letters.append(word)
+            return self._factor(SYMBOLS[word])
+        if lower in NAMES:
+            if not is_text and lower.isascii() and len(lower) == 2 and lower not in _SHORT_NAMES:
+                self.letters.append(lower)
+            return self._factor(NAMES[lower])
+        if lower[1:] in THINGS and lower[0] in THINGS:  # 个苹果
+            lower = lower[1:]
+        if lower == "of" and self.factors:
+            self.of = self.qualified = True
+            return True
+        if lower in THINGS and self.of:  # gallons of milk
+            self.qualified = False
+            return True
+        if lower in THINGS:
+            self.square = 1  # square tiles
+            self._factor(lower.removesuffix("s") if lower.removesuffix("s") in THINGS else lower)
+            self.thing = self.last
+            return True
+        if lower in QUALIFIERS:
+            self.qualified = True
+            return True
+        return False
+
+
+# ---------------------------------------------------------------------------------- comparison
+
+_SAME = [
+    {"M", "mol·L^-1"},
+    {"C", "degC"},
+    {"K", "degK"},
+    {"F", "degF"},
+    {"deg", "degC"},
+    {"deg", "degF"},
+]
+
+
+def units_clash(gold: str, pred: str) -> bool:
+    """True if both sides name a unit and the units differ; `25 C` agrees with `25°C`."""
+    return bool(gold and pred) and gold != pred and {gold, pred} not in _SAME
+
+
+def percent_scales(gold_unit: str, pred_unit: str) -> list[tuple[int, int]]:
+    """Factors (reference, prediction) to try: `28\\%` is 28 and 0.28 where one side alone has %."""
+    if gold_unit != "%" and pred_unit == "%":
+        return [(1, 1), (100, 1)]
+    return [(1, 1), (1, 100)] if gold_unit == "%" and pred_unit != "%" else [(1, 1)]

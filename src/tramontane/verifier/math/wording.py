@@ -1,0 +1,196 @@
+"""Answers in words: choice letters and text, compared as words and never as algebra."""
+
+from __future__ import annotations
+
+import re
+
+_LETTER = re.compile(r"\(?([A-Z])\)?")
+_SMALL = re.compile(r"\([a-z]\)")  # a choice, unlike `b`
+_LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])([).:]?)(?:\s+|(?<=\W)|(?=\\))(\S.*)", re.DOTALL)
+WRAPPER = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}"
+)
+_FUNCTIONS = re.compile(
+    r"\b(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|max|min|arc\w+|mod|gcd|lcm)\b"
+)
+_HEDGE = re.compile(r"\b[A-Z]\b|\b(?:or|not)\b")
+_CHOICE_NAME = re.compile(r"\s*(?:option|choice|answer)\s*:?\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
+
+
+def choice(gold: str, pred: str) -> bool | None:
+    """Compare choice letters: `C`, `(C)`, `\\text{(C)}`, and a letter with its option's text.
+
+    None if a side is not a choice.
+    """
+    gold, pred = _without_name(gold), _without_name(pred)
+    g = _LETTER.fullmatch(gold)
+    if g and _SMALL.fullmatch(pred):
+        pred = pred.upper()
+    p = _LETTER.fullmatch(pred)
+    if g and p:
+        return g[1] == p[1]
+    if g and (option := _option(pred)):
+        return g[1] == option[0] and not _HEDGE.search(option[1])
+    if p and (option := _option(gold)):
+        return p[1] == option[0]
+    return None
+
+
+def chosen(gold: str, pred: str) -> str:
+    """The letter that a prediction chooses: `(C)` and `C) 12` are one answer. The prediction as it
+    is where the reference is no letter, or none is chosen."""
+    pred_bare = _without_name(pred)
+    if not _LETTER.fullmatch(_without_name(gold)):
+        return pred
+    if letter := _LETTER.fullmatch(pred_bare):
+        return letter[1]
+    option = _option(pred_bare)
+    return option[0] if option and not _HEDGE.search(option[1]) else pred
+
+
+def _without_name(text: str) -> str:
+    return _CHOICE_NAME.sub("", unwrap(text))
+
+
+def _option(text: str) -> tuple[str, str] | None:
+    """A letter and its option's text, of `C) 12`, `(C) Cecile`, `C Cecile`; None of `C + 12`."""
+    match = _LETTER_WITH_TEXT.fullmatch(text)
+    if match is None or match[3][0] in "+*/^_=,;" or not (match[2] or _is_words(match[3])):
+        return None
+    return match[1], match[3]
+
+
+_SHORT_WORDS = {"no", "ja", "si"}
+MAX_PHRASE = 60  # characters
+_LISTED = re.compile(r"[^\W\d_](?:[^\W\d_]|[ ,.;'()-])*")
+_ITEM = re.compile(r"[,;、]|\b(?:and|und|et|y|e|и)\b|和")
+_PRODUCT = re.compile(r"[a-z]{3,4}")
+_OPERATORS = re.compile(r"^\s*-|[|+*/^<>=~]|!\s*[\w=]")  # -abc and |abc| are not abc
+
+
+def same_text(gold: str, pred: str) -> bool | None:
+    """Compare with a reference in words, case aside; None where the reference is not words."""
+    bare = unwrap(gold)
+    if not _is_words(bare) or bare.startswith("("):
+        return None
+    other = unwrap(pred)
+    if _ITEM.search(bare):  # in any order; items that are not words are compared one by one
+        return _items(bare) == _items(other) if _LISTED.fullmatch(other) else None
+    if _words(bare) == _words(other) and not _OPERATORS.search(other):
+        return True
+    return None if _is_product(gold) else False
+
+
+def _is_product(text: str) -> bool:
+    """True for letters that are variables rather than a word: `xyz`, `abc`."""
+    is_run = "".join(map(chr, range(ord(text[0]), ord(text[-1]) + 1))) == text
+    is_ordered = re.search("[xz]", text) and not re.search("[eiou]", text)
+    return bool(_PRODUCT.fullmatch(text)) and (
+        is_run or bool(is_ordered and list(text) == sorted(text))
+    )
+
+
+_NUMBERS = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
+_PHRASES = {
+    phrase: meaning
+    for meaning, phrases in {
+        r"\mathbb{R}": "all real numbers|all reals|all real x|the real numbers|the reals"
+        "|real numbers|any real number|the set of all real numbers|set of all real numbers"
+        "|all real values|all real values of x|x is any real number"
+        "|x can be any real number|every real number"
+        "|the set of real numbers|set of real numbers|all real number|all reals x"
+        "|alle reellen zahlen|tous les réels|tous les nombres réels|l ensemble des réels"
+        "|todos los números reales|todos los reales|tutti i numeri reali|tutti i reali"
+        "|все действительные числа|все вещественные числа|любое действительное число"
+        "|全体实数|所有实数|任意实数|一切实数|实数集",
+        r"\mathbb{Z}": "all integers|the integers|the set of all integers|integers"
+        "|the set of integers|any integer|every integer|alle ganzen zahlen|tous les entiers"
+        "|todos los enteros|tutti gli interi|все целые числа|全体整数|所有整数",
+        r"\mathbb{Z}_{>0}": "all positive integers|the positive integers|positive integers"
+        "|any positive integer|every positive integer|the set of all positive integers",
+        r"(0, \infty)": "all positive real numbers|all positive reals|the positive real numbers"
+        "|positive real numbers|any positive real number|the positive reals",
+        r"\emptyset": "no solution|no solutions|no solution exists|no solutions exist|empty set"
+        "|the empty set|null set|there is no solution|there are no solutions|none"
+        "|keine lösung|keine lösungen|aucune solution|pas de solution|no hay solución|sin solución"
+        "|nessuna soluzione|нет решений|нет решения|решений нет|无解|没有解",
+        r"\text{no real solution}": "no real solution|no real solutions|no real roots"
+        "|no real solutions exist|there are no real solutions",
+        r"\text{does not exist}": "dne|d n e|does not exist|doesn t exist|the limit does not exist"
+        "|limit does not exist|the limit doesn t exist|it does not exist|existiert nicht"
+        "|n existe pas|no existe|non esiste|не существует|不存在",
+        r"\text{undefined}": "undefined|not defined|is undefined|it is undefined|undefiniert"
+        "|nicht definiert|non défini|no está definido|non definito|не определено|无定义|未定义",
+        r"\text{infinitely many}": "infinitely many|infinitely many solutions|infinite solutions"
+        "|infinite number of solutions|there are infinitely many solutions|无穷多解|有无穷多解",
+        r"\text{diverges}": "diverges|divergent|it diverges|the series diverges"
+        "|the integral diverges|divergiert|diverge|расходится|发散",
+        r"\text{converges}": "converges|convergent|it converges|the series converges"
+        "|the integral converges|konvergiert|converge|сходится|收敛",
+    }.items()
+    for phrase in phrases.split("|")
+} | {word: str(number) for number, word in enumerate(_NUMBERS)}
+_EXCEPT = re.compile(
+    r"(?:all|any|every) (?:real(?: numbers?| values)?|reals)(?: of)?(?: x)?,?"
+    r" (?:except|but|other than)(?: for)?(?: x ?=)? ((?:-?\d+(?:/\d+)?|[, ]|and)+)"
+)
+_PLAIN_WORDS = re.compile(r"[^\W\d_]+(?:[\s'’,.]+[^\W\d_]+)*[\s.!]*")
+
+
+def same_phrase(text: str) -> str:
+    """One spelling for phrases with the same meaning, such as `DNE`; any other text unchanged."""
+    if len(text) > MAX_PHRASE or text.count("\\") > 2:
+        return text
+    bare = re.sub(r"\s+", " ", unwrap(text)).lower()
+    if match := _EXCEPT.fullmatch(bare):
+        return rf"\mathbb{{R}}\setminus\{{{match[1].replace('and', ',')}\}}"
+    if not _PLAIN_WORDS.fullmatch(bare):
+        return text
+    return _PHRASES.get(" ".join(_words(bare)), text)
+
+
+_REASON = re.compile(
+    r"(?:\\text\s*\{\s*)?([^\W\d_]+)\s*\}?\s*[,.;:]?\s*(?:\\text\s*\{\s*)?"
+    r"(?:(?:because|since|as|for|weil|denn|da|car|parce que|porque|pues|ya que|perché|poiché"
+    r"|потому что|так как|поскольку)\b|因为).*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def without_reason(gold: str, pred: str) -> str:
+    """`Yes` of `Yes, because 7 is prime`, if the reference is one word."""
+    is_word = _PLAIN_WORDS.fullmatch(unwrap(gold)) and len(_words(unwrap(gold))) == 1
+    match = _REASON.fullmatch(pred) if is_word else None
+    return match[1] if match else pred
+
+
+def unwrap(text: str) -> str:
+    """Replace text commands such as `\\text{…}` by their content."""
+    return WRAPPER.sub(r" \1 ", text).strip()
+
+
+def _items(text: str) -> list[list[str]]:
+    return sorted(words for item in _ITEM.split(text) if (words := _words(item)))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.casefold())
+
+
+def _is_words(text: str) -> bool:
+    """True for words, false for a product of variables.
+
+    Words consist of letters; in ASCII, one word has at least three letters and a vowel.
+    """
+    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.;:'()!?-])*", text) or _FUNCTIONS.search(text):
+        return False
+    longest = max(_words(text), key=len)
+    if not longest.isascii():
+        return True
+    if text.casefold() in _SHORT_WORDS:
+        return True
+    return len(longest) >= 3 and bool(re.search("[aeiouy]", longest))

@@ -1,0 +1,504 @@
+"""Worker processes that grade groups: killed from outside when late, replaced when they die.
+
+Each worker has one socket and one supervising thread. Verdicts travel one at a time, so that the
+completion that hangs or kills its worker is named `unscorable` and its siblings keep their
+verdicts. Rewards of a whole group are called once all of its verdicts are there, each function for
+itself. When a worker dies without being late (killed from outside, say), it is replaced, and the
+completion that it was grading is tried once more before it is blamed.
+
+pebble does most of this but is not used: its workers share one pipe, and a worker killed while
+writing leaves half a message on it, for which the whole pool waits forever (measured, 5.2.3: random
+SIGKILLs under load hang it within seconds, with one worker as with two).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tramontane.config import VerifierConfig
+from tramontane.errors import InputError
+from tramontane.imports import command_of
+from tramontane.temporary import temporary_folder
+from tramontane.types import Problem, Verdict
+from tramontane.verifier import code, correctness, custom, functions
+from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.format import sample
+from tramontane.verifier.reward import group_calls, unscorable, with_group_rewards
+
+START_SECONDS = 120.0  # limit for a worker to import its libraries
+CLOCK = 10  # limit by the clock, as a multiple of a task's limit of processor time
+TRANSFER_SECONDS = 30  # limit for one message, once it has begun
+KILL_SECONDS = 60.0  # limit for a killed worker to be gone
+CLOSE_SECONDS = 0.05  # pause between two attempts to end a supervising thread
+MAX_STARTS = 5  # consecutive failed starts of one worker
+Responses = Sequence[Response | tuple[str, int]]
+
+
+@dataclass
+class PoolStats:
+    """Counts over the life of a pool; `busy_seconds` is summed over its workers."""
+
+    verdicts: int = 0
+    busy_seconds: float = 0.0
+    unscorable: int = 0
+    timeouts: int = 0
+    restarts: int = 0
+
+
+class VerifierPool:
+    """Grades groups of completions in `config.workers` processes.
+
+    Args:
+        config: workers, limits and reward weights.
+        l_max: completion length in tokens from which on the length penalty is full.
+        l_cache: number of tokens below `l_max` at which the penalty starts.
+
+    Raises:
+        InputError: a user-defined verifier or reward cannot be imported.
+    """
+
+    def __init__(self, config: VerifierConfig, l_max: int, l_cache: int) -> None:
+        correctness.check(config)
+        self.config = config
+        self._lengths = l_max, l_cache
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._stats = PoolStats()
+        self._closing = False
+        self._folder = temporary_folder("verifier")
+        os.chmod(self._folder.name, 0o711)  # programs may run as a user of their own
+        self._workers = [_Worker(self, number) for number in range(config.workers)]
+        for worker in self._workers:
+            worker.thread.start()
+
+    def score(
+        self,
+        problem: Problem,
+        responses: Responses,
+        lengths: tuple[int, int] | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> Future[list[Verdict]]:
+        """Grade the completions of one group.
+
+        The future holds the verdicts in the order of the responses; it fails only when no worker
+        can be started.
+
+        Args:
+            problem: the problem that all completions answer.
+            responses: the text and the number of tokens of each completion, and its tokens for
+                rewards of a whole group that ask for them.
+            lengths: (l_max, l_cache), if they differ from the pool's.
+            progress: updates done and updates of the run, for rewards that depend on them.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        items = [Response(*response) for response in responses]
+        group = _Group(problem, [*items], self.config, lengths or self._lengths, progress)
+        limit = correctness.time_limit(problem, self.config)
+        parts = [list(range(len(items)))]
+        if correctness.is_slow(problem, self.config):
+            parts = self._equal_answers(items)
+        return self._submit(group, [_Task(group, part, limit) for part in parts])
+
+    def try_functions(self, problems: Iterable[Problem]) -> None:
+        """Call each user-defined verifier and reward on the first problem of its domain: with a
+        well-formed response containing the reference answer, and with an empty one.
+
+        Raises:
+            InputError: a function fails, or requires a column that no problem has.
+        """
+        problems = list(problems)
+        custom.check_columns(self.config.reward.custom, problems)
+        first: dict[str, Problem] = {}
+        for problem in problems:
+            first.setdefault(problem.domain, problem)
+        for domain, problem in first.items():
+            if not correctness.has_functions(self.config, domain):
+                continue
+            form = self.config.domains[domain].format
+            texts = [sample(form, problem.answer or "0", self.config.tags), ""]
+            # An empty completion has a token, too: the one that ended it.
+            responses = [Response(text, 1 + len(text.split())) for text in texts]
+            for text, verdict in zip(texts, self.score(problem, responses).result(), strict=True):
+                if functions.failed(verdict.reason):
+                    raise InputError(
+                        f"{verdict.reason}; called before the start with problem {problem.id!r} "
+                        f"and {f'the completion {text!r}' if text else 'an empty completion'}. "
+                        f"A function that fails makes its completions unscorable: let it return a "
+                        f"result for every text"
+                    )
+
+    def time_limit(self, problem: Problem, completions: int) -> float:
+        """Longest time that the verdicts on a group may take, in seconds."""
+        return correctness.group_time_limit(problem, completions, self.config)
+
+    def run(self, trial: code.Trial) -> Future[list[code.TrialOutput]]:
+        """Run a program; the future holds its output for each input.
+
+        The future fails only when no worker can be started.
+
+        Raises:
+            RuntimeError: the pool is closed.
+        """
+        group = _Group(None, [trial], self.config)
+        return self._submit(group, [_Task(group, [0], trial.time_limit(self.config))])
+
+    def _equal_answers(self, responses: Sequence[Response]) -> list[list[int]]:
+        """Indices of the responses that answer alike: each program may go to another worker, and
+        is run once."""
+        parts: dict[str, list[int]] = {}
+        for index, response in enumerate(responses):
+            parts.setdefault(response.text.rpartition(self.config.tags.closing)[2], []).append(
+                index
+            )
+        return list(parts.values())
+
+    def _submit(self, group: _Group, tasks: list[_Task]) -> Future[Any]:
+        if self._closing:
+            raise RuntimeError("the verifier pool is closed")
+        group.future.set_running_or_notify_cancel()
+        if not group.items:
+            group.future.set_result([])
+            return group.future
+        for task in tasks:
+            self._tasks.put(task)
+        if self._closing:  # since the check above: the workers may have taken their last task
+            self._fail(group, RuntimeError("the verifier pool was closed"))
+        return group.future
+
+    def stats(self) -> PoolStats:
+        """A copy of the counts so far."""
+        with self._lock:
+            return PoolStats(**vars(self._stats))
+
+    def close(self) -> None:
+        """Kill the workers; groups that are not finished fail with `RuntimeError`."""
+        if self._closing:
+            return
+        self._closing = True
+        for _ in self._workers:
+            self._tasks.put(None)
+        for worker in self._workers:
+            while worker.thread.is_alive():  # killed repeatedly: a new process may be starting
+                worker.kill()
+                worker.thread.join(CLOSE_SECONDS)
+        self._fail_waiting()
+        self._folder.cleanup()
+
+    def __enter__(self) -> VerifierPool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ called by supervising threads
+
+    def _finish_item(self, task: _Task, result: Any) -> None:
+        """Record the result of the task's current item, and complete the group with its last."""
+        group = task.group
+        with self._lock:
+            group.results[task.pending.pop(0)] = result
+            if isinstance(result, Verdict):
+                self._stats.verdicts += 1
+                self._stats.unscorable += result.verdict == "unscorable"
+            complete = len(group.results) == len(group.items)
+        if complete and not self._call_on_group(group):
+            group.complete()
+
+    def _call_on_group(self, group: _Group) -> bool:
+        """Have the rewards of the whole group called, once all verdicts are there; False if there
+        are none to call."""
+        if group.calls is not None or group.problem is None:
+            return False
+        group.calls = group.rewards_due()
+        first = len(group.items)
+        group.items += group.calls
+        if not group.calls:
+            return False
+        limit = correctness.call_time_limit(group.problem, first, self.config)
+        for index in range(first, len(group.items)):
+            self._tasks.put(_Task(group, [index], limit))
+        if self._closing:  # the workers may have taken their last task
+            self._fail(group, RuntimeError("the verifier pool was closed"))
+        return True
+
+    def _fail_waiting(self) -> None:
+        """Fail the groups of all tasks that no worker has taken; the workers have ended."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if task := self._tasks.get_nowait():
+                    self._fail(task.group, RuntimeError("the verifier pool was closed"))
+
+    def _fail(self, group: _Group, error: Exception) -> None:
+        with self._lock:
+            if not group.future.done():
+                group.future.set_exception(error)
+
+    def _count(self, *, timeouts: int = 0, restarts: int = 0, busy: float = 0.0) -> None:
+        with self._lock:
+            self._stats.timeouts += timeouts
+            self._stats.restarts += restarts
+            self._stats.busy_seconds += busy
+
+
+def try_functions(config: VerifierConfig, problems: Sequence[Problem]) -> None:
+    """Like `VerifierPool.try_functions`, in a separate pool, which is only started if there are
+    user-defined functions."""
+    domains = {problem.domain for problem in problems}
+    if any(correctness.has_functions(config, domain) for domain in domains):
+        with VerifierPool(config.model_copy(update={"workers": 1}), sys.maxsize, 0) as pool:
+            pool.try_functions(problems)
+
+
+@dataclass
+class _Group:
+    """The completions of one problem and their verdicts; or, without a problem, one program and
+    its outputs."""
+
+    problem: Problem | None
+    items: list[Response | code.Trial | GroupCall]  # completions, then calls on all of them
+    config: VerifierConfig
+    lengths: tuple[int, int] = (0, 0)  # l_max and l_cache; unused for a program
+    progress: Progress = NO_PROGRESS
+    future: Future[Any] = field(default_factory=Future)
+    results: dict[int, Any] = field(default_factory=dict)
+    calls: list[GroupCall] | None = None  # None until all completions are graded
+
+    def rewards_due(self) -> list[GroupCall]:
+        """The calls on the whole group, whose completions have all been graded."""
+        responses = [item for item in self.items if isinstance(item, Response)]
+        return group_calls(self._ordered(), responses, self.config, self.progress)
+
+    def complete(self) -> None:
+        results = self._ordered()
+        if self.problem is None:
+            self.future.set_result(results[0])
+            return
+        if calls := self.calls:
+            found = {c.name: r for c, r in zip(calls, results[-len(calls) :], strict=True)}
+            verdicts = results[: -len(calls)]
+            results = with_group_rewards(self.problem, verdicts, found, self.config)
+        self.future.set_result(results)
+
+    def _ordered(self) -> list[Any]:
+        return [self.results[index] for index in range(len(self.items))]
+
+    def failure(self, index: int, reason: str, seconds: float) -> Any:
+        """The result of an item for which a worker gave none."""
+        item = self.items[index]
+        if isinstance(item, code.Trial):
+            return [code.TrialOutput("", reason)] * len(item.inputs)
+        if isinstance(item, GroupCall):
+            return GroupResult([], reason)
+        return unscorable(reason, self.config.reward.parts, seconds=seconds)
+
+
+@dataclass
+class _Task:
+    """Items of a group for one worker, in order, with a time limit in seconds for each."""
+
+    group: _Group
+    pending: list[int]  # indices of the group's items; the first is being graded
+    limit_s: float
+    retried: set[int] = field(default_factory=set)
+
+    @property
+    def pending_items(self) -> list[tuple[str, int] | code.Trial | GroupCall]:
+        """What a worker is sent: tokens only travel to functions that may ask for them."""
+        items = (self.group.items[index] for index in self.pending)
+        return [(i.text, i.n_tokens) if isinstance(i, Response) else i for i in items]
+
+    def failure(self, reason: str, seconds: float = 0.0) -> Any:
+        """The result of the current item when its worker gave none."""
+        return self.group.failure(self.pending[0], reason, seconds)
+
+
+class _Worker:
+    """One process, and the thread that sends it tasks, kills it when late, and replaces it."""
+
+    def __init__(self, pool: VerifierPool, number: int) -> None:
+        self.pool = pool
+        self.folder = Path(pool._folder.name) / str(number)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: Connection | None = None
+        self._warm = False
+        self.thread = threading.Thread(target=self._serve, name=f"verifier-{number}", daemon=True)
+
+    def kill(self) -> None:
+        if (process := self.process) is not None:
+            process.kill()
+
+    def _serve(self) -> None:
+        """Waits for a task; unblocked by `score`, `run` and `close`."""
+        while (task := self._next_task()) is not None:
+            started = time.perf_counter()
+            try:
+                self._run(task)
+            except Exception as error:
+                # Only this thread can complete the group: hand the error on to its future.
+                self.pool._fail(task.group, error)
+            self.pool._count(busy=time.perf_counter() - started)
+        self._stop()
+
+    def _next_task(self) -> _Task | None:
+        """The next task; a missing process is started before the wait, to warm up during it."""
+        if not self.pool._closing and self.process is None:
+            with contextlib.suppress(OSError):  # `_ready` reports it to the group that needs it
+                self._start()
+        return self.pool._tasks.get()
+
+    def _run(self, task: _Task) -> None:
+        """Get a result for each of the task's items, with as many processes as that takes."""
+        while task.pending:
+            if self.pool._closing:
+                raise RuntimeError("the verifier pool was closed")
+            connection = self._ready()
+            try:
+                connection.send((task.group.problem, task.pending_items, *task.group.lengths))
+                while task.pending:
+                    if not self._answers_within(connection, task.limit_s):
+                        self._stop()
+                        self.pool._count(timeouts=1, restarts=1)
+                        reason = self._blamed(f"timed out after {task.limit_s:g} s")
+                        self.pool._finish_item(task, task.failure(reason, task.limit_s))
+                        break
+                    self.pool._finish_item(task, connection.recv())
+            except (EOFError, OSError):  # the worker is gone
+                self._blame_or_retry(task, self._stop())
+
+    def _answers_within(self, connection: Connection, limit_s: float) -> bool:
+        """True once an answer has arrived; False if the process has run and slept for `limit_s`.
+
+        Time in which it waited for a processor on a busy machine does not count, up to `CLOCK`
+        times the limit.
+        """
+        started, waited = time.monotonic(), self._waited()
+        remaining = limit_s
+        while not connection.poll(remaining):
+            clock = time.monotonic() - started
+            remaining = min(limit_s - clock + self._waited() - waited, CLOCK * limit_s - clock)
+            if remaining <= 0:
+                return False
+        return True
+
+    def _waited(self) -> float:
+        """Seconds that the process has been ready to run, and waited for a processor; 0 where the
+        kernel does not count them."""
+        assert self.process is not None
+        statistics = Path(f"/proc/{self.process.pid}/schedstat")
+        return int(statistics.read_text().split()[1]) / 1e9 if statistics.exists() else 0.0
+
+    def _blame_or_retry(self, task: _Task, ending: str) -> None:
+        """After a worker's death: the item that it was grading is tried once more."""
+        if self.pool._closing:
+            return
+        self.pool._count(restarts=1)
+        current = task.pending[0]
+        if current in task.retried:
+            reason = self._blamed(f"the worker died ({ending})")
+            self.pool._finish_item(task, task.failure(reason))
+        else:
+            task.retried.add(current)
+
+    def _blamed(self, reason: str) -> str:
+        """A reason with the user-defined function that the process was calling, if any."""
+        called = functions.read_trail(self.folder)
+        return f"{called}: {reason}" if called else reason
+
+    def _start(self) -> None:
+        """Start a process; it warms up while this thread waits for a task."""
+        shutil.rmtree(self.folder, ignore_errors=True)  # left over from a killed process
+        self.folder.mkdir()
+        ours, theirs = Pipe()
+        # A plain interpreter, not multiprocessing: the caller's __main__ is not imported again.
+        self.process = subprocess.Popen(
+            command_of("tramontane.verifier.worker", str(theirs.fileno())),
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the controller's to handle
+        )
+        theirs.close()
+        _limit_transfers(ours)
+        self.connection = ours
+        with contextlib.suppress(BrokenPipeError):  # dead already: `_ready` will notice
+            ours.send((self.pool.config, str(self.folder)))
+
+    def _ready(self) -> Connection:
+        """The connection to a process that has warmed up, started if necessary.
+
+        Raises:
+            RuntimeError: MAX_STARTS processes in a row died before they were ready, or the pool
+                was closed.
+            InputError: a process could not import a user-defined function.
+        """
+        for _ in range(MAX_STARTS):
+            if self.process is not None and self.process.poll() is not None:
+                self._stop()  # it was killed while idle
+                self.pool._count(restarts=1)
+            if self.process is None:
+                self._start()
+            assert self.connection is not None
+            if self._warm:
+                return self.connection
+            try:
+                if self.connection.poll(START_SECONDS):
+                    if fault := self.connection.recv():
+                        self._stop()
+                        raise InputError(fault)
+                    self._warm = True
+                    return self.connection
+            except (EOFError, OSError):
+                pass
+            ending = self._stop()
+            if self.pool._closing:
+                raise RuntimeError("the verifier pool was closed")
+        raise RuntimeError(f"a verifier worker could not be started ({ending}); see stderr for why")
+
+    def _stop(self) -> str:
+        """Kill the process, if any, and describe how it ended."""
+        if self.process is None:
+            return "not running"
+        process, connection = self.process, self.connection
+        # Forgotten before the wait: a verdict that it still sends must not count for another task.
+        self.process = self.connection = None
+        self._warm = False
+        if connection is not None:
+            connection.close()
+        process.kill()
+        status = process.wait(KILL_SECONDS)
+        if status < 0:
+            return f"signal {-status} ({signal.strsignal(-status)})"
+        return f"exit code {status}"
+
+
+def _limit_transfers(connection: Connection) -> None:
+    """Let a transfer fail (`OSError`) when the worker stops in the middle of a message, as it fails
+    when the worker is gone: a pipe's buffer is soon full, and half a message may have been read."""
+    limit = struct.pack("ll", int(TRANSFER_SECONDS), 0)
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -1,0 +1,193 @@
+"""One completion → one verdict: the four axes combined (arXiv 2506.10910, section 2.2).
+
+Format comes first: a malformed completion gets 0 and is not graded further. A well-formed one gets
++0.1, +0.9 for a right answer, up to −0.1 for its length, and +0.1 when problem, thoughts and answer
+are in the same language: at most 1.1. User-defined rewards (`custom`) are added. Format and
+verifier are the problem's domain's (`correctness`).
+
+Rewards of a whole group come last: `group_calls` says which functions to call once all completions
+of a problem have been graded individually, and `with_group_rewards` adds their results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tramontane.config import CustomReward, DomainConfig, VerifierConfig
+from tramontane.types import Problem, Verdict
+from tramontane.verifier import correctness, custom, language
+from tramontane.verifier.correctness import Judgement, outcome_of
+from tramontane.verifier.custom import NO_PROGRESS, GroupCall, GroupResult, Progress, Response
+from tramontane.verifier.format import check_format
+from tramontane.verifier.functions import FunctionFailed
+from tramontane.verifier.length import length_penalty
+
+
+def grade(
+    problem: Problem,
+    response_text: str,
+    n_tokens: int,
+    config: VerifierConfig,
+    l_max: int,
+    l_cache: int,
+) -> Verdict:
+    """Grade one completion of `n_tokens` tokens; lengths are in tokens.
+
+    For rewards of a whole group, it is a group of one. Never raises: an exception makes the
+    completion `unscorable`. Time and memory are bounded in `VerifierPool`, not here.
+    """
+    verdicts = [grade_apart(problem, response_text, n_tokens, config, l_max, l_cache)]
+    calls = group_calls(verdicts, [Response(response_text, n_tokens)], config)
+    if calls:
+        results = {call.name: run_group_call(problem, call, config) for call in calls}
+        verdicts = with_group_rewards(problem, verdicts, results, config)
+    return verdicts[0]
+
+
+def grade_apart(
+    problem: Problem,
+    response_text: str,
+    n_tokens: int,
+    config: VerifierConfig,
+    l_max: int,
+    l_cache: int,
+) -> Verdict:
+    """Like `grade`, without the rewards of a whole group."""
+    started = time.perf_counter()
+    try:
+        verdict = _grade(problem, response_text, n_tokens, config, l_max, l_cache)
+    except FunctionFailed as error:
+        verdict = unscorable(str(error), config.reward.parts)
+    except Exception as error:  # the stated boundary: an exception is never silently a zero
+        verdict = unscorable(f"{type(error).__name__}: {error}"[:300], config.reward.parts)
+    return replace(verdict, seconds=time.perf_counter() - started)
+
+
+def group_calls(
+    verdicts: Sequence[Verdict],
+    responses: Sequence[Response],
+    config: VerifierConfig,
+    progress: Progress = NO_PROGRESS,
+) -> list[GroupCall]:
+    """The functions to call on a whole group: those that count for any of its completions."""
+    return [
+        GroupCall(reward.name, list(responses), progress)
+        for reward in _group_rewards(config)
+        if any(_counts(reward, verdict) for verdict in verdicts)
+    ]
+
+
+def run_group_call(problem: Problem, call: GroupCall, config: VerifierConfig) -> GroupResult:
+    """Call a function on a whole group. Never raises: see `GroupResult`."""
+    [reward] = [r for r in config.reward.custom if r.name == call.name]
+    return custom.call_group(reward, problem, call)
+
+
+def with_group_rewards(
+    problem: Problem,
+    verdicts: Sequence[Verdict],
+    results: Mapping[str, GroupResult],
+    config: VerifierConfig,
+) -> list[Verdict]:
+    """The verdicts on a group with the rewards of the whole group.
+
+    A function that failed makes every completion that it counts for unscorable.
+
+    Args:
+        problem: the problem that all completions answer.
+        verdicts: those of `grade_apart`.
+        results: what each function of `group_calls` returned, by the reward's name.
+        config: weights, and the domains.
+    """
+    return [_added(problem, v, i, results, config) for i, v in enumerate(verdicts)]
+
+
+def _added(
+    problem: Problem,
+    verdict: Verdict,
+    place: int,
+    results: Mapping[str, GroupResult],
+    config: VerifierConfig,
+) -> Verdict:
+    """One verdict of `with_group_rewards`, for the completion at `place`."""
+    counting = [reward for reward in _group_rewards(config) if _counts(reward, verdict)]
+    for reward in counting:
+        if reason := results[reward.name].reason:
+            return unscorable(reason, verdict.parts, seconds=verdict.seconds, answer=verdict.answer)
+    values = {r.name: results[r.name].values[place] for r in counting}
+    given = [r for r in counting if values[r.name] is not None]
+    parts = verdict.parts | {r.name: r.weight * (values[r.name] or 0.0) for r in given}
+    verdict = replace(verdict, reward=sum(parts.values()), parts=parts)
+    domain = correctness.domain_of(problem, config)
+    if not counting or domain.verifier is not None or verdict.verdict == "malformed":
+        return verdict
+    given += [r for r in config.reward.custom if r.weight and not custom.of_group(r)]
+    if not given:
+        return unscorable("every reward returned None", parts, seconds=verdict.seconds)
+    judged = _judge_by_rewards(sum(parts[r.name] for r in given), given, domain)
+    return replace(verdict, verdict=judged.outcome, reason=judged.reason)
+
+
+def _group_rewards(config: VerifierConfig) -> list[CustomReward]:
+    return [r for r in config.reward.custom if r.weight and custom.of_group(r)]
+
+
+def _counts(reward: CustomReward, verdict: Verdict) -> bool:
+    """True if a reward of a whole group is part of this completion's reward."""
+    return verdict.verdict in ("right", "wrong") or (
+        verdict.verdict == "malformed" and reward.malformed
+    )
+
+
+def _grade(
+    problem: Problem, text: str, n_tokens: int, config: VerifierConfig, l_max: int, l_cache: int
+) -> Verdict:
+    weights, domain = config.reward, correctness.domain_of(problem, config)
+    parts = dict.fromkeys(weights.parts, 0.0)
+    parsed = check_format(text, domain.format, config.tags)
+    rewards = [
+        r
+        for r in weights.custom
+        if r.weight and (parsed.ok or r.malformed) and not custom.of_group(r)
+    ]
+    judged = None
+    if parsed.ok and domain.verifier is not None:
+        judged = correctness.judge(problem, parsed, config)
+        if judged.outcome == "unscorable":
+            return unscorable(judged.reason, parts, answer=judged.answer)
+    for reward in rewards:
+        parts[reward.name] = custom.part(reward, problem, text, n_tokens)
+    if not parsed.ok:
+        return Verdict(sum(parts.values()), parts, "malformed", parsed.reason)
+    if judged is None:
+        judged = _judge_by_rewards(sum(parts.values()), rewards, domain)
+    else:
+        parts["correctness"] = weights.correctness * judged.share
+    parts["format"] = weights.format * domain.format.has_conditions
+    parts["length"] = length_penalty(n_tokens, l_max, l_cache, weights.length)
+    spoken = (parsed.thoughts, parsed.answer)
+    if not (parsed.thoughts or domain.format.needs_thoughts):
+        spoken = (parsed.answer, "")
+    if weights.language and language.consistent(problem.problem, *spoken, problem.language):
+        parts["language"] = weights.language
+    return Verdict(sum(parts.values()), parts, judged.outcome, judged.reason, answer=judged.answer)
+
+
+def _judge_by_rewards(
+    earned: float, rewards: Sequence[CustomReward], domain: DomainConfig
+) -> Judgement:
+    """The judgement in a domain without a verifier: the rewards' share of their possible
+    maximum."""
+    most = sum(reward.weight for reward in rewards if reward.weight > 0)
+    outcome = outcome_of(earned / most if most else 0.0, domain)
+    reason = "" if outcome == "right" else f"rewards {earned:.3g} of {most:.3g}"
+    return Judgement(outcome, reason, None, 0.0)
+
+
+def unscorable(
+    reason: str, parts: Iterable[str], *, seconds: float = 0.0, answer: str | None = None
+) -> Verdict:
+    """A verdict without a judgement: every part is 0, and `reason` says what went wrong."""
+    return Verdict(0.0, dict.fromkeys(parts, 0.0), "unscorable", reason, seconds, answer)

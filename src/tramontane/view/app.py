@@ -1,0 +1,192 @@
+"""The page's requests and answers. Every path begins with the token; everything is read-only."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow.compute as pc
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.staticfiles import StaticFiles
+
+from tramontane.errors import InputError
+from tramontane.run import curves
+from tramontane.view import answers, details, search
+from tramontane.view.runs import Run, dumps
+from tramontane.view.timeline import timeline
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+STATIC = Path(str(resources.files("tramontane.view") / "static"))
+# Only the page's own scripts and styles, no other source, and no text that becomes HTML.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+MOST_ROWS = 200  # in one response
+
+
+class Json(Response):
+    """A JSON response, with null for numbers that JSON lacks."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dumps(content)
+
+
+def make_app(runs: list[Run], token: str) -> FastAPI:
+    """The application that shows these runs under `/TOKEN/`.
+
+    A request is rejected without the token (403), or with a `Host` that is not this machine's
+    loopback name (400): a page on another site can provide neither.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Json)
+
+    @app.middleware("http")
+    async def guard(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        host = request.headers.get("host", "").rpartition(":")[0] or request.headers.get("host")
+        first = request.url.path.lstrip("/").partition("/")[0]
+        if host not in LOOPBACK:
+            response = Response("this page answers on the loopback address only", 400)
+        elif not secrets.compare_digest(first.encode(), token.encode()):
+            response = Response("the address lacks the token that `tramontane view` printed", 403)
+        else:
+            response = await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.exception_handler(InputError)  # of a search, or of a damaged file (`errors.reading`)
+    def unreadable(_: Request, error: InputError) -> Response:
+        return Json({"detail": str(error)}, 422)
+
+    app.state.runs = runs
+    app.include_router(api, prefix=f"/{token}/api")
+    app.mount(f"/{token}", StaticFiles(directory=STATIC, html=True))
+    return app
+
+
+def chosen(request: Request, run: int) -> Run:
+    """The run with this number."""
+    runs: list[Run] = request.app.state.runs
+    if not 0 <= run < len(runs):
+        raise HTTPException(404, "no such run")
+    return runs[run]
+
+
+api = APIRouter()
+Chosen = Annotated[Run, Depends(chosen)]
+
+
+@api.get("/runs")
+def list_runs(request: Request) -> Json:
+    return Json([run.describe() for run in request.app.state.runs])
+
+
+@api.get("/charts")
+def charts() -> Json:
+    sections = curves.SECTIONS.items()
+    return Json([{"title": t, "charts": [asdict(lines) for lines in s]} for t, s in sections])
+
+
+@api.get("/metrics")
+def metrics(run: Chosen, offset: Annotated[int, Query(ge=0)] = 0, mark: int = 0) -> Json:
+    return Json(run.metrics(offset, mark) | {"finished": run.describe()["finished"]})
+
+
+@api.get("/evaluations")
+def list_evaluations(run: Chosen) -> Json:
+    return Json(run.measured())
+
+
+@api.get("/facets")
+def facets(run: Chosen) -> Json:
+    return Json(_facets(run))
+
+
+@api.get("/rollouts")
+def find_rollouts(
+    run: Chosen,
+    query: Annotated[search.Query, Depends()],
+    sort: str = "update",
+    descending: bool = True,
+    offset: int = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 50,
+) -> Json:
+    if sort not in search.SORTS:
+        raise HTTPException(422, f"sort must be one of {', '.join(search.SORTS)}")
+    found = run.searches.find(query)
+    found.advance(search.SECONDS)
+    return Json(found.page(sort, descending, max(0, offset), limit))
+
+
+@api.get("/rollout")
+def one_rollout(run: Chosen, update: int, row: int) -> Json:
+    try:
+        return Json(details.rollout(run, update, row))
+    except KeyError:
+        raise HTTPException(404, f"update {update} has no completion {row}") from None
+
+
+@api.get("/groups")
+def list_groups(run: Chosen, update: int) -> Json:
+    return Json(details.groups(run, update))
+
+
+@api.get("/problems")
+def list_problems(
+    request: Request,
+    among: Annotated[str, Query(pattern="^[0-9]{1,6}(:[\\w-]*)?(,[0-9]{1,6}(:[\\w-]*)?)*$")],
+    part: str = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_ROWS)] = 100,
+) -> Json:
+    """`among` has the number of each run and, after a colon, the source of its answers."""
+    sides = [side.partition(":") for side in among.split(",")]
+    runs = [chosen(request, int(number)) for number, _, _ in sides]
+    return Json(answers.problems(runs, [source for _, _, source in sides], part, limit))
+
+
+@api.get("/answers")
+def list_answers(run: Chosen, problem_id: str) -> Json:
+    return Json(answers.answers(run, problem_id))
+
+
+@api.get("/audit")
+def audit(run: Chosen) -> Json:
+    return Json(run.findings())
+
+
+@api.get("/timeline")
+def show_timeline(run: Chosen) -> Json:
+    return Json(timeline(run.path))
+
+
+def _facets(run: Run) -> dict[str, Any]:
+    """The values that a search can filter by, with their counts."""
+    table = run.rollouts.table()
+    found: dict[str, Any] = {"total": len(table), "damaged": run.rollouts.damaged}
+    for name in ("verdict", "language", "domain", "finish_reason", "filtered"):
+        counted = pc.value_counts(table[name]).to_pylist()
+        found[name] = dict(Counter({str(c["values"]): c["counts"] for c in counted}).most_common())
+    found["updates"] = sorted({part.update for part in run.rollouts.refresh() if part.update})
+    found["missing"] = sorted(run.rollouts.missing)
+    for name in ("reward", "tokens", "newest", "oldest"):
+        ends = pc.min_max(table[name]).as_py()
+        found[f"{name}_range"] = [ends["min"], ends["max"]]
+    return found

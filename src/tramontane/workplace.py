@@ -1,0 +1,415 @@
+"""Folders and files that a command works on: one owner at a time, files that are complete and
+flushed to disk, and clear errors for disk faults.
+
+Ownership uses two locks of `filelock`, both in hidden files that are removed at the end:
+
+`.lock`    locked by the kernel (flock), which releases it when the process ends, however it ends.
+           Network file systems that support it share the lock between machines. Its text says who
+           the owner is. Forked children do not hold it.
+`.lease`   renewed every `LEASE_SECONDS / 3`, for file systems that do not share the kernel's lock
+           between machines, or have none: another machine's owner counts as gone after
+           `LEASE_SECONDS` without a renewal.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from tramontane.errors import InputError
+
+if TYPE_CHECKING:
+    from filelock import SoftFileLease
+
+logger = logging.getLogger("tramontane")
+
+HIDDEN = (".lock", ".lease")  # in a folder with an owner
+LEASE_SECONDS = 30.0
+EXIT_SECONDS = 1.0  # the kernel takes a moment to release a killed process's lock
+CONTINUE = "run the same command again"
+# flock on a file system without it: not implemented, no lock server, not supported.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FAULTS = (errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ENXIO)
+_PATH_FAULTS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
+
+
+# ------------------------------------------------------------------------------------- ownership
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that owns a place.
+
+    Args:
+        process: its number.
+        host: its machine.
+        since: local time at which it began.
+        work: what is being done to the place, as a participle: `trained`, `evaluated`.
+    """
+
+    process: int
+    host: str
+    since: str
+    work: str
+
+    @classmethod
+    def read(cls, lock: Path) -> Owner | None:
+        """The owner that a lock's file names, if any."""
+        try:
+            return cls(**json.loads(lock.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # absent, empty, or being written
+            return None
+
+    def __str__(self) -> str:
+        return f"{self.work} by process {self.process} on {self.host} since {self.since}"
+
+
+@contextmanager
+def owned_folder(
+    folder: str | Path,
+    work: str,
+    *,
+    new: bool = False,
+    then: str = CONTINUE,
+    wait: float = EXIT_SECONDS,
+) -> Iterator[Owner | None]:
+    """Own a folder, which is created if missing, and removed at the end if nothing was written.
+
+    Args:
+        folder: the folder.
+        work: what is being done to it, as a participle, for the message to others.
+        new: the folder must not exist.
+        then: what to do once a disk fault is fixed.
+        wait: seconds to wait for another owner to finish.
+
+    Yields:
+        The previous owner, if it ended without releasing the folder, e.g. because it was killed.
+
+    Raises:
+        InputError: another process owns the folder; a file is in the way; the folder cannot be
+            written, or a disk fault ends the work.
+        FileExistsError: `new`, and the folder exists.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with disk_faults(folder, then):
+        folder.mkdir(parents=True, exist_ok=not new)
+    try:
+        with _owned(folder, folder / ".lock", work, then, wait) as before:
+            yield before
+    finally:
+        with suppress(OSError):  # not empty
+            for path in made:
+                path.rmdir()
+
+
+@contextmanager
+def owned_file(
+    file: str | Path, work: str, *, then: str = CONTINUE, wait: float = EXIT_SECONDS
+) -> Iterator[None]:
+    """Own a file and the files that accompany it; see `owned_folder`.
+
+    Raises:
+        InputError: see `check_file` and `owned_folder`.
+    """
+    file = Path(file)
+    check_file(file)
+    with _owned(file, file.with_name(f".{file.name}.lock"), work, then, wait):
+        yield
+
+
+@contextmanager
+def whole_folder(folder: str | Path, work: str) -> Iterator[Path]:
+    """Own a new folder, which will be complete or absent; see `owned_folder`.
+
+    Yields:
+        The folder to write into, which becomes `folder` at the end.
+
+    Raises:
+        InputError: the folder is not empty; or see `owned_folder`.
+    """
+    folder = Path(folder)
+    check_folder(folder)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: not empty; name another folder")
+    with disk_faults(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    with _owned(folder, folder.with_name(f".{folder.name}.lock"), work, CONTINUE, EXIT_SECONDS):
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
+            partial.mkdir()
+            yield partial
+            commit(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _owned(place: Path, path: Path, work: str, then: str, wait: float) -> Iterator[Owner | None]:
+    from filelock import FileLock, SoftFileLease, Timeout  # 0.1 s
+
+    lock = FileLock(path, timeout=wait, thread_local=False, fallback_to_soft=False)
+    lease = SoftFileLease(
+        path.with_name(path.name.removesuffix("lock") + "lease"),
+        lease_duration=LEASE_SECONDS,
+        thread_local=False,
+    )
+    with disk_faults(place, then, outside=True):
+        try:
+            lock.acquire()
+        except Timeout:
+            raise _refusal(place, path) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            logger.warning(
+                f"{place}: its file system has no locks ({error.strerror}); a second process is "
+                f"only found by {lease.lock_file}"
+            )
+        try:
+            before = Owner.read(path)
+            _take(lease, place, path)
+            try:
+                if before:
+                    logger.warning(f"{place}: taken over; was being {before}, which has ended")
+                now = Owner(os.getpid(), socket.gethostname(), time.strftime("%F %T"), work)
+                path.write_text(json.dumps(asdict(now)) + "\n", encoding="utf-8")
+                yield before
+            finally:
+                with suppress(OSError):  # the folder may be gone, or its disk broken
+                    path.unlink()
+                with suppress(OSError):
+                    lease.release()
+        finally:
+            with suppress(OSError):
+                lock.release()
+
+
+def _take(lease: SoftFileLease, place: Path, path: Path) -> None:
+    """Take the lease. It is free, or its process has ended, unless the kernel's lock is not shared
+    with the owner's machine."""
+    from filelock import Timeout
+
+    marker, renewed = Path(lease.lock_file), None
+    until = time.monotonic() + LEASE_SECONDS + EXIT_SECONDS
+    while True:
+        try:
+            lease.acquire(timeout=EXIT_SECONDS)
+            return
+        except Timeout:
+            with suppress(FileNotFoundError):  # released just now
+                seen = marker.stat().st_mtime_ns
+                if renewed is None:
+                    logger.warning(
+                        f"{place}: was being {Owner.read(path)}; waiting up to "
+                        f"{LEASE_SECONDS:g} s for a sign of life"
+                    )
+                elif seen != renewed or time.monotonic() > until:
+                    raise _refusal(place, path) from None
+                renewed = seen
+
+
+def _refusal(place: Path, path: Path) -> InputError:
+    owner = Owner.read(path)
+    if owner is None:
+        return InputError(f"{place}: in use by another process, which began just now")
+    here = owner.host == socket.gethostname()
+    stop = f" (kill {owner.process})" if here and owner.process != os.getpid() else ""
+    return InputError(f"{place}: being {owner}; wait until it ends, or stop it first{stop}")
+
+
+# ------------------------------------------------------------------------------ faults of the disk
+
+
+@contextmanager
+def disk_faults(path: Path, then: str = CONTINUE, *, outside: bool = False) -> Iterator[None]:
+    """Report disk faults: errors of this block caused by one become an `InputError`.
+
+    Args:
+        path: what the block writes.
+        then: what to do once the fault is repaired.
+        outside: the block does more than write, so only operating system errors count.
+
+    Raises:
+        InputError: no space (a full disk, a quota, a file-size limit), a disk that fails or is
+            read-only, or a path that is missing, has vanished or is in the way.
+    """
+    try:
+        yield
+    except OSError as error:
+        if (found := _fault(error, path)) is None:
+            raise
+        raise InputError(f"{found}, then {then}") from error
+    except Exception as error:
+        if outside or (found := _fault(error, path)) is None:
+            raise
+        raise InputError(f"{found}, then {then}") from error
+
+
+def _fault(error: Exception, path: Path) -> str | None:
+    """The path, the fault and the remedy, if a disk fault caused the error."""
+    file = path
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        file = Path(error.filename).absolute()
+        if inside := file.is_relative_to(path.absolute()):
+            file = path / file.relative_to(path.absolute())
+        if error.errno in _PATH_FAULTS and (inside or not path.exists()):
+            if error.errno in (errno.EACCES, errno.EPERM):
+                return f"{file}: {error.strerror}; make it writable"
+            if error.errno != errno.ENOENT:
+                return f"{file}: {error.strerror}; move aside what is in the way"
+            while not file.parent.exists():
+                file = file.parent
+            return f"{file}: no longer there (moved or deleted?); put it back"
+        file = file if inside else path
+    # Libraries raise their own error types, so the message must decide.
+    text = str(error)
+    for code in _NO_ROOM:
+        if os.strerror(code) in text:
+            return f"{file}: {os.strerror(code)}; make room"
+    for code in _DISK_FAULTS:
+        if os.strerror(code) in text:
+            return f"{file}: {os.strerror(code)}; repair its disk, or make it writable"
+    if "unexpected pos" in text:  # torch's message for a short write
+        return f"{file}: {os.strerror(errno.ENOSPC)}; make room"
+    return None
+
+
+# ------------------------------------------------------------------------------------ JSON lines
+
+
+def parse_object(line: str | bytes) -> dict[str, Any]:
+    """The object in one line of JSON.
+
+    Raises:
+        ValueError: the line is not UTF-8, not JSON, or not an object; the message says which.
+    """
+    try:
+        row = json.loads((line.encode() if isinstance(line, str) else line).decode())
+    except UnicodeError:  # bytes, or text with bytes that were passed on (surrogateescape)
+        raise ValueError("not UTF-8") from None
+    except (ValueError, RecursionError) as error:  # numbers too long, or nesting too deep
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}")
+    return row
+
+
+def read_log(file: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a log (JSON lines), without a last row that was truncated when its writer died.
+    A missing file has none.
+
+    Raises:
+        InputError: a line before the last is broken.
+    """
+    lines = file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = parse_object(line)
+        except ValueError as error:
+            if number == len(lines) and not line.endswith(b"\n"):
+                return
+            raise InputError(
+                f"{file}:{number}: {error}; every line must hold one JSON object: fix this line, "
+                f"or restore the file from a copy"
+            ) from None
+        yield row
+
+
+# ------------------------------------------------------------------------------------- whole files
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file that is complete or absent, and flushed to disk when this returns.
+
+    Raises:
+        InputError: as `disk_faults`.
+    """
+    with whole_file(file) as out:
+        out.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(file: Path, then: str = CONTINUE) -> Iterator[IO[bytes]]:
+    """A file to write, which will be complete or absent, and flushed to disk.
+
+    Raises:
+        InputError: as `disk_faults`.
+    """
+    # Several readers of a run may write a report at the same time, each into its own file.
+    partial = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    with disk_faults(file, then):
+        try:
+            with partial.open("wb") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            partial.replace(file)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        sync(file.parent)
+
+
+def commit(partial: Path, final: Path) -> None:
+    """Rename a finished file or folder, so that a power failure leaves all of it or nothing."""
+    sync_all(partial)
+    partial.replace(final)
+    sync(final.parent)
+
+
+def sync_all(path: Path) -> None:
+    """`sync` a file, or a folder with everything in it."""
+    for found in [*path.rglob("*"), path]:
+        sync(found)
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a folder's list of names, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def check_file(file: str | Path) -> None:
+    """Check that a file can be written at a path.
+
+    Raises:
+        InputError: the path is a folder, or its folder does not exist.
+    """
+    file = Path(file)
+    if not file.parent.is_dir():
+        raise InputError(f"{file}: there is no folder {file.parent}; make it first")
+    if file.is_dir():
+        raise InputError(f"{file}: a folder; name a file")
+
+
+def check_folder(folder: str | Path) -> None:
+    """Check that a path is a folder or can become one.
+
+    Raises:
+        InputError: a file is in the way.
+    """
+    folder = Path(folder)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{folder}: {nearest} is a file; name a folder")

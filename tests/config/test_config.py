@@ -1,0 +1,277 @@
+import re
+
+import pytest
+
+from tramontane.config import Config, check_complete, load_config, load_section, parse, sealed
+from tramontane.config.sft import SFTConfig
+from tramontane.errors import InputError
+
+
+@pytest.fixture
+def load(tmp_path):
+    def load(text="", *overrides, cls=Config):
+        file = tmp_path / "run.yaml"
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load_section(cls, file, list(overrides))
+
+    return load
+
+
+def test_an_empty_file_is_all_defaults(load):
+    assert load() == Config()
+
+
+def test_overrides_replace_values_of_the_file(load):
+    config = load(
+        "name: mine\npipeline: {n_batch: 64, group_size: 8}\n",
+        "pipeline.n_batch=128",
+        "trainer.learning_rate=1e-5",
+        "data.playground.languages=[fr, zh]",
+        "data.eval=null",
+        "run_dir=out/a=b",
+    )
+    assert (config.name, config.pipeline.n_batch, config.pipeline.group_size) == ("mine", 128, 8)
+    assert config.trainer.learning_rate == 1e-5
+    assert config.data.playground.languages == ("fr", "zh")
+    assert config.data.eval is None
+    assert config.run_dir == "out/a=b"
+
+
+def test_a_config_survives_its_own_dump(load):
+    config = load("pipeline: {n_batch: 64, n_minibatch: 32}\ndata: {fields: {problem: q}}\n")
+    assert parse(Config, config.model_dump(), "dump") == config
+    assert parse(Config, config.model_dump(mode="json"), "dump") == config
+
+
+def test_the_minibatch_is_the_batch_by_default(load):
+    assert load().pipeline.minibatch == load().pipeline.n_batch
+    assert load("pipeline: {n_batch: 64, n_minibatch: 32}").pipeline.minibatch == 32
+
+
+def test_resolved_arithmetic_follows_from_the_sizes(load):
+    config = load("pipeline: {n_batch: 256, n_minibatch: 128, n_async: 512, group_size: 16}")
+    resolved = config.resolved_arithmetic()
+    assert resolved["prompts a batch"].startswith("16 × 16")
+    assert resolved["optimizer steps an update"] == "2"
+    assert "2.0" in resolved["policies a sequence spans"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "generator: {workers: 5}\npipeline: {n_async: 64, n_batch: 64}",
+            r"run\.yaml: generator\.workers: 5 workers share 4 groups .* raise n_async",
+        ),
+        ("pipelin: {}", r"run\.yaml: pipelin: unknown key; did you mean 'pipeline'\?"),
+        (
+            "pipeline: {n_bacth: 3}",
+            r"pipeline\.n_bacth: unknown key; did you mean 'n_batch'\? Completions between two",
+        ),
+        ("trainer: {objective: {magistral: {epslow: 0}}}", r"magistral\.epslow: .* 'eps_low'\?"),
+        ("checkpoint: {zzz: 1}", r"checkpoint\.zzz: unknown key; valid keys: every, grace, keep"),
+        ("pipeline: {n_batch: many}", r"pipeline\.n_batch: .*integer"),
+        ("pipeline: {group_size: 1}", r"pipeline\.group_size: .* would drop every group"),
+        ("data: {playground: {languages: [en, xx]}}", r"data\.playground\.languages\.1: .*'ru'"),
+        (
+            "data: {playground: {levels: [4, 9]}}",
+            r"data\.playground\.levels: levels 4–9 must lie within 1–8",
+        ),
+        ("data: 3", r"data: "),
+        ("- a\n- b", r"run\.yaml: the file must hold keys and values, not a list"),
+        ("a: [1", r"run\.yaml: not valid YAML"),
+        (b"name: \xff\xfe", r"run\.yaml: "),
+    ],
+)
+def test_an_invalid_file_is_refused_with_key_and_remedy(load, text, message):
+    with pytest.raises(InputError, match=message):
+        load(text)
+
+
+def test_text_keys_keep_values_that_yaml_reads_as_other_types(load):
+    config = load(
+        "",
+        "data.train=playground:",
+        "name=123",
+        "data.fields.problem=7",
+        "trainer.objective.magistral.importance_correction=off",
+        "data.system_prompt='quoted: text'",
+        "data.eval=null",
+    )
+    assert (config.data.train, config.name, config.data.eval) == ("playground:", "123", None)
+    assert config.data.fields == {"problem": "7"}
+    assert config.trainer.objective.magistral.importance_correction == "off"
+    assert config.data.system_prompt == "quoted: text"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "pipeline: {n_batch: 64, n_minibatch: 8}",
+            r"pipeline\.n_minibatch: group_size 16 .* n_minibatch 8: ",
+        ),
+        (
+            "trainer: {ranks: 300}",
+            r"trainer\.ranks: 300 ranks share a minibatch of 256 ",
+        ),
+        (
+            "trainer: {objective: {name: magistrl}}",
+            r"trainer\.objective\.name: no objective 'magistrl', .* 'magistral'\?",
+        ),
+        (
+            "trainer: {objective: {name: xyz}}",
+            r"trainer\.objective\.name: no objective 'xyz', .* of that name; there are: magistral",
+        ),
+        (
+            "trainer: {objective: {name: aipo}}\nstages: [{name: a, eps_high: 0.3}]",
+            r"stages\.0\.eps_high: objective 'aipo' does not read it; leave it out",
+        ),
+        (
+            "trainer: {threads: 2, ranks: 2}",
+            r"trainer\.threads: 2 threads need device cpu and ranks 1",
+        ),
+        ("trainer: {threads: 2, device: cuda}", r"trainer\.threads: .* \(found cuda and 1\)"),
+        ("generator: {device: gpu}", r"generator\.device: 'gpu' is not a device; write cpu, cuda"),
+        ("trainer: {device: 'cuda:x'}", r"trainer\.device: 'cuda:x' is not a device"),
+    ],
+)
+def test_a_config_that_no_run_could_start_with_is_refused(load, text, message):
+    with pytest.raises(InputError, match=r"run\.yaml: " + message):
+        load(text)
+
+
+def test_valid_devices_are_accepted(load):
+    for device in ("cpu", "mps", "cuda", "cuda:1"):
+        assert load("", f"trainer.device={device}").trainer.device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", "float32"), ("mps", "float32"), ("cuda:1", "bfloat16")]
+)
+def test_the_default_number_type_is_that_of_the_device(load, device, expected):
+    """The resolved config names it; a type that is given stays."""
+    for section in ("generator", "trainer"):
+        assert getattr(load("", f"{section}.device={device}"), section).dtype == expected
+        found = load("", f"{section}.device={device}", f"{section}.dtype=float32")
+        assert getattr(found, section).dtype == "float32"
+    dumped = load("", f"generator.device={device}").model_dump()
+    assert dumped["generator"]["dtype"] == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], 0.9),
+        (["trainer.device=cuda"], 0.45),
+        (["trainer.device=cuda", "generator.workers=2"], 0.3),
+        (["trainer.device=cuda:1", "generator.workers=2"], 0.45),
+        (["placement.kind=ray", "trainer.device=cuda", "generator.workers=2"], 0.9),
+        (["placement.kind=ray", "placement.generator.gpus=0.5"], 0.45),
+        (["generator.gpu_memory_utilization=0.7", "trainer.device=cuda"], 0.7),
+    ],
+)
+def test_generators_take_their_share_of_a_gpu(load, overrides, expected):
+    config = load("", "generator.device=cuda", *overrides)
+    assert config.generator.gpu_memory_utilization == pytest.approx(expected)
+    assert load("").generator.gpu_memory_utilization is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "key", "message"),
+    [
+        ("n_batch: 100, group_size: 16", "n_batch", r"group_size 16 does not divide .* n_batch 96"),
+        ("n_batch: 64, n_minibatch: 48", "n_minibatch", r"n_minibatch 48 does not divide"),
+        ("n_async: 8, group_size: 16", "n_async", r"n_async 8 is below group_size 16.*raise"),
+        ("l_max: 64, l_cache: 65", "l_cache", r"l_cache 65 is above l_max 64"),
+    ],
+)
+def test_contradictory_sizes_are_reported_at_their_key(load, sizes, key, message):
+    with pytest.raises(InputError, match=rf"run\.yaml: pipeline\.{key}: {message}"):
+        load(f"pipeline: {{{sizes}}}")
+
+
+def test_all_errors_are_reported_at_once(load):
+    with pytest.raises(InputError) as caught:
+        load("nam: x\nseed: soon\ntrainer: {ranks: 0}\n")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pipeline.updates", r"write it as key=value"),
+        ("=3", r"write it as key=value"),
+        ("name.first=x", r"name is a value, not a section"),
+        ("pipeline.updtes=3", r"pipeline\.updtes: unknown key; did you mean 'updates'"),
+        ("name=[", r"'name=\['"),
+    ],
+)
+def test_an_invalid_override_is_refused(load, override, message):
+    with pytest.raises(InputError, match=message):
+        load("name: x", override)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("name: 2024-13-45", "month must be in 1..12"),
+        ("name: !!timestamp x", "not valid YAML"),
+        ("name: !!int x", "not valid YAML"),
+        ("name: !!bool x", "not valid YAML"),
+        ("name: !!python/object/apply:os.getpid []", "not valid YAML"),
+        ("name: &a [*a]", "more than 1,000,000 values"),
+        ("a0: &a0 [1]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]\n" for n in range(1, 9)),
+         "more than 1,000,000 values"),
+        ("name: 2024-01-01", "name: Input should be a valid string"),
+        (b"\xff\xfe\x00", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_whatever_yaml_can_spell_is_read_or_refused(load, text, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        load(text)
+
+
+def test_a_config_that_a_run_wrote_is_complete_or_refused(tmp_path):
+    file, config = tmp_path / "config.yaml", Config(name="own", trainer={"learning_rate": 3e-4})
+    text = sealed(config).encode()
+    file.write_bytes(text)
+    check_complete(Config, file)
+    assert load_config(file) == config
+    edited = text.replace(b"learning_rate: 0.0003", b"learning_rate: 0.0001")
+    assert edited != text
+    for broken in [edited, *(text[:end] for end in range(0, len(text), 101)), text[:-1]]:
+        file.write_bytes(broken)
+        with pytest.raises(InputError, match="cut short"):
+            check_complete(Config, file)
+    # Without its first line it is a config like any other, and a run's if all keys are there.
+    body = text.partition(b"\n")[2]
+    file.write_bytes(body)
+    check_complete(Config, file)
+    file.write_bytes(body.replace(b"  learning_rate: 0.0003\n", b""))
+    assert load_config(file).name == "own"
+    with pytest.raises(InputError, match="trainer.learning_rate is missing"):
+        check_complete(Config, file)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none\.yaml: no such config file"):
+        load_config(tmp_path / "none.yaml")
+
+
+def test_a_supervised_config_is_parsed_with_the_same_errors(load):
+    text = "output: out\ndata: {playground: [{share: 0.7}, {levels: [5, 8], share: 0.3}]}\n"
+    config = load(text, "steps=5", cls=SFTConfig)
+    assert [part.share for part in config.data.playground] == [0.7, 0.3]
+    assert config.steps == 5
+    with pytest.raises(InputError, match=r"output: Field required"):
+        load("steps: 3", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"new_model\.vocab: .*'vocab_size'"):
+        load("output: x\nnew_model: {vocab: 600}", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"data\.playground\.1\.shar: .* did you mean 'share'"):
+        load("output: x\ndata: {playground: [{}, {shar: 1}]}", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"threads: 2 threads need device cpu and ranks 1"):
+        load("output: x\nthreads: 2\nranks: 2", cls=SFTConfig)
+    with pytest.raises(InputError, match=r"activation_offload .* gradient_checkpointing to true"):
+        load("output: x\nactivation_offload: true", cls=SFTConfig)

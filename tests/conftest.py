@@ -1,0 +1,125 @@
+"""Fixtures that several test modules share, the order of the tests, and the list of skips."""
+
+import os
+
+# Each worker computes in one thread, as in a run; more would fight over the cores that tests share.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The number type that `dtype: auto` stands for: tests have one result on all processors.
+os.environ.setdefault("TRAMONTANE_CPU_DTYPE", "float32")
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+# A busy machine makes any example slow: no property is about time.
+settings.register_profile("tramontane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tramontane")
+
+EXPECTED_SKIPS = Path(__file__).with_name("expected_skips.txt")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """One Ray cluster for all tests of a process that use Ray: it takes 4 to 6 s to start. Its
+    `add_node` and `remove_node` change the machines that it seems to have."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'tramontane[ray]'")
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in a cluster of ours
+    head = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 1 << 30}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray.init(cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def vllm_environment() -> Any:
+    """vLLM's environment; one that was set up and does not work fails the test."""
+    from tramontane.generator.vllm import environment
+
+    if not environment.expected():
+        pytest.skip("needs vLLM's environment (make vllm)")
+    return environment.find(None)
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks in processes of `tests.forked`, which has imported torch, instead of fresh ones."""
+    from tests import forked
+
+    monkeypatch.setattr("tramontane.placement.ranks.START_METHOD", forked.START_METHOD)
+
+
+def uses_ray(item: pytest.Item) -> bool:
+    """True for a test on the cluster of `ray_cluster`, by its fixtures or a parameter."""
+    callspec = getattr(item, "callspec", None)
+    named = {"ray", "actor", "nixl"} & {*map(str, callspec.params.values())} if callspec else set()
+    return bool(named) or "ray_cluster" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist adds the names of groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Ray go to one process, which starts one cluster. They and the files with the most
+    slow tests come first, so that no process is left alone with one."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    on_ray = {item for item in items if uses_ray(item)}
+    for item in on_ray:
+        item.add_marker(pytest.mark.xdist_group("ray"))
+    items.sort(key=lambda item: (item not in on_ray, -slow[item.path]))
+
+
+class ByFile(LoadScopeScheduling):
+    """Sends a file's tests to one process, but those of a group to the process of the group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        group = name.rpartition("@")[2] if name.rfind("@") > name.rfind("]") else ""
+        return group or file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+class SkipList:
+    """Fails the session where a test was skipped for a reason that `expected_skips.txt` lacks."""
+
+    def __init__(self) -> None:
+        lines = EXPECTED_SKIPS.read_text().splitlines()
+        patterns = [line for line in lines if line and not line.startswith("#")]
+        self.expected = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+        self.unexpected: list[str] = []
+
+    def note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+            if not self.expected.search(str(reason)):
+                self.unexpected.append(f"{report.nodeid}: {reason}")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self.note(report)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for line in self.unexpected:
+            terminalreporter.line(f"skipped, and not in {EXPECTED_SKIPS.name}: {line}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that xdist reports to, or the only one
+        config.pluginmanager.register(SkipList())

@@ -1,0 +1,516 @@
+"""Generators that share completions, and the replacement of one that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.controller.counting import CountingGenerator, NoWeights
+from tests.runs import small_config, unheard
+from tramontane.controller import generators
+from tramontane.controller.generators import (
+    AHEAD,
+    GeneratorPool,
+    PooledGenerator,
+    begun_first,
+    share,
+    slots,
+)
+from tramontane.errors import InputError
+from tramontane.generator import Generator
+from tramontane.models.weights import LocalWeights, Part
+from tramontane.placement import GeneratorHandle, WorkerDied, WorkerLost
+from tramontane.placement.thread import ThreadHandle
+from tramontane.types import Completion, Request, SamplingParams
+
+
+class Idle:
+    """A handle that is never called."""
+
+    name = "idle"
+
+
+def group(number: int, size: int, tokens: int = 4) -> list[Request]:
+    return [Request(number, i, [1], 0, SamplingParams(tokens)) for i in range(size)]
+
+
+def pool_of(
+    workers: list[CountingGenerator], notes: list[tuple[str, dict[str, object]]]
+) -> GeneratorPool:
+    config = small_config(
+        "unused",
+        pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 96},
+        generator={"workers": len(workers)},
+    )
+    return GeneratorPool(
+        lambda number, *size: ThreadHandle(f"generator {number}", lambda: workers[number]),
+        config,
+        print,
+        lambda name, **facts: notes.append((name, facts)),
+        max_prompt=30,
+    )
+
+
+def test_a_pool_spreads_groups_and_speaks_for_all_its_generators():
+    workers, notes = [CountingGenerator(pause) for pause in (0.1, 0.3, 0.2)], []
+    pool = pool_of(workers, notes)
+
+    async def use() -> None:
+        await pool.started()
+        for number, size in enumerate((4, 2, 3, 1, 2)):
+            pool.submit(group(number, size))
+        held = [{key[0] for key in member.requests} for member in pool]
+        assert held == [{0}, {1, 3, 4}, {2}]  # each group is whole, at the least loaded
+        assert pool.in_flight == 12
+        assert await pool.update(1, LocalWeights()) == 0.3
+        for member in pool:
+            while member.requests:
+                await member.poll()
+        assert (pool.in_flight, pool.generated_tokens) == (0, 12 * 4)
+        assert pool.busy_seconds == pytest.approx(sum(m.busy_seconds for m in pool) / 3)
+        config = small_config(
+            "unused",
+            pipeline={"n_async": 23, "group_size": 4, "n_batch": 8, "l_max": 80},
+            generator={"workers": 3},
+        )
+        await pool.resize(config)
+        await pool.resize(config)  # nothing to change
+        assert [w.sizes for w in workers] == [[((23 - 4) // 3 + 4, 30 + 80)]] * 3
+        pool.close()
+
+    asyncio.run(use())
+    assert notes == [(f"generator {n}", {"version": 1}) for n in range(3)]
+
+
+def test_a_generators_tokens_are_known_as_they_are_sampled_and_each_version_is_logged_once():
+    worker, notes = CountingGenerator(), []
+    (generator,) = pool = pool_of([worker], notes)
+
+    async def use() -> None:
+        generator.submit(group(0, 1, tokens=40))
+        (request,) = generator.requests.values()
+        for polls in (1, 2, 3):
+            assert await generator.poll() == []
+            assert request.versions.tolist() == [0] * polls
+        assert notes == [("generator 0", {"version": 0})]
+        await generator.update(1, LocalWeights())
+        while 1 not in request.versions:
+            await generator.poll()
+        # At most the polls that were under way or in the mailbox precede the weights.
+        assert 3 <= request.versions.count(0) <= 3 + AHEAD
+        assert notes[1:] == [("generator 0", {"version": 1})]
+        assert generator.generated_tokens == len(request.token_ids)
+        assert generator.busy_seconds == 0.5 * len(request.token_ids)  # by the polls that were read
+        pool.close()
+
+    asyncio.run(use())
+
+
+class SlowFetcher(CountingGenerator):
+    """A fetch ends once the generator has been polled as often as its weights say."""
+
+    def fetch(self, version: int, weights: int) -> None:
+        while self.polls < weights:
+            time.sleep(0.001)
+        super().fetch(version, weights)
+
+
+def test_generation_goes_on_while_weights_are_fetched():
+    worker = SlowFetcher()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        generator.submit(group(0, 1, tokens=60))
+        (request,) = generator.requests.values()
+        fetching = asyncio.create_task(generator.fetch(1, 20))
+        while not fetching.done():
+            await generator.poll()
+        assert request.versions.count(0) >= 18  # polled 20 times, of which two may be unread
+        while len(request.versions) < 40:  # fetched, and not in use before `update`
+            await generator.poll()
+        assert set(request.versions) == {0}
+        await generator.update(1, 20)
+        assert worker.fetched == [1]  # only once
+        while 1 not in request.versions:
+            await generator.poll()
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_a_newer_version_is_used_although_an_older_one_was_still_being_fetched():
+    worker = SlowFetcher()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        generator.submit(group(0, 1, tokens=90))
+        (request,) = generator.requests.values()
+        both = asyncio.gather(generator.update(1, 10), generator.update(2, 20))
+        while not both.done():
+            await generator.poll()
+        assert worker.fetched == [1, 2]
+        while 2 not in request.versions:
+            await generator.poll()
+        assert sorted(request.versions) == request.versions.tolist()
+        await generator.update(1, 0)  # late, and not fetched again
+        assert worker.fetched == [1, 2]
+        pool.close()
+
+    asyncio.run(use())
+
+
+class StrictFetcher(CountingGenerator):
+    """Refuses the weights of version 1."""
+
+    def fetch(self, version: int, weights: Any) -> None:
+        if version == 1:
+            raise InputError("weights of model.norm.weight are not finite")
+        super().fetch(version, weights)
+
+
+def test_a_version_that_fails_its_check_is_named_and_not_used():
+    (generator,) = pool = pool_of([StrictFetcher()], [])
+
+    async def use() -> None:
+        generator.submit(group(0, 1, tokens=20))
+        (request,) = generator.requests.values()
+        with pytest.raises(InputError, match=r"model\.norm\.weight"):
+            await generator.update(1, LocalWeights())
+        await generator.poll()
+        assert set(request.versions) == {0}
+        await generator.update(2, LocalWeights())
+        while generator.requests:
+            await generator.poll()
+        assert set(request.versions) == {0, 2}
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_completions_wait_for_their_own_reader_whoever_polled_last():
+    """Training and an evaluation share a generator's polls: the last completions of one may arrive
+    in a poll of the other."""
+    worker = CountingGenerator()
+    (generator,) = pool = pool_of([worker], [])
+
+    async def use() -> None:
+        generator.submit(group(0, 3, tokens=4))
+        generator.submit(group(-1, 2, tokens=4))
+        evaluated = []
+        while generator.requests:
+            evaluated += await generator.poll_evaluation()
+        assert [c.index for c in evaluated] == [0, 1]
+        assert (pool.in_flight, pool.evaluating) == (0, 0)
+        assert generator.has_work
+        assert [c.index for c in await generator.poll()] == [0, 1, 2]
+        assert not generator.has_work
+
+        generator.submit(group(1, 3, tokens=4))
+        generator.submit(group(-2, 2, tokens=4))
+        trained = []
+        while generator.requests:
+            trained += await generator.poll()
+        assert [c.index for c in trained] == [0, 1, 2]
+        assert generator.has_evaluation
+        assert [c.index for c in await generator.poll_evaluation()] == [0, 1]
+        assert not generator.has_evaluation
+        pool.close()
+
+    asyncio.run(use())
+
+
+def test_time_without_work_is_counted_while_it_lasts(monkeypatch):
+    clock = iter([10.0, 12.5, 14.0, 20.0])
+    pool = pool_of([CountingGenerator()], [])
+    (generator,) = pool
+    monkeypatch.setattr(generators.time, "monotonic", lambda: next(clock))
+    with generator.without_work():
+        assert generator.seconds_without_work == 2.5
+    assert generator.seconds_without_work == 4.0
+    monkeypatch.undo()
+    pool.close()
+
+
+@given(
+    workers=st.integers(1, 5),
+    group_size=st.integers(2, 6),
+    more=st.integers(0, 40),
+    order=st.lists(st.integers(0, 10**6), max_size=120),
+)
+def test_no_generator_ever_has_more_than_its_share(workers, group_size, more, order):
+    n_async = workers * group_size + more
+    config = small_config(
+        "unused",
+        pipeline={"n_async": n_async, "n_batch": group_size * 8, "group_size": group_size},
+        generator={"workers": workers},
+    )
+    pool = GeneratorPool(lambda *_: Idle(), config, print, unheard, max_prompt=8)
+    assert slots(config) == share(config)
+    assert workers > 1 or share(config) == n_async
+    for number, choice in enumerate(order):
+        if pool.in_flight + group_size <= n_async and choice % 2:
+            sampling = SamplingParams(4)
+            pool.submit([Request(number, i, [1], 0, sampling) for i in range(group_size)])
+        elif pool.in_flight:
+            every = [(m, key) for m in pool for key in m.requests]
+            member, key = every[choice % len(every)]
+            del member.requests[key]
+            member.changed()
+        assert max(len(m.requests) for m in pool) <= share(config)
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(None, 10), (3, 3), (10, 10), (500, 10)])
+def test_slots_are_as_configured_and_at_most_a_generators_share(configured, expected):
+    config = small_config(
+        "unused",
+        pipeline={"n_async": 16, "n_batch": 32, "group_size": 4},
+        generator={"workers": 2, "slots": configured},
+    )
+    sizes = []
+    pool = GeneratorPool(
+        lambda number, slots, max_len: sizes.append((slots, max_len)) or Idle(),
+        config,
+        print,
+        unheard,
+        max_prompt=8,
+    )
+    assert [m.name for m in pool] == ["idle", "idle"]
+    assert sizes == [(expected, 8 + 96)] * 2
+
+
+def test_begun_requests_come_first_in_their_order():
+    requests = [*group(0, 2), *group(1, 2)]
+    requests[1].token_ids.append(5)
+    requests[2].token_ids.append(5)
+    order = [(r.group, r.index) for r in begun_first(requests)]
+    assert order == [(0, 1), (1, 0), (0, 0), (1, 1)]
+
+
+def actor(make: Callable[[], Any]) -> GeneratorHandle:
+    from tramontane.placement.actors import ActorHandle
+
+    return ActorHandle("generator 0", {"num_cpus": 1.0}, 30.0).start(make)
+
+
+def requests_of(max_tokens: int) -> list[Request]:
+    sampling = SamplingParams(max_tokens)
+    return [Request(0, i, [1, 5, 9], seed, sampling) for i, seed in enumerate((3, 4, 5))]
+
+
+async def finish_after_a_kill(
+    generator: PooledGenerator, weights: Any, lost: list[WorkerLost]
+) -> tuple[dict[int, Completion], set[int], int]:
+    """Kill a generator after its first polls, with new weights on their way.
+
+    Returns:
+        All completions; indices of those that had not ended at the kill; and the number of tokens
+        that were known of each of these.
+    """
+    assert await generator.poll() == []
+    await generator.update(1, weights)
+    os.kill(generator.handle._place[1], signal.SIGKILL)
+    done: dict[int, Completion] = {}
+    while not lost:  # the poll that was asked for ahead may have ended before
+        known = {(r.index, len(r.token_ids)) for r in generator.requests.values()}
+        done |= {c.index: c for c in await generator.poll()}
+    left = {index for index, _ in known}
+    (tokens,) = {count for _, count in known}
+    assert left and tokens
+    assert [type(error) for error in lost] == [WorkerDied]
+    while generator.requests:
+        done |= {c.index: c for c in await generator.poll()}
+    assert len(lost) == 1  # the polls of the lost worker are forgotten
+    generator.handle.close()
+    return done, left, tokens
+
+
+@pytest.mark.slow
+def test_requests_of_a_killed_generator_continue_as_if_it_had_lived(ray_cluster, tmp_path):
+    """They end under the newest weights (equal here), from the known tokens on."""
+    from tramontane.placement.actors import StoredWeights
+
+    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": "continue"})
+    load = partial(Generator.load, "tiny", config.generator, 4, 64)
+    alone = load()
+    alone.submit(requests_of(40))
+    expected = {}
+    while alone.pending():
+        expected |= {c.index: c for c in alone.step()}
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(load), config, lost.append, unheard)
+        generator.submit(requests_of(40))
+        weights = StoredWeights(alone.model.dtype)
+        weights.add([Part.whole([n], t) for n, t in alone.model.state_dict().items()])
+        done, left, known = await finish_after_a_kill(generator, weights, lost)
+        for index, completion in done.items():
+            assert completion.token_ids == expected[index].token_ids
+            assert completion.logprobs == pytest.approx(expected[index].logprobs, abs=1e-4)
+            length = len(completion.token_ids)
+            first = known if index in left else length
+            assert completion.versions.tolist() == [0] * first + [1] * (length - first)
+        assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
+
+    asyncio.run(use())
+
+
+@pytest.mark.slow
+def test_an_evaluation_goes_on_when_its_generator_is_killed(ray_cluster, tmp_path):
+    """Beside training, whose requests continue as well; each reader gets its own completions."""
+    config = small_config(tmp_path, placement={"kind": "ray"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(group(0, 3, tokens=40))
+        generator.submit(group(-1, 2, tokens=60))
+        trained, evaluated = [], []
+
+        async def train() -> None:
+            while generator.has_work:
+                trained.extend(await generator.poll())
+
+        async def evaluate() -> None:
+            evaluated.extend(await generator.poll_evaluation())
+            os.kill(generator.handle._place[1], signal.SIGKILL)
+            while generator.has_evaluation:
+                evaluated.extend(await generator.poll_evaluation())
+
+        await asyncio.gather(train(), evaluate())
+        generator.handle.close()
+        assert [type(error) for error in lost] == [WorkerDied]
+        assert [(c.index, len(c.token_ids)) for c in trained] == [(i, 40) for i in range(3)]
+        assert [(c.index, len(c.token_ids)) for c in evaluated] == [(i, 60) for i in range(2)]
+
+    asyncio.run(use())
+
+
+def test_requests_of_a_killed_generator_restart_under_the_newest_weights(ray_cluster, tmp_path):
+    config = small_config(tmp_path, placement={"kind": "ray", "lost_sequences": "restart"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(10))
+        done, left, known = await finish_after_a_kill(generator, NoWeights(), lost)
+        assert left == {0, 1, 2}
+        assert all(c.versions.tolist() == [1] * 10 for c in done.values())
+        assert generator.generated_tokens == 3 * 10 + 3 * known
+
+    asyncio.run(use())
+
+
+class DyingFetcher(CountingGenerator):
+    """Its first process dies in a fetch."""
+
+    def __init__(self, died: Path) -> None:
+        super().__init__()
+        self.died = died
+
+    def fetch(self, version: int, weights: Any) -> None:
+        if not self.died.exists():
+            self.died.touch()
+            os._exit(3)
+        super().fetch(version, weights)
+
+
+@pytest.mark.slow
+def test_a_generator_that_dies_in_a_fetch_is_replaced_and_fetches_the_same_weights(
+    ray_cluster, tmp_path
+):
+    config = small_config(tmp_path, placement={"kind": "ray"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(
+            lambda: actor(partial(DyingFetcher, tmp_path / "died")), config, lost.append, unheard
+        )
+        generator.submit(requests_of(10))
+        assert await generator.poll() == []
+        await generator.update(1, NoWeights())
+        assert [type(error) for error in lost] == [WorkerDied]
+        done = []
+        while generator.requests:
+            done += await generator.poll()
+        generator.handle.close()
+        for completion in done:
+            known = completion.versions.count(0)
+            assert known >= 1
+            assert completion.versions.tolist() == [0] * known + [1] * (10 - known)
+
+    asyncio.run(use())
+
+
+def test_a_generator_that_dies_at_every_start_ends_the_run(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("tramontane.controller.generators.STARTS", 1)
+    config = small_config(tmp_path, placement={"kind": "ray"})
+    lost: list[WorkerLost] = []
+
+    async def use() -> None:
+        generator = PooledGenerator(
+            lambda: actor(partial(os._exit, 3)), config, lost.append, unheard
+        )
+        with pytest.raises(WorkerLost, match="generator 0"):
+            await generator.started()
+        assert len(lost) == 1
+        generator.submit([Request(0, 0, [1], 0, SamplingParams(4))])
+        with pytest.raises(WorkerLost, match="generator 0"):
+            await generator.poll()
+
+    asyncio.run(use())
+
+
+def test_answers_of_a_lost_worker_are_ignored_once_it_is_replaced(ray_cluster, tmp_path):
+    """The lost worker's last poll arrives while another call finds the worker dead. The replacement
+    samples the same tokens again, and they are counted once."""
+    config = small_config(tmp_path, placement={"kind": "ray"})
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(10))
+        done = {c.index: c for c in await generator.poll()}
+        os.kill(generator.handle._place[1], signal.SIGKILL)
+        # Both find the worker dead; it is replaced once.
+        _, ended = await asyncio.gather(generator.ask("start", "stats"), generator.poll())
+        done |= {c.index: c for c in ended}
+        assert len(lost) == 1
+        while generator.requests:
+            for completion in await generator.poll():
+                assert completion.index not in done
+                done[completion.index] = completion
+        generator.handle.close()
+        assert sorted(done) == [0, 1, 2]
+        assert generator.generated_tokens == sum(len(c.token_ids) for c in done.values())
+
+    asyncio.run(use())
+
+
+def test_a_restarted_thought_is_interrupted_again(ray_cluster, tmp_path):
+    """Its request was to sample an answer behind the sentence that ends its thoughts."""
+    config = small_config(
+        tmp_path,
+        placement={"kind": "ray", "lost_sequences": "restart"},
+        generator={"interruption": {"after": [4, 4]}},
+    )
+
+    async def use() -> None:
+        lost: list[WorkerLost] = []
+        generator = PooledGenerator(lambda: actor(CountingGenerator), config, lost.append, unheard)
+        generator.submit(requests_of(30))
+        done, left, _ = await finish_after_a_kill(generator, NoWeights(), lost)
+        assert left == {0, 1, 2}
+        assert all(len(c.token_ids) == 4 for c in done.values())
+
+    asyncio.run(use())

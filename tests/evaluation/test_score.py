@@ -1,0 +1,172 @@
+"""`score_file`: rows in, verdicts out, bad rows named by line."""
+
+import gzip
+import json
+import os
+import signal
+import time
+
+import pytest
+
+import tramontane
+from tests.forked import Command
+from tramontane import api
+from tramontane.errors import InputError
+from tramontane.evaluation.score import score_file
+
+GOOD = {
+    "id": "a",
+    "domain": "math",
+    "problem": "What is the sum of two and three?",
+    "answer": 5,
+    "response": "<think>I add them.</think>The answer is \\boxed{5}.",
+    "response_tokens": 90,
+}
+CODE = {
+    "id": "c",
+    "domain": "code",
+    "problem": "Print seven.",
+    "language": "python",
+    "tests": {"type": "stdio", "cases": [{"input": "", "output": "7"}]},
+    "response": "<think>That is easy to do.</think>\n```python\nprint(7)\n```",
+}
+
+
+def test_score_file(tmp_path):
+    lines = [
+        json.dumps(GOOD),
+        "{not json",
+        "",
+        json.dumps(GOOD | {"id": 7, "response": "5"}),
+        json.dumps(GOOD | {"domain": "physics"}),
+        json.dumps({k: v for k, v in GOOD.items() if k != "answer"}),
+        "[]",
+        json.dumps(CODE),
+        json.dumps(GOOD | {"id": "b", "response": GOOD["response"].replace("{5}", "{6}")}),
+    ]
+    source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    with gzip.open(source, "wt") as file:
+        file.write("\n".join(lines))
+    seen = []
+    summary = score_file(
+        source, out, l_max=100, l_cache=20, progress=lambda *done: seen.append(done)
+    )
+    rows = [json.loads(line) for line in out.open()]
+    assert [(r["id"], r["verdict"]) for r in rows] == [
+        ("a", "right"), ("7", "malformed"), ("c", "right"), ("b", "wrong")
+    ]  # fmt: skip
+    assert set(rows[0]) == {"id", "reward", "parts", "verdict", "reason", "seconds", "answer"}
+    assert rows[0]["answer"] == "5"
+    assert rows[0]["reward"] == pytest.approx(1.05)
+    assert rows[2]["reward"] == pytest.approx(1.1)
+    assert summary.outcomes == {"right": 2, "wrong": 1, "malformed": 1}
+    assert summary.scored == 4
+    where = [row.partition(": ")[0].rpartition(":")[2] for row in summary.bad_rows]
+    assert where == ["2", "5", "6", "7"]
+    assert (
+        'domain must be one of math, code, instructions, calls, not "physics"'
+        in summary.bad_rows[1]
+    )
+    assert "answer is missing" in summary.bad_rows[2]
+    assert seen[-1] == (8, 8)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        score_file(tmp_path / "nothing.jsonl")
+    (tmp_path / "in.jsonl").write_text("")
+    with pytest.raises(InputError, match="no folder"):
+        score_file(tmp_path / "in.jsonl", tmp_path / "no" / "out.jsonl")
+
+
+def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
+    whole = gzip.compress("".join(json.dumps(GOOD | {"id": i}) + "\n" for i in range(999)).encode())
+    source, out = tmp_path / "in.jsonl.gz", tmp_path / "out.jsonl"
+    source.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"in\.jsonl\.gz: the gzip file is cut off after line \d"):
+        score_file(source, out)
+    assert not out.exists()
+
+
+def test_the_rows_are_not_overwritten(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(GOOD))
+    with pytest.raises(InputError, match="would overwrite the rows"):
+        score_file(source, source)
+    assert json.loads(source.read_text()) == GOOD
+
+
+def test_rows_that_cannot_be_read_do_not_stop_the_rest(tmp_path):
+    one_case = {"type": "stdio", "cases": [{"input": "1"}]}
+    bad = [
+        (b"[" * 100_000, "not JSON"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"id": "\xff"}', "not UTF-8"),
+        (GOOD | {"id": True}, "id is of the wrong type"),
+        (GOOD | {"response": ["5"]}, "response is of the wrong type"),
+        (GOOD | {"response_tokens": -1}, "response_tokens is of the wrong type"),
+        (GOOD | {"language": 5}, "language is of the wrong type"),
+        (GOOD | {"domain": ["math"]}, "domain must be"),
+        (CODE | {"tests": {"type": "stdio", "cases": 7}}, "tests: the tests need cases"),
+        (CODE | {"tests": one_case}, "tests: the tests need cases"),
+        (CODE | {"tests": {}}, "tests is empty"),
+    ]
+    lines = [line if isinstance(line, bytes) else json.dumps(line).encode() for line, _ in bad]
+    lines.append(json.dumps(GOOD | {"id": "\ud800"}).encode())
+    (source := tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    summary = score_file(source, out := tmp_path / "out.jsonl")
+    assert len(summary.bad_rows) == len(bad)
+    for number, (said, (_, message)) in enumerate(zip(summary.bad_rows, bad, strict=True), 1):
+        assert said.startswith(f"{source}:{number}: {message}")
+    assert [json.loads(line)["id"] for line in out.open()] == ["\ud800"]
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (source := tmp_path / "in.jsonl").write_text("\n")
+    with pytest.raises(InputError, match="there are no rows"):
+        score_file(source)
+
+
+@pytest.mark.slow
+def test_config_and_overrides(tmp_path):
+    (source := tmp_path / "in.jsonl").write_text(json.dumps(GOOD))
+    (config := tmp_path / "run.yaml").write_text(
+        "name: x\npipeline: {l_max: 100, l_cache: 20}\nverifier: {reward: {format: 0.5}}\n"
+    )
+    assert tramontane.score(source).mean_reward == pytest.approx(1.1)
+    assert tramontane.score(source, config=config).mean_reward == pytest.approx(1.45)
+    overrides = ["verifier.reward.language=0", "pipeline.l_cache=0"]
+    assert tramontane.score(source, None, config, overrides).mean_reward == pytest.approx(1.4)
+    with pytest.raises(InputError, match="only verifier"):
+        tramontane.score(source, overrides=["trainer.ranks=2"])
+    with pytest.raises(tramontane.InputError, match=r"only verifier\.\* can be set here"):
+        api.grading(None, ["pipeline.l_max=5"])  # an evaluation has no length penalty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_command_stopped_midway_leaves_whole_rows(tmp_path, how, code):
+    (source := tmp_path / "in.jsonl").write_text(
+        "".join(json.dumps(GOOD | {"id": i}) + "\n" for i in range(20_000))
+    )
+    out = tmp_path / "out.jsonl"
+    command = Command("score", str(source), "--out", str(out))
+    while not (out.exists() and out.stat().st_size):
+        assert command.poll() is None, command.communicate()
+        time.sleep(0.01)
+    os.kill(command.pid, how)
+    printed = command.communicate()
+    assert command.wait() == code, printed
+    assert "Traceback" not in printed
+    text = out.read_text()
+    ids = [json.loads(line)["id"] for line in text.splitlines()]
+    assert text.endswith("\n") and ids == [str(i) for i in range(len(ids))]
+    assert 0 < len(ids) < 20_000
+
+
+def test_ids_that_occur_twice_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [GOOD | {"id": name} for name in ("a", "b", "a", "c", "a")]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    summary = score_file(path)
+    assert dict(summary.double_ids) == {"a": 3} and summary.scored == 5

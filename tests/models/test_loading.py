@@ -1,0 +1,379 @@
+"""Packed forwards against transformers' own sdpa forward, and checkpoints that loading refuses."""
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    AddedToken,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
+
+from tramontane.data.tokenizer import train_tokenizer
+from tramontane.errors import InputError
+from tramontane.models import loading, packing
+from tramontane.models.attention import packed_attention
+from tramontane.models.loading import load_model, load_tokenizer
+from tramontane.models.packing import pack
+
+torch.set_num_threads(1)
+
+VOCAB = 96
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Widely distributed weights: attention is far from uniform, and a wrong mask or position shows.
+    "initializer_range": 0.3,
+}
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "llama-mha": LlamaConfig(**SIZES | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "mistral": MistralConfig(**SIZES, sliding_window=5),
+    "mistral-full": MistralConfig(**SIZES, sliding_window=None),
+    "qwen3": Qwen3Config(**SIZES, head_dim=12),
+}
+LENGTHS = {"mixed": (7, 19, 1, 12), "equal": (9, 9, 9), "single": (17,)}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request, tmp_path_factory):
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    AutoModelForCausalLM.from_config(FAMILIES[request.param]).save_pretrained(folder)
+    return str(folder)
+
+
+def sequences(lengths):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def loss_of(logits):
+    """A loss that weighs every logit differently, so that no two errors cancel."""
+    weights = torch.sin(torch.arange(logits.numel(), dtype=logits.dtype)).view_as(logits)
+    return (torch.log_softmax(logits, -1) * weights).sum()
+
+
+@pytest.mark.parametrize("short", [512, 40, 4])  # plain products; the fused kernel above SHORT
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_packed_rows_equal_separate_ones(checkpoint, lengths, short, monkeypatch):
+    monkeypatch.setattr(packing, "SHORT", short)
+    rows = sequences(LENGTHS[lengths])
+    packed = load_model(checkpoint)
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
+    got = packed(**pack(rows).model_inputs).logits[0]
+    want = torch.cat([plain(torch.tensor([row])).logits[0] for row in rows])
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    loss_of(got).backward()
+    loss_of(want).backward()
+    for (name, a), (_, b) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
+        scale = b.grad.abs().max()
+        torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-4, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("short", [512, 40, 4])
+def test_sequences_that_continue_another_equal_whole_ones(checkpoint, short, monkeypatch):
+    """Two prompts, each computed once: logits and gradients are those of prompt + completion."""
+    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(packing, "SPLIT_COST", 60)  # several blocks per prompt
+    first, second, *completions = sequences((9, 2, 14, 13, 3, 1, 40, 6))
+    families = [(first, completions[:4]), (second, completions[4:])]
+    rows, continues, wanted = [], [], []
+    for prompt, completions in families:
+        rows.append(prompt)
+        continues.append(None)
+        parent = len(rows) - 1
+        rows += completions
+        continues += [parent] * len(completions)
+        wanted += [(prompt, c) for c in completions]
+    packed = load_model(checkpoint).double()
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa").double()
+    logits = packed(**pack(rows, continues=continues).model_inputs).logits[0]
+    parts = [
+        part
+        for part, context in zip(logits.split([len(r) for r in rows]), continues, strict=True)
+        if context is not None
+    ]
+    got, want = 0.0, 0.0
+    for (prompt, completion), part in zip(wanted, parts, strict=True):
+        whole = plain(torch.tensor([prompt + completion])).logits[0, len(prompt) :]
+        torch.testing.assert_close(part, whole, atol=1e-5, rtol=1e-5)
+        got, want = got + loss_of(part), want + loss_of(whole)
+    got.backward()
+    want.backward()
+    for (name, a), (_, b) in zip(packed.named_parameters(), plain.named_parameters(), strict=True):
+        scale = b.grad.abs().max()
+        torch.testing.assert_close(a.grad / scale, b.grad / scale, atol=1e-5, rtol=0, msg=name)
+
+
+@st.composite
+def rows_of_families(draw):
+    """Lengths, and the sequence that each continues: prompts with completions, in order."""
+    lengths, continues = [], []
+    for _ in range(draw(st.integers(1, 3))):
+        parent = len(lengths)
+        members = draw(st.lists(st.integers(1, 9), max_size=4))
+        lengths += [draw(st.integers(1, 9)), *members]
+        continues += [None, *[parent] * len(members)]
+    return lengths, continues
+
+
+@given(rows_of_families(), st.sampled_from([None, 1, 3]))
+def test_a_varlen_layout_shows_the_same_keys_as_blocks(family, window):
+    """Queries and keys are found by their ends, causal from the last key, as in flash attention."""
+    lengths, continues = family
+    generator = torch.Generator().manual_seed(sum(lengths))
+    q, k, v = (torch.randn(1, h, sum(lengths), 8, generator=generator) for h in (4, 2, 2))
+    row = packing.Packing(lengths, continues)
+    want, _ = packed_attention(nn.Identity(), q, k, v, None, packing=row, sliding_window=window)
+    varlen, got = row.varlen, []
+    keys = torch.arange(sum(lengths)) if varlen.keys is None else varlen.keys
+    spans = [list(pairwise(ends.tolist())) for ends in (varlen.query_ends, varlen.key_ends)]
+    for (q0, q1), (k0, k1) in zip(*spans, strict=True):
+        assert q1 - q0 <= varlen.longest_query
+        assert k1 - k0 <= varlen.longest_key
+        behind = torch.arange(q0 - q1, 0)[:, None] - torch.arange(k0 - k1, 0)
+        seen = (behind >= 0) & (behind < (window or k1))
+        visible = keys[k0:k1]
+        part = F.scaled_dot_product_attention(
+            q[0, :, q0:q1], k[0, :, visible], v[0, :, visible], seen, enable_gqa=True
+        )
+        got.append(part.transpose(0, 1))
+    torch.testing.assert_close(torch.cat(got)[None], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flash attention takes a GPU")
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_gpu_computes_what_the_cpu_does(window):
+    lengths, continues = (40, 7, 19, 1, 23, 64), (None, 0, 0, 0, None, 4)
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(1, h, sum(lengths), 32, generator=generator) for h in (4, 2, 2)]
+    results = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        inputs = [x.to(device, dtype).requires_grad_() for x in exact]
+        row = packing.Packing(lengths, continues, device)
+        out, _ = packed_attention(nn.Identity(), *inputs, None, packing=row, sliding_window=window)
+        out.float().square().sum().backward()
+        results.append([t.float().cpu() for t in (out, *(x.grad for x in inputs))])
+    for exact_result, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, exact_result, atol=0.05, rtol=0.05)
+
+
+def test_a_rectangle_needs_no_packing(checkpoint):
+    ids = torch.tensor(sequences((11, 11, 11)))
+    plain = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="sdpa")
+    got = load_model(checkpoint)(ids, use_cache=False).logits
+    torch.testing.assert_close(got, plain(ids).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_neighbour_changes_nothing(checkpoint):
+    model = load_model(checkpoint)
+    first, second, other = sequences((8, 13, 13))
+    logits = model(**pack([first, second]).model_inputs).logits[0, :8]
+    assert torch.equal(logits, model(**pack([first, other]).model_inputs).logits[0, :8])
+
+
+def test_bfloat16_stays_near_float32(checkpoint):
+    inputs = pack(sequences((7, 19, 12))).model_inputs
+    exact = load_model(checkpoint)(**inputs).logits.log_softmax(-1)
+    rough = load_model(checkpoint, torch.bfloat16)(**inputs).logits
+    assert rough.dtype == torch.bfloat16
+    assert (rough.float().log_softmax(-1) - exact).abs().mean() < 0.1
+
+
+def test_pack_lays_rows_one_after_the_other():
+    packed = pack([[5, 6, 7], [8], [9, 10]])
+    assert packed.input_ids.tolist() == [[5, 6, 7, 8, 9, 10]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 0, 0, 1]]
+    assert packed.lengths == (3, 1, 2)
+
+
+# Checkpoints that loading refuses
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """An intact checkpoint with its tokenizer, for the test to damage."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES | {"vocab_size": 320})
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    train_tokenizer(["1 + 1 = 2"], 512).save_pretrained(tmp_path)
+    load_model(str(tmp_path))
+    load_tokenizer(str(tmp_path))
+    return tmp_path
+
+
+def test_a_missing_model(tmp_path):
+    for name in (str(tmp_path / "none"), str(tmp_path), "./none", "a/b/c"):
+        with pytest.raises(InputError, match=r"no checkpoint \(config\.json\) in folder"):
+            load_model(name)
+        with pytest.raises(InputError, match=r"no checkpoint \(config\.json\) in folder"):
+            load_tokenizer(name)
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.001, 0])
+def test_truncated_weights(broken, kept):
+    file = broken / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(InputError, match=r"cannot be loaded \(SafetensorError"):
+        load_model(str(broken))
+
+
+def test_a_missing_tensor_is_refused(broken):
+    file = broken / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(str(broken))
+
+
+def test_tied_embeddings_are_not_missing(tmp_path):
+    AutoModelForCausalLM.from_config(FAMILIES["llama-mha"]).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    load_model(str(tmp_path))
+
+
+def test_weights_of_another_size(broken):
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(str(broken))
+
+
+@pytest.mark.parametrize("config", ["{ not JSON", "{}", '{"model_type": "none_such"}'])
+def test_a_broken_config(broken, config):
+    (broken / "config.json").write_text(config)
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_model(str(broken))
+
+
+def test_missing_weights(broken):
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"cannot be loaded \(OSError"):
+        load_model(str(broken))
+
+
+class Payload:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, ran: Path) -> None:
+        self.ran = ran
+
+    def __reduce__(self):
+        return open, (str(self.ran), "w")
+
+
+@pytest.mark.parametrize("kind", ["pickle", "model", "tokenizer"])
+def test_a_checkpoint_s_own_code_never_runs(broken, kind):
+    ran = broken / "ran"
+    if kind == "pickle":
+        (broken / "model.safetensors").unlink()
+        torch.save({"lm_head.weight": Payload(ran)}, broken / "pytorch_model.bin")
+    else:
+        (broken / "evil.py").write_text(f"open({str(ran)!r}, 'w')\n")
+        file = broken / ("config.json" if kind == "model" else "tokenizer_config.json")
+        auto = {"AutoConfig": "evil.A", "AutoModelForCausalLM": "evil.A", "AutoTokenizer": "evil.A"}
+        other = {"model_type": "evil"} if kind == "model" else {"tokenizer_class": "Evil"}
+        settings = json.loads(file.read_text()) | other
+        file.write_text(json.dumps(settings | {"auto_map": auto}))
+    with pytest.raises(InputError, match="cannot be loaded"):
+        (load_tokenizer if kind == "tokenizer" else load_model)(str(broken))
+    assert not ran.exists()
+
+
+def test_a_tokenizer_without_eos(broken):
+    whole = load_tokenizer(str(broken))
+    for file in broken.glob("tokenizer*"):
+        file.unlink()
+    PreTrainedTokenizerFast(tokenizer_object=whole.backend_tokenizer).save_pretrained(broken)
+    with pytest.raises(InputError, match=r"no EOS token.*set `eos_token` in its tokenizer_config"):
+        load_tokenizer(str(broken))
+
+
+def test_a_damaged_tokenizer(broken):
+    file = broken / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_tokenizer(str(broken))
+
+
+def test_context_length(broken):
+    assert loading.context_length(loading.load_config(str(broken))) == 256
+    shutil.rmtree(broken)
+    with pytest.raises(InputError, match="no checkpoint"):
+        loading.load_config(str(broken))
+
+
+def test_two_threads_that_load_at_once_both_get_tied_heads(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        loaded = list(threads.map(lambda _: load_model(str(tmp_path)), range(8)))
+    assert all(m.lm_head.weight is m.model.embed_tokens.weight for m in loaded)
+
+
+def grown(folder, text, special, template=None):
+    """The tokenizer of a folder with one more token, which the model does not know."""
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_tokens([AddedToken(text, special=special)], special_tokens=special)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+def test_a_vocabulary_too_small_for_the_tokenizer(broken):
+    size = grown(broken, "<new>", special=False)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size - 1}))
+    with pytest.raises(
+        InputError, match=rf"lacks 1 of these, up to {size - 1:,} \('<new>'\).*resize"
+    ):
+        load_tokenizer(str(broken))
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size}))
+    load_tokenizer(str(broken))
+
+
+def test_a_special_token_that_nothing_writes_may_be_unknown(broken):
+    size = grown(broken, "<image>", special=True)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"vocab_size": size - 1}))
+    tokenizer = load_tokenizer(str(broken))
+    tokenizer.chat_template = "<image>{{ messages[0].content }}"
+    tokenizer.save_pretrained(broken)
+    with pytest.raises(InputError, match="'<image>'"):
+        load_tokenizer(str(broken))
+
+
+def test_adapters_alone_are_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no checkpoint .* but adapters; name the `weights`"):
+        load_model(str(tmp_path))

@@ -1,0 +1,62 @@
+"""Sizes of models from their configs alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tramontane.errors import InputError
+from tramontane.models.shape import KNOWN_SHAPES, load_shape
+
+
+def closed_form(sizes: dict[str, int]) -> tuple[int, int, int]:
+    """Parameters of a Mistral model with an untied head: in total, of a block, and outside."""
+    hidden, width = sizes["hidden_size"], sizes["head_dim"]
+    heads = 2 * sizes["num_attention_heads"] + 2 * sizes["num_key_value_heads"]
+    block = hidden * (width * heads + 3 * sizes["intermediate_size"]) + 2 * hidden
+    outside = 2 * sizes["vocab_size"] * hidden + hidden
+    return sizes["num_hidden_layers"] * block + outside, block, outside
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("mistral-small-24b", 23.57),
+        ("mistral-large-123b", 122.61),
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.55),
+        ("llama-3.1-405b", 405.85),
+    ],
+)
+def test_known_shapes_have_the_published_parameters(name: str, billions: float) -> None:
+    shape = load_shape(name)
+    assert (shape.parameters, shape.block, shape.outside) == closed_form(KNOWN_SHAPES[name])
+    assert shape.parameters / 1e9 == pytest.approx(billions, abs=0.01)
+    assert shape.matrix == shape.hidden * shape.intermediate
+    assert not shape.tied
+
+
+def test_tied_weights_count_once(tmp_path: Path) -> None:
+    """By a folder, by its config.json, and by name; no weights are there."""
+    config = AutoConfig.from_pretrained("src/tramontane/tiny_base")
+    config.save_pretrained(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    shape = load_shape(str(tmp_path))
+    model = AutoModelForCausalLM.from_config(config)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    assert shape.outside == 2048 * 160 + 160
+    assert shape.tied
+    assert shape.layers * shape.block + shape.outside == shape.parameters
+    same = [load_shape(str(tmp_path / "config.json")), load_shape("tiny")]
+    assert {s.parameters for s in same} == {shape.parameters}
+    # 2 (K, V) · 4 layers · 5 heads · 32 · 4 bytes
+    assert shape.kv_bytes_per_token("float32") == 5120 == 2 * shape.kv_bytes_per_token("bfloat16")
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoint"):
+        load_shape(str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
+    with pytest.raises(InputError, match="not a causal LM"):
+        load_shape(str(tmp_path))

@@ -1,0 +1,360 @@
+"""The memory table against closed formulas, and refusals whose remedies work."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tramontane.config import Config
+from tramontane.errors import InputError
+from tramontane.generator.cache import lane_capacities
+from tramontane.models.attention import PACKED
+from tramontane.models.packing import pack
+from tramontane.models.shape import ModelShape, load_shape, shape_of
+from tramontane.planning import fit
+from tramontane.planning.fit import RunMemory, run_memory
+from tramontane.planning.gpus import GIB
+from tramontane.planning.memory import (
+    Lengths,
+    Memory,
+    generator_memory,
+    staged_memory,
+)
+from tramontane.planning.remedies import with_key
+from tramontane.planning.trainer_memory import (
+    block_activations,
+    offloaded_memory,
+    reference_memory,
+    trainer_memory,
+)
+
+LENGTHS = Lengths(prompt=2048, completion=36864)
+# 40 layers of hidden size 5,120 (32 heads and 8 key-value heads of 128, MLP of 32,768) and a
+# vocabulary of 131,072.
+PARAMETERS = 23_572_403_200
+BLOCK, HEAD = 555_755_520, 131_072 * 5120
+
+
+@pytest.fixture(scope="module")
+def small() -> ModelShape:
+    return load_shape("mistral-small-24b")
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+def rank_memory(stage: Config, shape: ModelShape, lengths: Lengths) -> Memory:
+    return trainer_memory(stage.trainer, shape, lengths, stage.pipeline.minibatch)
+
+
+# Lengths of a prompt and its completions, and how far the formula may lie above what is kept: it
+# counts scores of the prompt at full length, and a mask for each completion.
+LAYOUTS = {
+    "one sequence": (16, [48], 1.02),
+    "shared prompt": (32, [64, 64, 64, 64], 1.04),
+    "long sequence": (64, [576], 1.02),
+    "long, shared prompt": (128, [512, 512], 1.3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_activations_are_what_autograd_keeps_of_a_block(dtype: str, layout: str) -> None:
+    """What the formula adds for a second block, against the tensors that a real block saves."""
+    prompt, completions, above = LAYOUTS[layout]
+    llama = LlamaConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, attn_implementation=PACKED,
+    )  # fmt: skip
+    model = LlamaForCausalLM(llama).to(getattr(torch, dtype))
+    parts = [prompt + completions[0]] if len(completions) == 1 else [prompt, *completions]
+    continues = [None] + [0] * (len(parts) - 1)
+    block, packed = model.model.layers[0], pack([range(n) for n in parts], continues=continues)
+    hidden = torch.randn(1, sum(parts), 64).to(getattr(torch, dtype)).requires_grad_()
+    rotary = model.model.rotary_emb(hidden, packed.position_ids)
+    ours = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *rotary]}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        # Integers are places in the row, the same for all blocks.
+        if tensor.is_floating_point() and storage.data_ptr() not in ours:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = block(hidden, position_embeddings=rotary, **packed.model_inputs)
+    assert out.requires_grad
+    stage = config(trainer={"dtype": dtype, "microbatch_tokens": sum(parts)})
+    one, two = (
+        rank_memory(
+            stage, replace(shape_of(llama, ""), layers=layers), Lengths(prompt, max(completions))
+        ).activations
+        for layers in (1, 2)
+    )
+    assert 0.98 * sum(kept.values()) <= two - one <= above * sum(kept.values())
+
+
+def test_one_rank_holds_everything(small: ModelShape) -> None:
+    exact = rank_memory(config(), small, LENGTHS)
+    assert exact.weights == 4 * PARAMETERS
+    assert exact.optimizer == 8 * PARAMETERS
+    assert exact.gradients == 4 * PARAMETERS + 4 * HEAD  # the last: a gradient that is being added
+    half = rank_memory(config(trainer={"dtype": "bfloat16"}), small, LENGTHS)
+    assert half.weights == 6 * PARAMETERS  # and a copy to compute in
+    assert half.gradients == 4 * PARAMETERS + 6 * HEAD
+    assert half.optimizer == exact.optimizer
+    both = rank_memory(config(trainer={"dtype": "bfloat16", "threads": 2}), small, LENGTHS)
+    assert both.gradients == 2 * half.gradients
+    assert both.weights == half.weights
+
+
+def test_ranks_share_weights_gradients_and_moments(small: ModelShape) -> None:
+    keys = {"dtype": "bfloat16", "ranks": 32, "device": "cuda", "reduce_gradients": "microbatch"}
+    stage = config(trainer=keys)
+    found = rank_memory(stage, small, LENGTHS)
+    assert found.optimizer == 8 * PARAMETERS / 32
+    # The head, and the last block as it is gathered ahead; the head's gradient and its reduction.
+    assert found.weights == 4 * PARAMETERS / 32 + 2 * (HEAD + BLOCK)
+    assert found.gradients == 4 * PARAMETERS / 32 + 6 * HEAD
+    assert reference_memory(stage.trainer, small).weights == 2 * PARAMETERS / 32
+
+
+def test_gradients_reduced_once_a_step_are_kept_whole(small: ModelShape) -> None:
+    """With several microbatches on a rank; a single one is reduced at once."""
+    keys = {"dtype": "bfloat16", "ranks": 32, "device": "cuda", "reduce_gradients": "step"}
+    found = rank_memory(config(trainer=keys), small, LENGTHS)
+    assert found.gradients == 4 * PARAMETERS + 6 * HEAD
+    keys["microbatch_tokens"] = 256 // 32 * LENGTHS.longest
+    assert config().pipeline.minibatch == 256
+    found = rank_memory(config(trainer=keys), small, LENGTHS)
+    assert found.gradients == 4 * PARAMETERS / 32 + 6 * HEAD
+
+
+def test_adapters_alone_have_float32_weights_gradients_and_moments(small: ModelShape) -> None:
+    adapters = 40 * 8 * (2 * (5120 + 4096) + 2 * (5120 + 1024) + 3 * (5120 + 32768))
+    keys = {"dtype": "bfloat16", "lora": {"rank": 8}}
+    found = rank_memory(config(trainer=keys), small, LENGTHS)
+    assert found.weights == 2 * PARAMETERS + 6 * adapters
+    assert found.optimizer == 8 * adapters
+    assert found.gradients == 4 * adapters + 6 * 8 * 32768
+    several = {"ranks": 32, "device": "cuda", "reduce_gradients": "microbatch"}
+    shared = config(trainer=keys | several)
+    ranks = rank_memory(shared, small, LENGTHS)
+    assert ranks.weights == (2 * PARAMETERS + 4 * adapters) / 32 + 2 * (HEAD + BLOCK)
+    assert ranks.optimizer == 8 * adapters / 32
+    assert ranks.gradients == 4 * adapters / 32 + 6 * adapters / 40
+    # The reference is the trainer's own model without its adapters.
+    assert reference_memory(shared.trainer, small).total == 0
+    stages = [config(trainer=keys | {"objective": {"magistral": {"kl_coef": 0.1}}})]
+    names = [w.name for load in run_memory(stages, small, [LENGTHS]).loads for w in load.workers]
+    assert "reference" not in names
+
+
+def test_a_value_network_is_a_second_trained_model_without_logits(small: ModelShape) -> None:
+    stage = config(trainer={"dtype": "bfloat16", "objective": {"name": "dro"}})
+    workers = [w for load in run_memory([stage], small, [LENGTHS]).loads for w in load.workers]
+    memory = {worker.name: worker.memory for worker in workers}
+    policy, network = memory["trainer rank"], memory["value network"]
+    assert network.optimizer == policy.optimizer
+    assert network.activations == policy.activations
+    assert policy.logits > network.logits == 0
+    assert "reference" in memory
+
+
+def test_checkpointing_keeps_the_input_of_each_block(small: ModelShape) -> None:
+    """In bfloat16 on a GPU: no term grows with the square of the length."""
+    keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
+    plain = rank_memory(config(trainer=keys), small, LENGTHS)
+    keys["gradient_checkpointing"] = True
+    saved = rank_memory(config(trainer=keys), small, LENGTHS)
+    block = 16 * 5120 + 4 * (4096 + 1024) + 4 * 32 + 8 * 32768
+    assert block_activations(small, "bfloat16") == block
+    assert plain.activations - saved.activations == 40960 * (39 * block - 40 * 2 * 5120)
+    # A longer sequence is a microbatch of its own, and costs in proportion.
+    long = rank_memory(config(trainer=keys), small, Lengths(2048, 79872))
+    assert long.activations == 2 * saved.activations
+
+
+def test_offload_moves_the_inputs_of_blocks_to_the_host(small: ModelShape) -> None:
+    keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
+    keys |= {"gradient_checkpointing": True}
+    saved = rank_memory(config(trainer=keys), small, LENGTHS)
+    assert offloaded_memory(config(trainer=keys).trainer, small, LENGTHS).total == 0
+    keys |= {"activation_offload": True}
+    found = rank_memory(config(trainer=keys), small, LENGTHS)
+    inputs = 40960 * 2 * 5120  # of a block
+    assert saved.activations - found.activations == 38 * inputs
+    host = offloaded_memory(config(trainer=keys).trainer, small, LENGTHS)
+    assert host.total == 40 * 2**29  # pinned memory comes in powers of two
+    assert 2**28 < inputs < 2**29
+
+
+def test_what_is_taken_in_turn_counts_once() -> None:
+    """One rank on a CPU with tied embeddings, in float32: of the head, the last block and the
+    embeddings, which come one after the other, only the one that takes most counts."""
+    llama = LlamaConfig(
+        vocab_size=1000, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    shape, tokens = shape_of(llama, ""), 16 + 2 * 32
+    found = rank_memory(config(trainer={"microbatch_tokens": tokens}), shape, Lengths(16, 32))
+    head, matrix = 1000 * 64, 64 * 160
+    block = tokens * (2 * 12 * 64 + 8 * (64 + 32) + 4 * 4 + 16 * 160)
+    block += 2 * 4 * (2 * 16) * 32  # the prompt's keys and values, for each completion
+    block += 4 * 4 * 48 * tokens  # scores
+    kept, norm = 3 * block, 12 * 64 * tokens + 4 * 64 * 64
+    # The logits, all of the vocabulary three times more, and the gradient of the head's input.
+    logits = 64 * 1000 * 4 + 64 * 1000 * 16 + 8 * 64 * 64
+    moments = {
+        "head": 4 * head + norm + logits,
+        "block": 4 * head + 4 * matrix + 2 * 4 * tokens * (160 + 64),
+        "embeddings": 2 * 4 * head - kept,
+    }
+    assert max(moments, key=lambda name: moments[name]) == "head"
+    assert found.total == 16 * shape.parameters + kept + moments["head"]
+    assert found.logits == logits
+    assert found.gradients == 4 * shape.parameters + 2 * 4 * head
+
+
+def test_logits_of_a_large_vocabulary_are_never_whole(small: ModelShape) -> None:
+    keys = {"dtype": "bfloat16", "device": "cuda", "microbatch_tokens": 40960}
+    logits = rank_memory(config(trainer=keys), small, LENGTHS).logits
+    assert logits < 40960 * 131_072 * 2 / 4
+    # 128 MiB kept; 1,024 entries of the vocabulary at once; the gradient of the head's input.
+    assert logits == (128 << 20) + 36864 * 1024 * 14 + 6 * 36864 * 5120
+
+
+@pytest.mark.parametrize("staging", ["device", "host"])
+def test_keys_and_values_take_what_the_weights_leave(small: ModelShape, staging: str) -> None:
+    keys = {"dtype": "bfloat16", "device": "cuda", "staging": staging, "slots": 1024}
+    stage = config(
+        generator=keys | {"gpu_memory_utilization": 0.9}, pipeline={"n_async": 2048, "l_max": 36864}
+    )
+    found = generator_memory(stage, small, LENGTHS, 141 * GIB)
+    assert found.weights == (4 if staging == "device" else 2) * PARAMETERS
+    token = 2 * 40 * 8 * 128 * 2
+    slots = found.logits / (2 * 131_072 * 12)
+    cached = found.cache - slots * LENGTHS.longest * 20
+    staged = staged_memory(stage.generator, small).total
+    assert found.weights + staged == 4 * PARAMETERS
+    assert found.weights + cached == pytest.approx(0.9 * 141 * GIB, rel=1e-3)
+    assert cached >= LENGTHS.longest * token
+    # Without room for a single sequence, its keys and values are needed all the same.
+    short = generator_memory(stage, small, LENGTHS, 40 * GIB)
+    assert short.cache == LENGTHS.longest * (token + 20)
+
+
+def test_lanes_hold_what_passes_through_them() -> None:
+    """On a CPU: 64 slots of 256 tokens, in lanes of 256, 160, 96, 64 and 32."""
+    stage = config(pipeline={"n_async": 64, "l_max": 192}, generator={"prefill_tokens": 512})
+    tiny, lengths = load_shape("tiny"), Lengths(64, 192)
+    found = generator_memory(stage, tiny, lengths)
+    positions = 64 * sum(lane_capacities(64, 256)) + 4 * 64
+    assert found.cache == 5120 * positions + 64 * 256 * 20
+    assert found.weights == 2 * 4 * tiny.parameters
+    # Lanes of 160 and 256 hold no completion of 96 tokens; prompts of 160 have prefixes of 160.
+    found = generator_memory(stage, tiny, Lengths(160, 96))
+    assert found.cache == 5120 * (64 * (32 + 64 + 96) + 4 * 160) + 64 * 256 * 20
+    assert found.activations == 5120 * 64 * 64  # all move from the lane of 64 to that of 96
+
+
+GENERATOR = {"dtype": "bfloat16", "device": "cuda"}
+TRAINER = {
+    "dtype": "bfloat16",
+    "device": "cuda",
+    "microbatch_tokens": 40960,
+    "ranks": 32,
+    "reduce_gradients": "microbatch",
+}
+
+
+def table(gpu: str | None = "h100", model: str = "mistral-small-24b", **sections: Any) -> RunMemory:
+    sections = {"generator": GENERATOR, "placement": {"kind": "ray"}} | sections
+    return run_memory([config(**sections)], load_shape(model), [LENGTHS], gpu)
+
+
+def overrides(refusal: str) -> list[list[tuple[str, Any]]]:
+    """The alternatives that a refusal offers, each a list of keys and values."""
+    _, _, advice = refusal.rpartition(": set ")
+    return [
+        [(key, yaml.safe_load(value)) for key, value in re.findall(r"([\w.]+)=(\S+) \(now", choice)]
+        for choice in advice.split(" or ")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys"),
+    [
+        ({"ranks": 8, "gradient_checkpointing": True}, {"trainer.ranks"}),
+        ({"ranks": 64}, {"trainer.gradient_checkpointing"}),
+        ({"ranks": 64, "gradient_checkpointing": True, "reduce_gradients": "step"},
+         {"trainer.reduce_gradients"}),
+        ({"ranks": 2, "dtype": "float32"}, {"trainer.dtype", "trainer.ranks"}),
+        ({"ranks": 32, "gradient_checkpointing": True, "microbatch_tokens": 1 << 17},
+         {"trainer.microbatch_tokens"}),
+    ],
+)  # fmt: skip
+def test_what_a_refusal_advises_is_enough(trainer: dict[str, Any], keys: set[str]) -> None:
+    sections = {"pipeline": {"n_batch": 1024, "n_async": 2048}, "trainer": TRAINER | trainer}
+    found = table(**sections)
+    (refusal,) = (r for r in found.refusals if "trainer rank" in r)
+    assert re.match(
+        r"GPU of each trainer rank \(h100\) has 79.1 GiB, and trainer rank need", refusal
+    )
+    choices = overrides(refusal)
+    assert keys <= {key for choice in choices for key, _ in choice}
+    for choice in choices:
+        changed = config(generator=GENERATOR, placement={"kind": "ray"}, **sections)
+        for key, value in choice:
+            changed = with_key(changed, key, value)
+        after = run_memory([changed], load_shape("mistral-small-24b"), [LENGTHS], "h100")
+        assert not any("trainer rank" in r for r in after.refusals)
+
+
+def test_a_run_that_nothing_makes_fit_is_refused() -> None:
+    found = table("8", trainer=TRAINER | {"gradient_checkpointing": True})
+    (refusal,) = (r for r in found.refusals if "trainer rank" in r)
+    assert "lower pipeline.l_max, or take devices with more memory" in refusal
+
+
+def test_without_a_gpu_the_table_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(fit, "machine_memory", lambda: 256 * GIB)
+    found = table(None, trainer=TRAINER)
+    assert not found.refusals
+    *gpus, machine = found.verdicts()
+    assert all(line.endswith("its memory is not known") for line in gpus)
+    assert "fits in" in machine
+
+
+def test_a_gpu_is_a_name_or_a_size() -> None:
+    by_name, by_size = (table(gpu, trainer=TRAINER).loads[0] for gpu in ("H100", "79.1"))
+    assert by_name.capacity == by_size.capacity == pytest.approx(79.1 * GIB)
+    with pytest.raises(InputError, match="--gpu tpu: unknown GPU; choose from a100"):
+        table("tpu")
+
+
+def test_workers_of_one_device_are_added_up() -> None:
+    """In threads, generators and trainer share a GPU; several ranks have a GPU each."""
+    sections = {"generator": {"device": "cuda", "workers": 2}, "trainer": {"device": "cuda"}}
+    settings = Config.model_validate(sections)
+    shape = load_shape("tiny")
+    gpu, machine = run_memory([settings], shape, [Lengths(64, 192)], "h100").loads
+    assert gpu.names == "trainer rank and 2 × generator"
+    memory = {worker.name: worker.memory.total for worker in gpu.workers}
+    workers = memory["trainer rank"] + 2 * memory["generator"]
+    assert gpu.needed - gpu.overhead == pytest.approx(workers)
+    assert machine.names == "controller and verifier"
+    settings = with_key(settings, "trainer.ranks", 4)
+    first, others, _ = run_memory([settings], shape, [Lengths(64, 192)], "h100").loads
+    assert first.device.startswith("cuda:0 ")
+    assert others.device.startswith("each of cuda:1 to cuda:3 ")
+    assert others.names == "trainer rank"

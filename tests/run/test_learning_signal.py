@@ -1,0 +1,223 @@
+"""Runs without anything to learn from: they end soon, and say why."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs import small_config
+from tramontane.config import Config
+from tramontane.evaluation.malformed import REMEDIES
+from tramontane.run.learning_signal import (
+    ADVICE,
+    NoSignal,
+    SignalMonitor,
+    Tally,
+    evaluation_warnings,
+)
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+from tramontane.types import (
+    Completion,
+    FilterReason,
+    FinishReason,
+    Group,
+    Outcome,
+    Problem,
+    Verdict,
+)
+
+EQUAL = FilterReason("no diversity")
+
+
+def group(
+    outcome: Outcome = "wrong",
+    reason: str = "",
+    finish: FinishReason = "stop",
+    text: str = "some text",
+    size: int = 4,
+) -> Group:
+    completions = [Completion(0, i, [1], [2], [0.0], [0], finish, text) for i in range(size)]
+    verdicts = [Verdict(0.0, {}, outcome, reason)] * size
+    return Group(0, Problem("p", "math", "What is 3 + 4?", "7"), completions, verdicts)
+
+
+def monitor(warnings: list[str], updates: int = 0, **pipeline: Any) -> SignalMonitor:
+    config = Config.model_validate({"pipeline": pipeline})
+    return SignalMonitor(config, Path("runs/x"), warnings.append, updates)
+
+
+def test_the_default_is_four_batches_of_groups_and_at_least_32() -> None:
+    sizes = {"n_batch": 256, "group_size": 16, "n_async": 256}
+    assert monitor([], **sizes).limit == 64
+    assert monitor([], **sizes | {"n_batch": 64}).limit == 32
+    assert monitor([], **sizes, max_groups_without_signal=5).limit == 5
+
+
+def test_a_run_ends_at_the_limit_when_none_of_its_first_groups_is_kept() -> None:
+    signal = monitor([], max_groups_without_signal=8)
+    for _ in range(7):
+        signal.graded(group(), EQUAL)
+    with pytest.raises(NoSignal, match="none of the first 8 groups"):
+        signal.graded(group(), EQUAL)
+
+
+@pytest.mark.parametrize("updates", [0, 3])
+def test_after_a_kept_group_four_times_as_many_in_a_row_end_the_run(updates: int) -> None:
+    signal = monitor([], updates, max_groups_without_signal=8, min_kept_share=0)
+    if updates == 0:
+        for _ in range(7):
+            signal.graded(group(), EQUAL)
+        signal.graded(group(), None)
+    for _ in range(31):
+        signal.graded(group(), EQUAL)
+    with pytest.raises(NoSignal, match="none of the last 32 groups"):
+        signal.graded(group(), EQUAL)
+
+
+def test_a_share_of_kept_groups_below_the_bound_is_warned_of_once_per_fall() -> None:
+    warnings: list[str] = []
+    signal = monitor(warnings, max_groups_without_signal=8, min_kept_share=0.5)
+
+    def window(kept: int) -> int:
+        for i in range(8):
+            signal.graded(group("malformed", "no </think>"), None if i < kept else EQUAL)
+        return len(warnings)
+
+    assert [window(kept) for kept in (4, 3, 1, 2, 4, 8, 3)] == [0, 1, 1, 1, 1, 1, 2]
+    assert warnings[0].startswith("only 3 of the last 8 groups can be learnt from (38%")
+    assert "32   100%  malformed: no </think>" in warnings[0]
+
+
+def test_a_diagnosis_counts_verdicts_by_reason_and_shows_a_completion_of_the_main_cause() -> None:
+    tally = Tally()
+    for seconds in (3, 4):
+        reason = f"timed out after {seconds} s"
+        tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
+    for number in range(3):
+        text = f"attempt {number}\x1b[31m\nnext line"
+        tally.add(group("malformed", "does not start with <think>", text=text), EQUAL)
+    tally.add(group("right"), None)
+    lines = tally.diagnosis().splitlines()
+    assert "         12    50%  malformed: does not start with <think>" in lines
+    assert "          8    33%  unscorable: timed out after N s" in lines
+    assert "          1    17%  kept" in lines
+    assert "          3    50%  filtered: no diversity" in lines
+    assert "          2    33%  filtered: unscorable: timed out after N s" in lines
+    assert "  │ attempt 0·[31m" in lines and "  │ next line" in lines
+    assert any("data.system_prompt=magistral" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("groups", "advice"),
+    [
+        ([group("malformed", "no </think>", "length")], "pipeline.l_max"),
+        ([group("malformed", "does not start with <think>", "length")], "data.response_prefix"),
+        ([group("right")], "harder problems"),
+        ([group("right", finish="length")], "harder problems"),
+        ([group("wrong")], "easier problems"),
+        ([group("unscorable", "no sandbox")], "tramontane doctor"),
+        ([group("wrong"), *[group("malformed", "no balanced \\boxed")] * 2], "ask for \\boxed{}"),
+    ],
+)
+def test_the_advice_is_for_the_most_frequent_cause(groups: list[Group], advice: str) -> None:
+    tally = Tally()
+    for one in groups:
+        tally.add(one, EQUAL)
+    assert advice in tally.diagnosis().partition("try, in this order:")[2]
+
+
+def test_longer_completions_are_not_advised_where_none_was_cut_off() -> None:
+    tally = Tally()
+    tally.add(group("malformed", "no </think>"), EQUAL)
+    advice = tally.diagnosis().partition("try, in this order:")[2]
+    assert "cold_start" in advice
+    assert "l_max" not in advice
+
+
+def test_a_long_completion_is_shown_by_its_start_and_end() -> None:
+    tally = Tally()
+    tally.add(group(text="a" * 2000 + "\n" + "z" * 3000), EQUAL)
+    shown = tally.diagnosis()
+    assert "a" * 1200 in shown and "a" * 1201 not in shown
+    assert "z" * 400 in shown and "z" * 401 not in shown
+    assert "… 3,401 characters …" in shown
+
+
+def test_every_key_that_advice_names_exists() -> None:
+    dump = Config().model_dump()
+    keys = re.findall(
+        r"\b(?:data|pipeline|verifier|generator|trainer)\.[a-z_.]*[a-z_]", str((ADVICE, REMEDIES))
+    )
+    assert len(keys) > 8
+    for key in keys:
+        section: Any = dump
+        for part in key.split("."):
+            assert part in section, key
+            section = section[part]
+
+
+class Watcher(QuietScreen):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def cut_short(folder: Path, **sections: Mapping[str, Any]) -> Config:
+    """A run whose completions are too short for the format."""
+    sizes = {"l_max": 4, "l_cache": 0, "max_groups_without_signal": 6}
+    return small_config(folder, pipeline=sizes, **sections)
+
+
+def test_a_model_that_never_writes_the_format_ends_its_run_with_a_diagnosis(tmp_path: Path) -> None:
+    screen = Watcher()
+    config = cut_short(
+        tmp_path / "run",
+        data={"eval": "playground:"},
+        evaluation={"problems": 4, "samples": 2},
+    )
+    with pytest.raises(NoSignal) as error:
+        train(config, screen)
+    message = str(error.value)
+    assert "none of the first 6 groups can be learnt from" in message
+    assert re.search(r"4\d +100%  malformed: no </think>, cut off at l_max", message)
+    assert "most completions are cut off" in message and "raise pipeline.l_max" in message
+    assert f"tramontane train --resume {tmp_path / 'run'} key=value" in message
+    (warning,) = screen.warnings
+    assert "format rate 0. None of 8 completions" in warning and "100% were cut off" in warning
+    assert warning in (tmp_path / "run/events.log").read_text()
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert not list((tmp_path / "run/checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_a_model_that_solves_nothing_is_warned_of_before_training(tmp_path: Path) -> None:
+    rows = [{"id": f"p{n}", "problem": f"What is {n} + 1?", "answer": "no"} for n in range(4)]
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from tramontane.api import evaluate
+
+    result = evaluate("tiny", str(file), samples=2, max_tokens=64)
+    assert result.format_rate > 0
+    (warning,) = evaluation_warnings(result)
+    assert "pass@2 is 0. None of 4 problems was solved in 2 samples" in warning
+    assert not evaluation_warnings(evaluate("tiny", "playground:", problems=16, max_tokens=96))
+
+
+def test_the_diagnosis_of_a_failing_reward_speaks_of_the_reward() -> None:
+    reason = "reward 'close': KeyError: 'sum' (my_task.py:12, in close)"
+    tally = Tally()
+    for _ in range(3):
+        tally.add(group("unscorable", reason), FilterReason("unscorable", reason))
+    told = tally.diagnosis()
+    assert told.count("my_task.py:12, in close)") == 3  # completions, groups, the example
+    assert "for most completions a reward or verifier of yours failed; try, in this order" in told
+    assert "sandbox" not in told and "tramontane score" in told
+    tally = Tally()
+    tally.add(group("unscorable", "no sandbox works"), FilterReason("unscorable", "no sandbox"))
+    assert "sandbox works on this machine" in tally.diagnosis()

@@ -1,0 +1,160 @@
+"""Rollouts in Parquet: what is written is what pandas-like readers and our own get back."""
+
+import io
+import math
+from array import array
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.controller.driven import verdict
+from tests.runs import small_config
+from tramontane.audit.audit import audit
+from tramontane.controller.observer import Update
+from tramontane.errors import InputError
+from tramontane.run.columns import TOKEN_FIELDS
+from tramontane.run.folder import RunFolder
+from tramontane.run.report import write_report
+from tramontane.run.rollouts import (
+    COLUMNS,
+    SAMPLED_GROUPS,
+    file_name,
+    files,
+    groups_to_record,
+    read_rollouts,
+    write_rollouts,
+)
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+from tramontane.types import (
+    Batch,
+    BatchSettings,
+    Completion,
+    FilterReason,
+    Group,
+    Learned,
+    Problem,
+    floats,
+)
+from tramontane.workplace import read_log
+
+PROBLEM = Problem("p", "math", "1 + 1?", "2", language="en", difficulty=3)
+SETTINGS = BatchSettings("", 1.0, 8, 8)
+
+
+def completion(group: int, index: int, spans: list[tuple[int, int]]) -> Completion:
+    versions = [version for version, tokens in spans for _ in range(tokens)]
+    ids = [7 * i + index for i in range(len(versions))]
+    logprobs = [-0.1 * i - 1e-3 * index for i in range(len(versions))]
+    return Completion(group, index, [1], ids, logprobs, versions, "stop", f"text {group}/{index}")
+
+
+def group(number: int, spans: list[list[tuple[int, int]]]) -> Group:
+    completions = [completion(number, i, s) for i, s in enumerate(spans)]
+    verdicts = [verdict(right=i % 2 == 0) for i in range(len(spans))]
+    return Group(number, PROBLEM, completions, verdicts)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=4)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(SPANS, min_size=1, max_size=3), max_size=4))
+def test_rows_come_back_as_they_were_written(spans: list[list[list[tuple[int, int]]]]) -> None:
+    groups = [group(number, sequences) for number, sequences in enumerate(spans)]
+    reasons = [FilterReason("unscorable", "late") if g.id % 2 else None for g in groups]
+    file = io.BytesIO()
+    write_rollouts(file, 5, list(zip(groups, reasons, strict=True)), ["correctness"])
+    rows = list(read_rollouts(file))  # type: ignore[arg-type]
+    whole = [(g, c, v) for g in groups for c, v in zip(g.completions, g.verdicts, strict=True)]
+    assert len(rows) == len(whole)
+    for row, (g, c, v) in zip(rows, whole, strict=True):
+        assert (row["update"], row["group"], row["index"]) == (5, g.id, c.index)
+        assert (row["problem"], row["reference"], row["difficulty"]) == ("1 + 1?", "2", 3)
+        assert (row["token_ids"], row["versions"]) == ([*c.token_ids], [*c.versions])
+        assert floats(row["logprobs"]) == c.logprobs  # exactly: float32 in, float32 out
+        assert (row["text"], row["reward"], row["parts"]) == (c.text, v.reward, v.parts)
+        assert row["filtered"] == (None if g.id % 2 == 0 else "unscorable")
+    spans_column = pq.read_table(file, columns=["version_spans"])["version_spans"].to_pylist()
+    # Neighbouring spans differ, so a span is a run.
+    assert all(a["version"] != b["version"] for s in spans_column for a, b in pairwise(s))
+
+
+def test_the_columns_are_those_that_are_documented(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    write_rollouts(file, 1, [(group(0, [[(0, 3)]]), None)], ["format", "correctness"])
+    schema = pq.read_schema(file)
+    assert schema.names == [*(field.name for field in COLUMNS), "parts"]
+    assert [f.name for f in schema.field("parts").type] == ["format", "correctness"]
+    assert {f.name for f in TOKEN_FIELDS} <= set(schema.names)
+    page = Path("docs/pipeline.md").read_text()
+    assert all(f"`{name}`" in page for name in schema.names)
+
+
+@pytest.mark.parametrize(("policy", "trained", "filtered"), [("all", 40, 3), ("none", 0, 0)])
+def test_groups_that_are_recorded(tmp_path: Path, policy: str, trained: int, filtered: int) -> None:
+    assert counts(tmp_path, policy) == (trained, filtered)
+
+
+def test_a_sample_has_some_groups_of_each_kind(tmp_path: Path) -> None:
+    assert counts(tmp_path, "sample") == (-(-40 // SAMPLED_GROUPS), 1)
+
+
+def counts(tmp_path: Path, policy: str) -> tuple[int, int]:
+    batch = Batch(0, [group(i, [[(0, 1)]]) for i in range(40)], SETTINGS)
+    reason = FilterReason("no diversity")
+    filtered = [(group(i, [[(0, 1)]]), reason) for i in range(40, 43)]
+    update = Update(1, batch, filtered, {}, 0.0, 0.0)
+    found = groups_to_record(update, small_config(tmp_path, rollouts=policy))
+    return sum(r is None for _, r in found), sum(r is not None for _, r in found)
+
+
+@pytest.mark.slow
+def test_a_run_without_rollouts_has_a_report_and_no_audit(tmp_path: Path) -> None:
+    config = small_config(tmp_path, rollouts="none", pipeline={"updates": 1, "n_batch": 16})
+    train(config, QuietScreen())
+    assert files(RunFolder(tmp_path).rollouts) == []
+    assert write_report(tmp_path).is_file()
+    with pytest.raises(InputError, match="rollouts: none"):
+        audit(tmp_path)
+
+
+def test_a_trained_group_has_the_trainers_advantages_and_log_ratios(tmp_path: Path) -> None:
+    batch = Batch(0, [group(0, [[(0, 2)], [(0, 3)]]), group(1, [[(0, 1)], []])], SETTINGS)
+    sampled = floats([p for c in batch.completions for p in c.logprobs])
+    trained = floats([p + 0.25 for p in sampled])
+    batch.learned = Learned(array("d", [1.5, -1.5, 0.5, -0.5]), trained)
+    batch.share_learned()
+    filtered = (group(2, [[(0, 1)]]), FilterReason("no diversity"))
+    file = io.BytesIO()
+    write_rollouts(file, 1, [*((g, None) for g in batch.groups), filtered], ["correctness"])
+    rows = list(read_rollouts(file))  # type: ignore[arg-type]
+    assert [r["advantage"] for r in rows] == [1.5, -1.5, 0.5, -0.5, None]
+    found = [r["log_ratios"] for r in rows]
+    assert [ratios if ratios is None else len(ratios) for ratios in found] == [2, 3, 1, 0, None]
+    assert [x for ratios in found[:4] for x in ratios] == pytest.approx([0.25] * 6, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_runs_rollouts_hold_what_its_metrics_say(tmp_path: Path) -> None:
+    config = small_config(tmp_path, pipeline={"updates": 2, "n_minibatch": 16})
+    train(config, QuietScreen())
+    for metrics in RunFolder(tmp_path).metrics():
+        rows = list(read_rollouts(tmp_path / "rollouts" / file_name(metrics["update"])))
+        trained = [row for row in rows if row["filtered"] is None]
+        ratios = [math.exp(x) for row in trained for x in row["log_ratios"]]
+        assert sum(ratios) / len(ratios) == pytest.approx(metrics["ratio"], rel=1e-5)
+        for first in range(0, 32, 16):  # normalised in each minibatch, in the order of the batch
+            advantages = np.array([row["advantage"] for row in trained[first : first + 16]])
+            assert advantages.mean() == pytest.approx(0, abs=1e-9)
+            assert advantages.std() == pytest.approx(1)
+        assert all(row["advantage"] is None for row in rows if row["filtered"])
+    timeline = list(read_log(tmp_path / "timeline.jsonl"))
+    steps = [r for r in timeline if (r["worker"], r["activity"]) == ("trainer", "step")]
+    assert len(steps) == 2
+    assert steps[0]["began"] + steps[0]["seconds"] <= steps[1]["began"]

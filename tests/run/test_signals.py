@@ -1,0 +1,216 @@
+"""SIGTERM and Ctrl-C in every phase of real runs: exit codes, checkpoints, what stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.forked import Command
+from tests.run.test_resume import wait_for_updates, wait_until
+from tests.runs import SMALL, small_config
+from tramontane.config import Config
+from tramontane.run.changes import open_run
+from tramontane.run.folder import RunFolder
+from tramontane.run.screen import QuietScreen
+from tramontane.run.train import train
+from tramontane.temporary import PREFIX, process_folder
+from tramontane.workplace import read_log
+
+pytestmark = pytest.mark.slow
+
+MANY = {"updates": 1000, "n_batch": 16}
+NEVER = 1_000_000  # updates between two checkpoints: none but a signal's is taken
+
+
+def started(config: Config, tmp_path: Path) -> Command:
+    """A run, in one process with a temporary folder of its own."""
+    file, temporary = tmp_path / "config.yaml", tmp_path / "tmp"
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    if config.placement.kind == "ray":  # whose sockets would have too long a path
+        return Command("train", str(file))
+    temporary.mkdir()
+    return Command("train", str(file), temporary=temporary)
+
+
+def terminate(process: Command, kill: Callable[[int, int], None] = os.kill) -> str:
+    """Send SIGTERM, and return the output of the process, which must end by it in time."""
+    began = time.monotonic()
+    kill(process.pid, signal.SIGTERM)
+    output = process.communicate()
+    assert process.wait() == 143, output
+    assert time.monotonic() - began < 30
+    assert "Traceback" not in output
+    return output
+
+
+@pytest.mark.parametrize(
+    ("sections", "kill"),
+    [
+        ({}, os.kill),
+        ({"trainer": {"ranks": 2}}, os.killpg),
+        ({"placement": {"kind": "ray"}}, os.kill),
+    ],
+    ids=["threads", "ranks", "ray"],
+)
+def test_sigterm_takes_a_checkpoint_and_leaves_no_files(
+    tmp_path: Path, sections: dict[str, Any], kill: Callable[[int, int], None]
+) -> None:
+    """A job system signals the process, or all of its group."""
+    checkpoint = {"every": NEVER}
+    config = small_config(tmp_path / "run", pipeline=MANY, checkpoint=checkpoint, **sections)
+    process = started(config, tmp_path)
+    wait_for_updates(tmp_path / "run", 2, process)
+    output = terminate(process, kill)
+    assert "SIGTERM: stopping after this update" in output
+    assert f"tramontane train --resume {tmp_path / 'run'}" in output
+    folder, _ = open_run(tmp_path / "run")
+    assert 2 <= folder.newest_version == len(folder.metrics()) < 1000
+    assert folder.whole_checkpoint(pytest.fail)
+    if "placement" not in sections:  # Ray keeps its own logs
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_an_update_longer_than_the_grace_is_given_up(tmp_path: Path) -> None:
+    sizes = {"updates": 2, "n_batch": 64, "n_async": 64, "l_max": 256}
+    checkpoint = {"every": NEVER, "grace": 0.5}
+    config = small_config(tmp_path / "run", pipeline=sizes, checkpoint=checkpoint)
+    process = started(config, tmp_path)
+    wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
+    began = time.monotonic()
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait() == 143
+    assert time.monotonic() - began < 5
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_sigterm_and_ctrl_c_while_the_run_starts(tmp_path: Path) -> None:
+    for number, (sent, code) in enumerate([(signal.SIGTERM, 143), (signal.SIGINT, 130)]):
+        place = tmp_path / str(number)
+        place.mkdir()
+        process = started(small_config(place / "run", pipeline=MANY), place)
+        wait_until((place / "run/workers.jsonl").is_file, process)  # no worker has started yet
+        os.kill(process.pid, sent)
+        output = process.communicate()
+        assert process.wait() == code, output
+        assert "Traceback" not in output
+        assert list((place / "tmp").iterdir()) == []
+
+
+def test_an_evaluation_is_given_up_for_the_checkpoint_and_taken_by_the_resumed_run(
+    tmp_path: Path,
+) -> None:
+    evaluation = {"every": 1, "problems": 2000, "samples": 8, "before": False}
+    config = small_config(
+        tmp_path / "run",
+        data={"eval": "playground:"},
+        evaluation=evaluation,
+        pipeline={"updates": 2, "n_batch": 16},
+        checkpoint={"every": NEVER},
+    )
+    process = started(config, tmp_path)
+    wait_until((tmp_path / "run/evaluation_update_1.partial").is_file, process)
+    terminate(process)
+    folder, resumed = open_run(tmp_path / "run")
+    assert folder.newest_version == len(folder.metrics()) == 1
+    assert not folder.evaluations_file.exists()
+    resumed.evaluation.problems = 4
+    train(resumed, QuietScreen(), folder)
+    assert [row["when"] for row in read_log(folder.evaluations_file)] == ["update_1", "after"]
+
+
+def test_a_cold_start_is_saved_after_the_step_under_way(tmp_path: Path) -> None:
+    rows = tmp_path / "sft.jsonl"
+    rows.write_text('{"prompt": "1 + 1?", "response": "<think>2</think>2"}\n' * 8)
+    start = {"data": {"train": str(rows)}, "steps": 4000, "batch_tokens": 64, "log_every": 1}
+    config = small_config(tmp_path / "run", cold_start=start)
+    process = started(config, tmp_path)
+    log = tmp_path / "run/sft.partial/sft_metrics.jsonl"
+    wait_until(lambda: log.is_file() and log.stat().st_size > 0, process)
+    assert "after this step" in terminate(process)
+    (state,) = (tmp_path / "run/sft.partial/resume").iterdir()
+    assert int(state.name.removeprefix("step_")) == len(log.read_text().splitlines())
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    sizes = {"updates": 2, "n_batch": 256, "n_async": 256, "l_max": 512}
+    process = started(small_config(tmp_path / "run", pipeline=sizes), tmp_path)
+    wait_until((tmp_path / "run/timeline.jsonl").is_file, process)
+    os.kill(process.pid, signal.SIGINT)
+    wait_until(lambda: "again to stop now" in process.printed, process)
+    os.kill(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    assert process.wait() == 130
+    assert time.monotonic() - began < 40
+    assert RunFolder(tmp_path / "run").metrics() == []
+
+
+def test_the_next_process_deletes_what_a_killed_one_left(tmp_path: Path) -> None:
+    config = small_config(tmp_path / "run", pipeline=MANY)
+    process = started(config, tmp_path)
+    wait_until(lambda: any((tmp_path / "tmp").glob(f"{PREFIX}*/verifier-*/*")), process)
+    (left,) = (tmp_path / "tmp").iterdir()
+    other = "import sys; from tramontane.temporary import process_folder; print(process_folder())"
+    command = [sys.executable, "-c", other]
+    env = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    assert left.is_dir()  # its process lives
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert left.is_dir()
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_recipe_and_a_study_pass_the_signal_on(tmp_path: Path) -> None:
+    settings = {k: v for k, v in SMALL.items() if k not in ("name", "model")}
+    settings |= {"pipeline": SMALL["pipeline"] | MANY, "checkpoint": {"every": NEVER}}
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "name": "recipe",
+                "model": "tiny",
+                "out": str(tmp_path / "recipe"),
+                "rl": {"set": settings | {"stages": [{"name": "only"}]}},
+                "compare": {"suites": ["playground"], "problems": 4, "samples": 1},
+            }
+        )
+    )
+    process = Command("recipe", "medium", str(file))
+    wait_for_updates(tmp_path / "recipe/1_rl/run", 2, process)
+    terminate(process)
+    folder, _ = open_run(tmp_path / "recipe/1_rl/run")
+    assert folder.newest_version == len(folder.metrics()) >= 2
+
+    settings["pipeline"] |= {"n_batch": 64, "n_async": 64}  # whole groups in every arm
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump(settings | {"name": "base", "model": "tiny"}))
+    process = Command(
+        "study", "group_size", "--seeds", "1", "--base", str(base), "--out", str(tmp_path / "s")
+    )
+    arms = tmp_path / "s" / "group_size"
+    wait_until(lambda: any(arms.glob("*/seed_0/metrics.jsonl")), process)
+    terminate(process)
+    for run in arms.glob("*/seed_0/metrics.jsonl"):
+        folder, _ = open_run(run.parent)
+        assert folder.newest_version == len(folder.metrics())
+
+
+def test_folders_of_other_processes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ours, theirs = process_folder(), tmp_path / f"{PREFIX}abandoned"
+    (theirs / "closed").mkdir(parents=True)
+    (theirs / "closed" / "file").touch()
+    (theirs / "closed").chmod(0)
+    monkeypatch.setattr("tramontane.temporary._own", {})
+    assert process_folder() != ours
+    assert ours.is_dir()
+    assert not theirs.exists()

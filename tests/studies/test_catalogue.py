@@ -1,0 +1,290 @@
+"""The whole catalogue: its plan, its page, and its smoke test."""
+
+import inspect
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import yaml
+from markdown.extensions.toc import slugify
+
+import tramontane
+from tests.paths import ROOT
+from tests.studies.test_studies import WALKS
+from tramontane.cli import app
+from tramontane.cli.studies import study as study_commands
+from tramontane.config import DataConfig
+from tramontane.data.load import load_problems
+from tramontane.errors import InputError
+from tramontane.studies.catalogue import (
+    Planned,
+    default_plans,
+    further_claims,
+    plan_catalogue,
+    run_catalogue,
+    write_report,
+)
+from tramontane.studies.plan import GROUP_SHARE, Plan
+from tramontane.studies.runner import finished_runs, other_runs, settings_file, write_settings
+from tramontane.studies.smoke import run_smoke, smoke_plans
+from tramontane.studies.study import load_study, names
+from tramontane.studies.verdicts import judge
+
+
+def test_no_study_has_the_name_of_a_command_on_runs():
+    """`tramontane study NAME` would mean the command."""
+    registered = study_commands.registered_commands
+    commands = {command.name or command.callback.__name__ for command in registered}
+    assert {"run", "landscape", "length", "curve"} <= commands
+    assert not commands & set(names())
+
+
+@pytest.mark.parametrize("chosen", ["magistral", "siblings"])
+def test_the_default_budgets_of_a_set_take_at_most_six_hours(chosen, tmp_path):
+    planned = plan_catalogue(tmp_path, seeds=3, chosen=chosen)
+    assert {item.plan.study.set for item in planned} == {chosen}
+    assert sum(item.minutes for item in planned) <= 360
+    assert {item.finished for item in planned} == {0}
+    assert all(item.runs == 3 * len(item.plan.study.arms) for item in planned)
+
+
+def test_a_budget_is_shared_by_all_studies(tmp_path):
+    planned = plan_catalogue(tmp_path, seeds=2, budget=250)
+    assert sorted(item.name for item in planned) == names()
+    assert sum(item.minutes for item in planned) == pytest.approx(250)
+    shares = {item.plan.share for item in planned}
+    assert len(shares) == 1 and 0 < shares.pop() < 1
+
+
+def test_the_page_says_what_has_not_been_run(tmp_path):
+    page = tmp_path / "docs/reproduction.md"
+    page.parent.mkdir()
+    assert write_report(default_plans(tmp_path / "studies"), page) == {}
+    text = page.read_text()
+    claims = [claim for name in names() for claim in load_study(name).claims]
+    assert text.count("| not run yet |") == len(claims)
+    assert f"not been run yet: {len(claims)}" in text
+    assert all(f"tramontane study {name}\n" in text for name in names())
+    assert all(row.paper in text for row in further_claims())
+    # Each row of the table leads to the heading of its study.
+    headings = {slugify(heading, "-") for heading in re.findall("^## (.*)$", text, re.M)}
+    assert set(re.findall(r"\(#(.*?)\)", text)) <= headings
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A copy of the page that is shipped, and of its data."""
+    copied = tmp_path / "docs/reproduction.md"
+    shutil.copytree(ROOT / "docs/reproduction", copied.with_suffix(""))
+    return copied
+
+
+@pytest.mark.slow
+def test_results_of_runs_made_elsewhere_stay_on_the_page(page, tmp_path):
+    results = write_report(default_plans(tmp_path / "studies"), page)
+    shipped = {file.stem for file in page.with_suffix("").glob("*.json")}
+    assert results.keys() == shipped and "byol-linear" in shipped
+    assert page.read_text() == (ROOT / "docs/reproduction.md").read_text()
+    for file in (ROOT / "docs/reproduction").iterdir():
+        assert (page.with_suffix("") / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_path):
+    default = inspect.signature(tramontane.study).parameters["seeds"].default
+    results = write_report(default_plans(tmp_path / "studies"), page)
+    assert {result.seeds for result in results.values()} > {default}
+    for name, result in results.items():
+        seeds = "" if result.seeds == default else f" --seeds {result.seeds}"
+        assert f"\ntramontane study {name}{seeds}\n" in page.read_text()
+
+
+@pytest.mark.slow
+def test_the_page_counts_updates_and_no_lines_of_a_function(page, tmp_path):
+    write_report(default_plans(tmp_path / "studies"), page)
+    sizes = re.findall(r"^\d+ seeds?(.*) for each arm", page.read_text(), re.M)
+    assert "" in sizes and all(re.fullmatch(r"( of [\d to]+ updates)?", size) for size in sizes)
+
+
+@pytest.mark.slow
+def test_results_of_other_arms_leave_the_page(page, tmp_path):
+    file = page.with_suffix("") / "byol-linear.json"
+    found = json.loads(file.read_text())
+    next(iter(found["study"]["arms"].values()))["steps"] = 1
+    file.write_text(json.dumps(found))
+    assert "byol-linear" not in write_report(default_plans(tmp_path / "studies"), page)
+    assert not list(page.with_suffix("").glob("byol-linear*"))
+    assert "tramontane study byol-linear\n```\n\nNot run yet." in page.read_text()
+
+
+@pytest.mark.slow
+def test_results_with_another_base_do_not_stay_on_the_page(page, tmp_path):
+    file = page.with_suffix("") / "advantage_normalisation.json"
+    found = json.loads(file.read_text())
+    assert "advantage_normalisation" in write_report(default_plans(tmp_path / "studies"), page)
+    found["config"]["pipeline"]["updates"] += 1
+    file.write_text(json.dumps(found))
+    assert "advantage_normalisation" not in write_report(default_plans(tmp_path / "studies"), page)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+@pytest.mark.slow
+def test_runs_replace_results_of_as_many_seeds(seeds, page, tmp_path):
+    recorded = json.loads((page.with_suffix("") / "byol-linear.json").read_text())
+    assert recorded["seeds"] == 3
+    study = load_study("byol-linear")
+    for arm in study.arms:
+        for seed in range(seeds):
+            folder = tmp_path / "studies/byol-linear" / arm / f"seed_{seed}"
+            folder.mkdir(parents=True)
+            plan = Plan(study, tmp_path / "studies/byol-linear", seeds)
+            write_settings(folder, plan.settings(arm, seed, folder))
+            measures = dict.fromkeys(study.measures, 0.25 + seed)
+            folder.joinpath("summary.json").write_text(
+                json.dumps({"measures": measures, "minutes": 1})
+            )
+            row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
+            folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    result = write_report(default_plans(tmp_path / "studies"), page)["byol-linear"]
+    assert result.seeds == 3
+    measured = [0.25, 1.25, 2.25] if seeds == 3 else None
+    for name, arms in result.values.items():
+        for arm, values in arms.items():
+            assert values == (measured or recorded["values"][name][arm])
+
+
+def test_runs_of_other_settings_are_left_out(page, tmp_path):
+    study = load_study("byol-linear")
+    out = tmp_path / "studies/byol-linear"
+    small = Plan(study, out, 1, share=0.5)
+    for arm, seed, folder in small.runs():
+        folder.mkdir(parents=True)
+        write_settings(folder, small.settings(arm, seed, folder))
+        measures = dict.fromkeys(study.measures, 0.25)
+        folder.joinpath("summary.json").write_text(json.dumps({"measures": measures, "minutes": 1}))
+        row = {study.over: 1} | dict.fromkeys(study.plots, 0.5)
+        folder.joinpath("metrics.jsonl").write_text(json.dumps(row) + "\n")
+    default = Plan(study, out, 1)
+    assert other_runs(default) == [folder for _, _, folder in default.runs()]
+    assert not any(finished_runs(default).values()) and other_runs(small) == []
+    published = page.with_suffix("") / "byol-linear.json"
+    before = published.read_bytes()
+    write_report({"byol-linear": default}, page)
+    assert published.read_bytes() == before
+    # The recorded result, of the whole budget, stays when a part of it is reported too.
+    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 1
+    # Without it, the page says of which part of the budget the figures are.
+    published.unlink()
+    assert write_report({"byol-linear": small}, page)["byol-linear"].share == 0.5
+    assert "0.5 of the study's own budget" in page.read_text()
+    assert json.loads(published.read_text())["verdicts"][0]["low"] is None  # one seed
+
+
+def test_a_run_may_be_moved_but_its_keys_not_changed(tmp_path):
+    study = load_study("agro_offline")
+    there, here = Plan(study, tmp_path / "there", 1), Plan(study, tmp_path / "here", 1)
+    for (arm, seed, old), (_, _, new) in zip(there.runs(), here.runs(), strict=True):
+        new.mkdir(parents=True)
+        (new / "summary.json").touch()
+        write_settings(new, there.settings(arm, seed, old))
+    assert other_runs(here) == []
+    folder = here.folder("on-policy", 0)
+    settings = yaml.safe_load(settings_file(folder).read_text())
+    settings["trainer"]["learning_rate"] = 1.0
+    write_settings(folder, settings)
+    assert other_runs(here) == [folder]
+
+
+def test_a_claim_may_compare_an_arm_with_a_number():
+    values = {"a": [0.98, 1.0, 0.99], "b": [0.5, 0.52, 0.51]}
+    found = judge(values, "a", 0.9, expect="higher", margin=0.01)
+    assert found.difference == pytest.approx(0.09)
+    # Student's interval of one mean: the number has no error.
+    assert found.high - found.difference == pytest.approx(4.302653 * 0.01 / 3**0.5, rel=1e-5)
+    assert found.outcome == "holds"
+
+
+@pytest.mark.parametrize("name", names())
+def test_all_arms_are_measured_by_the_same_problems(name, tmp_path):
+    plan = Plan(load_study(name), tmp_path, seeds=1)
+    if plan.study.runner or plan.study.shown.keys() <= {"maths", "code", "maths_gain", "code_gain"}:
+        return  # cross_domain's figures are of sets of their own
+    measured = []
+    for arm, seed, folder in plan.runs():
+        config = plan.arm_config(arm, seed, folder)
+        data = config.data
+        longest = config.by_stage()[-1].pipeline.l_max
+        measured.append((data.eval, data.playground, data.domain, config.evaluation, longest))
+    assert all(found == measured[0] for found in measured)
+
+
+@pytest.mark.parametrize("name", names())
+def test_there_are_as_many_problems_as_an_evaluation_takes(name, tmp_path):
+    plan = Plan(load_study(name), tmp_path, seeds=1)
+    if plan.study.runner:
+        return
+    sets = []
+    for arm, seed, folder in plan.runs():
+        config = plan.arm_config(arm, seed, folder)
+        sets.append((config.data.playground, config.evaluation.problems))
+        sets += [(also.playground, also.problems) for also in config.evaluation.also.values()]
+    for n, (playground, count) in enumerate(sets):
+        if (playground, count) in sets[:n]:
+            continue
+        data = DataConfig(playground=playground)
+        assert len(load_problems("playground:", data, split="test", limit=count, seed=0)) == count
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_arm_can_be_shrunk_for_the_smoke_test(name, tmp_path):
+    plan = Plan(load_study(name), tmp_path, seeds=1)
+    if plan.study.runner:
+        return
+    for arm, seed, folder in plan.runs():
+        size = plan.settings(arm, seed, folder)["pipeline"]["group_size"]
+        small = replace(plan, small=True).settings(arm, seed, folder)
+        assert small["pipeline"]["group_size"] == max(2, size // GROUP_SHARE)
+        assert small["pipeline"]["updates"] <= 3 and small["evaluation"]["problems"] == 4
+
+
+@pytest.mark.slow
+def test_studies_run_on_after_a_failure_and_the_smoke_test_finds_it(tmp_path):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(yaml.safe_dump(WALKS))
+    arms = {"none": {"drift": 0}, "right": {"drift": "far"}}
+    bad.write_text(yaml.safe_dump(WALKS | {"arms": arms}))
+    failed = run_smoke(smoke_plans(tmp_path / "smoke", [str(bad), str(good)]), tmp_path / "smoke")
+    assert list(failed) == [str(bad)]
+    assert re.match(r"right, seed 0: see .*smoke_0.log", failed[str(bad)])
+    logs = "".join(log.read_text() for log in (tmp_path / "smoke").glob("*.log"))
+    assert "unsupported operand" in logs
+    page = (tmp_path / "smoke/good/study.md").read_text()
+    assert "without an interval" in page and "Undecided at this budget" in page
+
+    items = [
+        Planned(path.stem, Plan(load_study(str(path)), tmp_path / path.stem, 1), 1, 0, 2)
+        for path in (bad, good)
+    ]
+    finished = []
+    failed = run_catalogue(items, lambda *facts: finished.append(facts))
+    assert list(failed) == ["bad"] and "unsupported operand" in failed["bad"]
+    assert [facts[0] for facts in finished].count("good") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name one study .* or give --all"),
+        (["kv_cache", "--all"], "name one study .* or give --all"),
+        (["--all", "--base", "x.yaml"], "--base belongs to a single study"),
+        (["kv_cache", "--dry-run"], "--dry-run and --set belong to --all"),
+        (["kv_cache", "--set", "siblings"], "--dry-run and --set belong to --all"),
+        (["kv_cache", "--budget", "nan"], "--budget nan: give a number"),
+        (["collation", "--budget", "5"], "no key that it could change"),
+    ],
+)
+def test_a_study_or_all_of_them_are_named(arguments, message):
+    with pytest.raises(InputError, match=message):
+        app(["study", "run", *arguments], standalone_mode=False)

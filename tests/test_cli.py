@@ -1,0 +1,267 @@
+"""The command line: every command once, and bad input: one message, exit code 2, nothing left
+behind."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import tramontane
+from tests.runs import SMALL, begun, small_config
+from tramontane import InputError
+from tramontane.cli import app, main, terminal
+
+runner = CliRunner()
+
+
+class Ended(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The whole command, errors and exit code included, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def command(*args: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["tramontane", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["pipeline.n_bach=8"], "pipeline.n_bach: unknown key; did you mean 'n_batch'?"),
+        (["pipeline.n_minibatch=24"], "n_minibatch 24 does not divide n_batch 32"),
+        (["pipeline.group_size=5"], "group_size 5 does not divide n_batch 32"),
+        (["pipeline.l_cache=97"], "l_cache 97 is above l_max 96"),
+        (["model=null"], "model: not given; set it in the file, or as key=value"),
+        (["model=./nowhere"], "model './nowhere': no checkpoint"),
+        (["data.train=nowhere.jsonl"], "nowhere.jsonl"),
+        (["pipeline.l_max=5000"], "context"),
+    ],
+)
+def test_bad_input_is_one_message_before_anything_starts(
+    run: Run, config: Path, tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    result = run("train", str(config), *overrides)
+    assert result.code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_config_and_run(run: Run) -> None:
+    assert "no such config file" in run("train", "none.yaml").stderr
+    assert "not a run folder" in run("train", "--resume", ".").stderr
+
+
+def test_the_module_is_the_command() -> None:
+    module = [sys.executable, "-m", "tramontane"]
+    done = subprocess.run([*module, "train", "none.yaml"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: none.yaml: no such config file")
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"tramontane {tramontane.__version__}\n", "")
+    assert importlib.metadata.version("tramontane") == tramontane.__version__
+    assert (Path(tramontane.__file__).parent / "py.typed").is_file()
+
+
+def test_neither_the_package_nor_the_command_line_imports_heavy_libraries() -> None:
+    heavy = {"torch", "matplotlib", "pyarrow", "pandas"}
+    program = f"import sys, tramontane.cli; print({heavy} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+
+
+def test_help_has_the_commands_in_groups(run: Run) -> None:
+    text = run("--help").stdout
+    groups = ["Train", "Measure", "Data", "Look", "Research"]
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        part = text.partition(f"─ {group} ─")[2].partition(f"─ {after} ─")[0]
+        assert part.count("│") > 2
+    assert "─ Commands ─" not in text  # every command belongs to a group
+
+
+def test_what_commands_print_is_not_wrapped(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal.console, "_width", 40)
+    assert "\nKeys of a section: tramontane config " in run("config", "trainer").stdout
+    run_dir = begun(small_config(tmp_path / "a run with a long name")).path
+    (run_dir / "summary.json").touch()
+    said = run("train", "--resume", str(run_dir)).stderr
+    assert f"tramontane train --resume '{run_dir}' pipeline.updates=4\n" in said
+
+
+def test_dry_run_from_python(config: Path) -> None:
+    found = tramontane.dry_run(config, ["pipeline.n_async=64"])
+    assert found.config.pipeline.n_async == 64
+    assert (found.longest_prompt, found.held_out) == (256, 0)
+    assert found.kv_cache_bytes == 5120 * 2 * 64 * 912  # as in the test below
+    assert "about 2.0 (n_async / n_batch)" in found.lines.values()
+
+
+def test_dry_run_prints_the_arithmetic(config: Path) -> None:
+    result = runner.invoke(app, ["train", str(config), "pipeline.n_async=64", "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 2.0 (n_async / n_batch)" in result.stdout
+    # 2 (K, V) × 4 layers × 160 × 4 bytes = 5 KiB per token. 64 slots of 256 + 96 tokens, in lanes
+    # of 352, 224, 144, 96, 64 and 32 of their own, and as much for prefixes: 2 · 64 · 912 tokens.
+    assert (
+        "KV cache: 570 MiB at most (5.0 KiB a token, all sequences at their longest)"
+        in result.stdout
+    )
+
+
+def test_a_dry_run_of_a_resumed_run_checks_that_runs_config(config: Path, tmp_path: Path) -> None:
+    run_dir = begun(small_config(tmp_path / "run", pipeline={"n_async": 64})).path
+    before = sorted(tmp_path.rglob("*"))
+    result = runner.invoke(app, ["train", "--resume", str(run_dir), "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 2.0 (n_async / n_batch)" in result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    changes = ["pipeline.n_async=32", "pipeline.updates=3"]
+    result = runner.invoke(app, ["train", "--resume", str(run_dir), *changes, "--dry-run"])
+    assert result.exit_code == 0
+    assert "about 1.0 (n_async / n_batch)" in result.stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    for args, message in (
+        ([str(config)], "a resumed run has its config already"),
+        (["run_dir=elsewhere"], "cannot change when a run is resumed"),
+    ):
+        result = runner.invoke(app, ["train", *args, "--resume", str(run_dir), "--dry-run"])
+        assert message in str(result.exception)
+
+
+def test_generate_prints_a_completion(capsys: pytest.CaptureFixture[str]) -> None:
+    result = runner.invoke(app, ["generate", "tiny", "What is 3 + 4 + 2?", "--temperature", "0"])
+    assert result.exit_code == 0
+    assert "boxed" in result.stdout
+    again = tramontane.generate("tiny", "What is 3 + 4 + 2?", temperature=0.0)
+    assert result.stdout == again[0] + "\n"
+
+
+def test_eval_measures_and_writes_every_completion(tmp_path: Path) -> None:
+    out = tmp_path / "eval.jsonl"
+    args = ["eval", "tiny", "playground:", "--problems", "12", "--samples", "2", "--out", str(out)]
+    args += ["--device", "cpu", "--dtype", "bfloat16", "--top-k", "20", "--workers", "2"]
+    result = runner.invoke(app, [*args, "data.playground.levels=[1, 2]"])
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 24
+    right = sum(row["verdict"] == "right" for row in rows)
+    assert f"{right / 24:.3f}" in result.stdout
+    assert {row["difficulty"] for row in rows} <= {1, 2}
+
+
+def test_score_grades_rows_and_reports_bad_lines(tmp_path: Path) -> None:
+    rows = tmp_path / "in.jsonl"
+    good = {"id": "a", "domain": "math", "problem": "1+1", "answer": "2"}
+    rows.write_text(
+        json.dumps(good | {"response": "<think>x</think>\\boxed{2}"})
+        + "\nnot json\n"
+        + json.dumps(good | {"id": "b", "response": "<think>x</think>\\boxed{3}"})
+        + "\n"
+    )
+    out = tmp_path / "out.jsonl"
+    result = runner.invoke(app, ["score", str(rows), "--out", str(out)])
+    assert result.exit_code == 1
+    verdicts = [json.loads(line)["verdict"] for line in out.read_text().splitlines()]
+    assert verdicts == ["right", "wrong"]
+    assert "in.jsonl:2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["eval", "tiny", "playground:", "--slots", "0"],
+        ["eval", "tiny", "playground:", "--samples", "0"],
+        ["eval", "tiny", "playground:", "--problems", "0"],
+        ["eval", "tiny", "playground:", "--workers", "0"],
+        ["generate", "tiny", "1 + 1", "-n", "0"],
+    ],
+)
+def test_sizes_start_at_one(args: list[str]) -> None:
+    result = runner.invoke(app, args)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert not isinstance(result.exception, InputError)  # typer names the option
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots is 0; it must be at least 1"),
+        ({"samples": 0}, "samples is 0"),
+        ({"problems": 0}, "problems is 0"),
+        ({"write_to": "nodir/x.jsonl"}, "there is no folder nodir"),
+        ({"write_to": "."}, "a folder; name a file"),
+        ({"overrides": {"data.fields": {"problme": "x"}}}, "no such field; did you mean 'problem'"),
+        ({"max_tokens": 2000}, "leave no room for a prompt .* allow fewer tokens a completion"),
+    ],
+)
+def test_an_evaluation_refuses_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        tramontane.evaluate("tiny", **options)
+
+
+def test_generate_refuses_no_completions() -> None:
+    with pytest.raises(InputError, match="n is 0; it must be at least 1"):
+        tramontane.generate("tiny", "1 + 1", n=0)
+
+
+def test_eval_checks_device_and_dtype() -> None:
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "--device", "gpu"])
+    assert "eval: generator.device: 'gpu' is not a device" in str(result.exception)
+    result = runner.invoke(app, ["eval", "tiny", "playground:", "--dtype", "float16"])
+    assert "eval: generator.dtype: Input should be 'auto', 'float32' or 'bfloat16'" in str(
+        result.exception
+    )
+
+
+def test_score_help_names_the_fields() -> None:
+    text = " ".join(runner.invoke(app, ["score", "--help"]).stdout.replace("│", " ").split())
+    assert "id, domain (math or code), problem, response, and answer (math) or tests" in text
+    assert "pipeline.l_max=TOKENS and pipeline.l_cache=TOKENS turn the length reward on" in text
+
+
+def test_a_plan_names_its_assumptions_and_both_ways(run: Run, tmp_path: Path) -> None:
+    done = run(
+        *["plan", "--model", "llama-3.1-8b", "--gpus", "8", "--n-batch", "64"],
+        *["--length-mean", "400", "--length-max", "2000", "train_mfu=0.31"],
+        *["--out", "plan.yaml"],
+    )
+    assert done.code == 0, done.stderr
+    assert "train_mfu=0.31" in done.stdout and "79.1 GiB" in done.stdout
+    for row in ("trainer", "generators", "n_async", "staleness", "synchronous, together"):
+        assert row in done.stdout
+    assert done.stdout.endswith((tmp_path / "plan.yaml").read_text())
+    refused = run("plan", "--gpus", "8", "--gpu", "abacus")
+    assert refused.code == 2
+    assert "plan: gpu: no data sheet for the GPU 'abacus'; choose from a100" in refused.stderr

@@ -1,0 +1,48 @@
+"""Activation checkpointing by block, and offload of what it keeps."""
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from tests.trainer.rollouts import batch, equal, model, trainer
+from tramontane.config import TrainerConfig
+from tramontane.trainer.activations import checkpoint_blocks
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9]])
+WIDTH = 32
+
+
+def kept(net):
+    """Tensors with a row per token that a forward keeps for its backward pass, except those that
+    other saved-tensor hooks, such as those of offload, take away."""
+    shapes = []
+
+    def pack(tensor):
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        net.model(IDS)
+    return [shape for shape in shapes if shape[:2] == (1, 6)]
+
+
+def test_only_the_inputs_of_blocks_are_kept_and_offload_takes_those():
+    plain, checkpointed, offloaded = (model().train() for _ in range(3))
+    checkpoint_blocks(checkpointed, offload=False)
+    checkpoint_blocks(offloaded, offload=True)
+    outside = kept(offloaded)
+    assert len(kept(checkpointed)) == len(outside) + len(plain.model.layers)
+    assert len(kept(plain)) > len(kept(checkpointed))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_checkpointing_and_offload_change_no_bit(offload):
+    plain, other = trainer(), trainer(gradient_checkpointing=True, activation_offload=offload)
+    for version in range(2):
+        assert plain.step(batch(version)) == other.step(batch(version))
+    assert equal(plain.weights(), other.weights())
+
+
+def test_offload_without_checkpointing_is_refused():
+    with pytest.raises(ValueError, match="set gradient_checkpointing to true"):
+        TrainerConfig(activation_offload=True)

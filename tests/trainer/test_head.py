@@ -1,0 +1,156 @@
+"""Log-probs at the output head, against the plain formula over all logits."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.trainer.rollouts import VOCAB, batch, equal, model, trainer
+from tramontane.trainer import head
+from tramontane.trainer.head import fused_predictions, head_scale
+from tramontane.trainer.logprobs import token_logprobs
+from tramontane.trainer.microbatch import pack_row
+
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+# Models whose logits are another function of the head's output than itself.
+SCALED = {
+    "granite": {"logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.0625, "bos_token_id": 1, "eos_token_id": 2},
+}
+
+
+def make(model_type, **extra):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **SIZES, **extra)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="packed").train()
+
+
+@pytest.fixture(params=[(1, 0), (10, 0), (1, 250), (10, 250), (1 << 20, 0), (1 << 20, 1 << 20)])
+def part(request, monkeypatch):
+    """Parts of one or two entries of the vocabulary, or all at once; of their logits none, some or
+    all are kept for the backward pass."""
+    elements, kept = request.param
+    monkeypatch.setattr(head, "SMALLEST_PART", 1)
+    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(head, "KEPT_BYTES", kept)
+
+
+def plain(hidden, weight, bias, targets, temperature):
+    logp = torch.log_softmax(F.linear(hidden, weight, bias) / temperature, dim=-1)
+    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+@pytest.mark.usefixtures("part")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)], ids=["logprobs", "entropy", "both"])
+def test_gradients_are_the_derivatives_in_float64(bias, outputs):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
+    inputs = [hidden, weight, torch.randn(7, dtype=torch.float64) if bias else None]
+    for x in filter(torch.is_tensor, inputs):
+        x.requires_grad_()
+    targets = torch.tensor([0, 6, 3, 3, 5])
+
+    def selected(*inputs):
+        found = head._HeadLogprobs.apply(*inputs, targets, 0.7)
+        return tuple(found[i] for i in outputs)
+
+    assert torch.autograd.gradcheck(selected, inputs)
+    expected = plain(*inputs, targets, 0.7)
+    for got, i in zip(selected(*inputs), outputs, strict=True):
+        torch.testing.assert_close(got, expected[i], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", *SCALED])
+def test_a_model_gives_the_predictions_and_gradients_of_its_logits(model_type, tied, monkeypatch):
+    monkeypatch.setattr(head, "SMALLEST_PART", 1)
+    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", 400)  # four parts or more
+    monkeypatch.setattr(head, "KEPT_BYTES", 4000)  # some of them
+    fused = make(model_type, tie_word_embeddings=tied, **SCALED.get(model_type, {})).double()
+    unfused = copy.deepcopy(fused)
+    scale = head_scale(fused.float())
+    fused.double()
+    assert scale == {"granite": 1 / 8, "cohere": 0.0625}.get(model_type, 1.0)
+    row = pack_row(batch().sequences[:4], torch.device("cpu"))
+    got = fused_predictions(fused, row, 0.8, scale, entropy_grad=True)
+    logits = unfused(**row.model_inputs).logits[0, : len(row.targets)]
+    logprobs, entropy = token_logprobs(logits, row.targets, 0.8, entropy_grad=True)
+    torch.testing.assert_close(got.logprobs, logprobs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.entropy, entropy, rtol=1e-9, atol=1e-9)
+    assert torch.equal(got.top1, (logits.argmax(-1) == row.targets).double())
+    weights = torch.randn(2, len(row.targets), dtype=torch.float64)
+    (weights[0] @ got.logprobs + weights[1] @ got.entropy).backward()
+    (weights[0] @ logprobs + weights[1] @ entropy).backward()
+    for (name, a), b in zip(fused.named_parameters(), unfused.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-7, atol=1e-9, msg=name)
+    # The model itself is as before.
+    assert fused(**row.model_inputs).logits.shape[-1] == VOCAB
+
+
+def test_entropy_has_a_gradient_only_on_request():
+    llama, row = model(), pack_row(batch().sequences[:2], torch.device("cpu"))
+    assert not fused_predictions(llama, row, 1.0, 1.0).entropy.requires_grad
+
+
+def test_soft_capped_logits_and_other_heads_take_the_plain_path():
+    capped = make("gemma2", final_logit_softcapping=30.0, head_dim=8, attn_logit_softcapping=None)
+    assert head_scale(capped) is None
+    other = model(tied=False)
+    other.lm_head = torch.nn.Sequential(other.lm_head)
+    assert head_scale(other) is None
+
+
+def test_logits_of_which_some_are_masked_take_the_plain_path():
+    masked = model()
+    forward = masked.forward
+
+    def with_mask(**inputs):
+        output = forward(**inputs)
+        output.logits[..., -3:] = -torch.inf
+        return output
+
+    masked.forward = with_mask
+    assert head_scale(masked) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
+def test_a_step_is_that_of_the_plain_path(dtype, entropy_coef, monkeypatch):
+    monkeypatch.setattr(head, "SMALLEST_PART", 16)
+    monkeypatch.setitem(head.PART_ELEMENTS, "cpu", 1)
+    objective = {"magistral": {"entropy_coef": entropy_coef}}
+    fused, plain_path = (trainer(dtype=dtype, objective=objective) for _ in range(2))
+    plain_path._head_scale = None
+    one, two = fused.step(batch()), plain_path.step(batch())
+    rough = dtype == "bfloat16"
+    assert one == pytest.approx(two, rel=2e-2 if rough else 1e-4, abs=1e-2 if rough else 1e-6)
+    assert not equal(fused.weights(), trainer().weights())
+
+
+def test_a_certain_token_keeps_its_gradient_in_bfloat16():
+    # p = 0.9991 rounds to 1 in bfloat16: e_y − p must not vanish for it.
+    hidden = torch.ones(1, 1, dtype=torch.bfloat16)
+    weight = torch.tensor([[7.0], [0.0]], dtype=torch.bfloat16, requires_grad=True)
+    logprob, _, top1 = head._HeadLogprobs.apply(hidden, weight, None, torch.tensor([0]), 1.0)
+    (grad,) = torch.autograd.grad(logprob.sum(), weight)
+    rest = 1 / (1 + torch.e**7)
+    assert grad[:, 0].tolist() == pytest.approx([rest, -rest], rel=1e-2)
+    assert top1.item() == 1
+
+
+def test_parts_fill_the_cache_and_are_never_a_few_columns():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert head.part_size(1024, cpu) == 1024
+    assert head.part_size(100_000, cpu) == head.SMALLEST_PART
+    assert head.part_size(8192, gpu) == 8192

@@ -1,0 +1,202 @@
+"""Several ranks: each reads, holds, trains and writes its shards, and never the whole model."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from tests import forked
+from tests.trainer.rollouts import VOCAB, batch, equal
+from tramontane.config import ObjectiveConfig, TrainerConfig
+from tramontane.models.loading import load_model
+from tramontane.models.weight_files import INDEX
+from tramontane.trainer import sharding
+from tramontane.trainer.trainer import Trainer
+
+pytestmark = pytest.mark.slow  # its ranks are processes of their own
+
+SIZES = {
+    "vocab_size": VOCAB,  # not divisible by the number of ranks
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+}
+MODELS = {
+    "tied": (LlamaConfig(**SIZES, tie_word_embeddings=True), torch.float32, "5GB"),
+    "untied": (LlamaConfig(**SIZES), torch.bfloat16, "20KB"),  # in several files
+    "qwen3": (Qwen3Config(**SIZES, head_dim=8), torch.float32, "20KB"),
+}
+UNITS = {"tied": 3, "untied": 5, "qwen3": 5}  # what FSDP gathers and reduces at once
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name, collectives among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[str(func)] += 1
+        return func(*args, **kwargs or {})
+
+
+def load(path, ranks, **settings):
+    settings = {"learning_rate": 1e-3, "microbatch_tokens": 64} | settings
+    objective = ObjectiveConfig.model_validate({"magistral": {"kl_coef": 0.1}})
+    return Trainer.load(str(path), TrainerConfig(ranks=ranks, objective=objective, **settings), 10)
+
+
+def gathered(tensors):
+    return {name: sharding.whole(tensor.detach()) for name, tensor in tensors}
+
+
+def gradients(t):
+    """The first step's gradients, as far as they were clipped: a multiple of the first moments."""
+    moments = [(n, t.optimizer.state[p]["exp_avg"]) for n, p in t.model.named_parameters()]
+    return gathered(moments)
+
+
+def run(rank, ranks, folder):
+    torch.set_num_threads(1)
+    if ranks > 1:
+        store = f"file://{folder}/store"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks)
+    for name in MODELS:
+        found = {}
+        for reduce in ("step", "microbatch"):
+            t = load(folder / name, ranks, reduce_gradients=reduce)
+            check_start(t, folder / name, ranks)
+            with Operations() as operations:
+                metrics = t.step(batch())
+            found[reduce] = metrics, gradients(t), operations.counts
+        check_background_save(t, folder / name, folder / f"{name}-state", ranks)
+        t.save_weights(folder / f"{name}-saved", torch.bfloat16)
+        weights = t.weights()
+        if rank == 0:
+            torch.save((found, weights), folder / f"{name}-{ranks}.pt")
+    train_adapters(rank, ranks, folder)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def train_adapters(rank, ranks, folder):
+    """One step of adapters on a frozen model that is read in shards."""
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        t = load(folder / "untied", ranks, dtype=dtype, lora={"rank": 3})
+        frozen = [p for p in t.model.parameters() if not p.requires_grad]
+        assert {p.dtype for p in frozen} == {getattr(torch, dtype)}
+        started = t.weights()
+        metrics = t.step(batch())
+        moments = {
+            n: t.optimizer.state[p]["exp_avg"]
+            for n, p in t.model.named_parameters()
+            if p.requires_grad
+        }
+        found[dtype] = started, metrics, gathered(moments.items()), t.weights()
+        assert t.optimizer.state.keys().isdisjoint(frozen)
+    if rank == 0:
+        torch.save(found, folder / f"adapters-{ranks}.pt")
+
+
+def check_start(t, path, ranks):
+    """Check that the trainer and its reference begin with the checkpoint's weights, in shards."""
+    loaded = load_model(str(path))
+    assert equal(t.weights(), dict(loaded.state_dict()))
+    reference = gathered(t._reference.named_parameters())
+    assert equal(reference, {n: p.detach() for n, p in loaded.named_parameters()})
+    assert not any(p.requires_grad for p in t._reference.parameters())
+    for name, buffer in loaded.named_buffers():
+        for model in (t.model, t._reference):
+            assert torch.equal(dict(model.named_buffers())[name], buffer)
+    if ranks > 1:
+        for p in [*t.model.parameters(), *t._reference.parameters()]:
+            rows = -(-p.shape[0] // ranks)
+            assert sharding.local(p).shape[0] <= rows
+
+
+def check_background_save(t, model, folder, ranks):
+    """Check that a state is that of the moment of its saving, though training goes on."""
+    before = t.weights()
+    t.save_state(folder, wait=False)
+    t.step(batch(1))
+    while not t.state_saved():
+        pass
+    again = load(model, ranks, reduce_gradients=t.config.reduce_gradients)
+    again.load_state(folder)
+    assert equal(again.weights(), before) and not equal(t.weights(), before)
+    again.step(batch(1))
+    assert equal(again.weights(), t.weights())
+    if ranks > 1:
+        (folder / "file").touch()
+        with pytest.raises(OSError, match="Not a directory|File exists"):
+            t.save_state(folder / "file" / "state")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    for name, (config, dtype, shard_size) in MODELS.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).to(dtype)
+        model.save_pretrained(folder / name, max_shard_size=shard_size)
+    run(0, 1, folder)
+    mp.start_processes(run, (2, folder), nprocs=2, start_method=forked.START_METHOD)
+    return folder
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sharded_start_step_and_gradients_equal_those_of_one_rank(folder, name):
+    (one, _), (two, _) = (torch.load(folder / f"{name}-{ranks}.pt") for ranks in (1, 2))
+    for reduce in ("step", "microbatch"):
+        metrics, expected, _ = one["step"]
+        found, moments, _ = two[reduce]
+        for key in ("loss", "grad_norm", "kl_reference"):
+            assert found[key] == pytest.approx(metrics[key], rel=1e-6, abs=1e-7)
+        for n, gradient in expected.items():
+            scale = gradient.abs().max()
+            torch.testing.assert_close(moments[n] / scale, gradient / scale, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_reduced_once_per_optimizer_step_or_microbatch(folder, name):
+    found, _ = torch.load(folder / f"{name}-2.pt")
+    reduced = {
+        when: sum(n for op, n in counts.items() if "reduce_scatter" in op)
+        for when, (_, _, counts) in found.items()
+    }
+    assert reduced["step"] == UNITS[name]
+    assert reduced["microbatch"] > UNITS[name] and reduced["microbatch"] % UNITS[name] == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_weights_load_with_transformers_and_here(folder, name):
+    _, weights = torch.load(folder / f"{name}-2.pt")
+    rounded = {n: w.bfloat16() for n, w in weights.items()}
+    saved = folder / f"{name}-saved"
+    assert equal(dict(AutoModelForCausalLM.from_pretrained(saved).state_dict()), rounded)
+    assert equal(dict(load_model(str(saved), torch.bfloat16).state_dict()), rounded)
+    assert not (saved / INDEX).exists()
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-6), ("bfloat16", 0.1)])
+def test_sharded_adapters_start_and_step_as_on_one_rank(folder, dtype, limit):
+    one, two = (torch.load(folder / f"adapters-{ranks}.pt")[dtype] for ranks in (1, 2))
+    assert equal(one[0], two[0])
+    assert equal(one[0], dict(load_model(str(folder / "untied")).state_dict()))
+    assert two[1]["grad_norm"] == pytest.approx(one[1]["grad_norm"], rel=limit)
+    assert one[2].keys() == two[2].keys()
+    for name, gradient in one[2].items():
+        scale = gradient.abs().max().clamp(min=1e-12)  # A has no gradient yet
+        torch.testing.assert_close(two[2][name] / scale, gradient / scale, atol=limit, rtol=0)
+    changed = [name for name in one[3] if not torch.equal(one[3][name], one[0][name])]
+    assert len(changed) == 2 * 7

@@ -1,0 +1,428 @@
+"""Function tests: honest and hostile programs, and the values that travel between processes."""
+
+import gzip
+import json
+import math
+import os
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from decimal import Decimal
+from enum import IntEnum
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.paths import DATA
+from tramontane.config import VerifierConfig
+from tramontane.types import Problem
+from tramontane.verifier.code import sandbox
+from tramontane.verifier.code.grade import judge
+from tramontane.verifier.code.inside import tests_side, wire
+from tramontane.verifier.code.names import names_of
+
+# Long enough on a loaded machine; hostile programs, which may be late, have little time.
+CONFIG = VerifierConfig(code_timeout_s=20.0, allow_unsandboxed=True)
+SHORT = VerifierConfig(code_timeout_s=0.8, allow_unsandboxed=True)
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+SECRET = "xyzzy" + "-41-" + "plugh"
+
+
+@pytest.fixture(params=sandbox.RUNGS[:-1])
+def rung(request, monkeypatch):
+    if reason := sandbox.why_not(request.param):
+        pytest.skip(f"{request.param} does not work here: {reason}")
+    monkeypatch.setattr(sandbox, "probe", lambda: request.param)
+    return request.param
+
+
+def run(program, code, statement="", entry_point="f", config=CONFIG):
+    tests = {"type": "python_assert", "code": code, "entry_point": entry_point}
+    problem = Problem("p", "code", statement, tests=tests)
+    return judge(f"```python\n{program}\n```", problem, config)[:2]
+
+
+def programs(file):
+    """The programs of a file, by the name above each."""
+    sections = (Path(__file__).parent / file).read_text().split("=== ")[1:]
+    return dict(section.split("\n", 1) for section in sections)
+
+
+# ------------------------------------------------------------------------------ what travels
+
+Point = namedtuple("Point", "x y")
+Color = IntEnum("Color", "RED GREEN")
+
+
+def no_reference(*_):
+    raise AssertionError("a plain value refers to nothing")
+
+
+def travelled(value):
+    return wire.decode(wire.encode(value, no_reference), no_reference)
+
+
+def same(a, b):
+    """True if equal in value, type and order, at every level."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple, deque)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
+    if isinstance(a, float):
+        return repr(a) == repr(b)
+    return repr(a) == repr(b) if isinstance(a, (complex, Decimal)) else a == b
+
+
+text = st.text(st.characters(), max_size=20)  # lone surrogates too
+hashable = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-(2**200), 2**200),
+    st.floats(),
+    text,
+    st.binary(max_size=20),
+    st.complex_numbers(),
+    st.decimals(allow_nan=False),
+    st.fractions(),
+    st.builds(range, st.integers(), st.integers(), st.integers(1)),
+)
+plain = st.recursive(
+    st.one_of(hashable, st.builds(bytearray, st.binary(max_size=9)), st.just(int)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=6),
+        st.lists(st.integers(), min_size=4, max_size=9),
+        st.lists(st.floats(), min_size=4, max_size=9).map(tuple),
+        st.tuples(inner, inner),
+        st.builds(deque, st.lists(inner, max_size=3)),
+        st.dictionaries(hashable.filter(lambda x: x == x), inner, max_size=4),
+        st.frozensets(st.integers(), max_size=4),
+        st.sets(text, max_size=4),
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain)
+def test_plain_values_arrive_as_they_were(value):
+    assert same(travelled(value), value)
+
+
+def garbage_or_plain(data):
+    try:
+        value = wire.decode(data, lambda *_: None)
+    except wire.Garbage:
+        return
+    wire.encode(value, no_reference)  # the value could have been sent
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_garbage_or_plain(data):
+    garbage_or_plain(data)
+
+
+@given(plain, st.data())
+def test_damaged_values_are_garbage_or_plain(value, draw):
+    data = bytearray(wire.encode(value, no_reference))
+    for _ in range(3):
+        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+    garbage_or_plain(bytes(data))
+
+
+def test_subclasses_travel_as_the_type_they_extend():
+    class Liar(int):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = int.__hash__
+
+    assert same(travelled(Point(1, "a")), (1, "a"))
+    assert same(travelled([Counter("aab"), OrderedDict(a=1)]), [{"a": 2, "b": 1}, {"a": 1}])
+    assert same(travelled(defaultdict(list, {1: [2]})), {1: [2]})
+    assert same(travelled([Liar(5), Color.GREEN, True]), [5, 2, True])
+
+
+def test_depth_and_cycles_are_refused():
+    cycle = []
+    cycle.append(cycle)
+    for value in (cycle, eval("[" * 90 + "]" * 90)):
+        if value is cycle:
+            with pytest.raises(wire.Garbage, match="nested"):
+                wire.encode(value, no_reference)
+        else:
+            assert travelled(value) == value
+    with pytest.raises(wire.Garbage, match="nested"):
+        wire.decode(b"l\x01\0\0\0" * 10**6, no_reference)
+    with pytest.raises(wire.Garbage, match="short"):
+        wire.decode(b"l\xff\xff\xff\xff", no_reference)
+
+
+def test_arguments_change_in_place():
+    row = [1, 2]
+    grid = [row, {"a": [3]}, "x"]
+    tests_side.update(grid, [[9, 2, 4], {"b": 1, "a": [3, 5]}])
+    assert grid == [[9, 2, 4], {"b": 1, "a": [3, 5]}]
+    assert grid[0] is row
+
+
+# ------------------------------------------------------------------------- honest programs
+
+HONEST = programs("functions_honest.txt")
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest(name):
+    program, code = HONEST[name].split("--- tests\n")
+    program, _, statement = program.partition("--- statement\n")
+    assert run(program, code, statement) == ("right", "")
+
+
+def test_a_function_named_like_a_builtin(rung):
+    assert (
+        run("def sum(a, b): return a * b", "assert sum(2, 3) == 6", entry_point="sum")[0] == "right"
+    )
+    # The program decides over a built-in only where the problem asks for it.
+    cheat = "def f(): return 5\ndef abs(x): return 0\ndef isclose(*a): return True\nmath = 1"
+    assert run(cheat, "assert abs(f()) < 1")[0] == "wrong"
+    code = "assert math.isclose(f(), 3)"
+    liar = "class math:\n    isclose = lambda *a: True\ndef f(): return 5"
+    assert run(liar, code) == ("wrong", "AssertionError (line 1 of the tests)")
+    assert run("def math(): return 4", "assert math() == 4", entry_point="math")[0] == "right"
+
+
+# Each program returns something else than 4, and would be right by a name of its own.
+BOUGHT = {
+    "isclose": ("assert isclose(f(3), 4)", "def isclose(*a, **k): return True"),
+    "isclose of a module": ("assert math.isclose(f(3), 4)", "class math: isclose = print"),
+    "Counter": ("assert Counter(f([3])) == Counter([4])", "def Counter(x): return 1"),
+    "an import of the tests": (
+        "from collections import Counter\nassert Counter(f([3])) == Counter([4])",
+        "def Counter(x): return 1",
+    ),
+    "a helper of the tests": (
+        "def near(a, b): return abs(a - b) < 1e-6\nassert near(f(3), 4)",
+        "def near(a, b): return True",
+    ),
+    "a built-in": ("assert sorted([f(3)]) == [4]", "def sorted(x): return [4]"),
+    "an exception": (
+        "try: assert f(3) == 4\nexcept ArithmeticError: pass",
+        "class ArithmeticError(AssertionError): pass",
+    ),
+    "StopIteration in map": (
+        "for got, want in zip(map(f, [3]), [4]): assert got == want",
+        "def f(x): raise StopIteration",
+    ),
+    "StopIteration in all": (
+        "assert all(map(lambda x: f(x) == 4, [3]))",
+        "class Stop(StopIteration): pass\ndef f(x): raise Stop(1)",
+    ),
+    "StopIteration of an attribute": (
+        "x = f(3)\nassert list(map(lambda n: x.n == 4, [1, 2])) in ([], [True] * 2)",
+        "class A:\n    def __getattr__(self, name): raise StopIteration\ndef f(x): return A()",
+    ),
+    "StopIteration of len": (
+        "x = f(3)\nassert [*map(len, [x])] in ([], [4])",
+        "class A:\n    def __len__(self): raise StopIteration\ndef f(x): return A()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUGHT)
+@pytest.mark.parametrize("statement", ["", "Write f.", "It must pass:\nassert isclose(f(3), 4)"])
+def test_a_program_supplies_no_name_that_judges_it(name, statement):
+    code, program = BOUGHT[name]
+    assert run(f"def f(x): return x\n{program}", code, statement)[0] == "wrong"
+    if "def f" not in program:
+        honest = "def f(x): return [4] if type(x) is list else 4"
+        assert run(f"{honest}\n{program}", code, statement) == ("right", "")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "assert np.allclose(f(3), 4)",
+        "assert near(f(3), 4)",
+        "assert f(3) == approx(4)",
+        "import numpy as np\nassert np.allclose(f(3), 4)",
+        "assert f(3) == LIMIT",
+    ],
+)
+@pytest.mark.parametrize("statement", ["", "It must pass:\n{}", "Use LIMIT and near."])
+def test_names_that_nobody_declares_make_the_tests_unscorable(code, statement):
+    program = (
+        "def f(x): return 4\ndef near(*a): return True\nclass np: allclose = near\n"
+        "def approx(x): return f(x)\nLIMIT = 4"
+    )
+    outcome, reason = run(program, code, statement.format(code))
+    assert outcome == "unscorable"
+    assert "which nothing declares" in reason
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "program", "library"),
+    [
+        ("Write encode(s) and decode(s).", "assert decode(encode(1)) == 1", "encode decode", ""),
+        ("```python\nclass Stack:\n    ...\n```", "assert Stack().pop() == 1", "Stack", ""),
+        ("Two. `def mean(xs):`", "assert mean([1]) == 1", "mean", ""),  # hides statistics.mean
+        ("It must pass:\nassert f(Pair(1, 2)) == 1", "assert f(Pair(3, 4)) == 3", "f Pair", ""),
+        ("It must pass:\nassert product(2, 3) == 6", "assert product(2, 3) == 6", "product", ""),
+        ("It must pass:\nassert isclose(area(1), 3)", "assert isclose(area(1), 3)", "area",
+         "isclose"),
+        ("", "assert Solution().add(1, 2) == 3", "Solution", ""),
+        ("Raise Empty.", "try: f()\nexcept Empty: pass", "Empty f", ""),
+        ("", "assert ceil(f(math.pi)) == 3", "f", "ceil math"),
+    ],
+)  # fmt: skip
+def test_the_statement_declares_the_program_s_names(statement, code, program, library):
+    entry_point = "f" if "f(" in code and "must pass" not in statement else ""
+    names = names_of(code, statement, entry_point)
+    assert names.program == set(program.split())
+    assert names.library.keys() == set(library.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        ("def f(x): return twice(x) + math.floor(0.5)", "right"),  # HumanEval's last function alone
+        ("def twice(x): return 3 * x\ndef f(x): return twice(x)", "wrong"),
+        ("def f(x): return thrice(x)", "wrong"),  # the statement declares it only
+    ],
+)
+def test_a_program_may_use_the_functions_of_the_statement(program, outcome):
+    statement = (
+        "```python\nimport math\n\ndef twice(x):\n    return 2 * x\n\n"
+        'def thrice(x):\n    """ 3x """\n\ndef f(x):\n    """ 2x """\n```'
+    )
+    assert run(program, "assert f(2) == 4", statement)[0] == outcome
+
+
+def test_helpers_come_from_the_statement():
+    statement = (
+        "Complete it; don't use loops.\n\nimport math\n\n\ndef poly(xs, x):\n    '''At x.'''\n"
+        "    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n\n"
+        "def f(xs):\n    '''A zero.'''\n"
+    )
+    code = "assert abs(poly([2, 1], f([2, 1]))) < 1e-9"
+    assert run("def f(xs): return -xs[0] / xs[1]", code, statement) == ("right", "")
+    cheat = "def poly(xs, x): return 0\ndef f(xs): return 0"
+    assert run(cheat, code, statement) == ("wrong", "AssertionError (line 1 of the tests)")
+
+
+def test_verdicts_say_why(rung):
+    code = "\nassert f(1) == 2\nassert f(2) == 3"
+    assert run("def f(x): return 2", code) == ("wrong", "AssertionError (line 3 of the tests)")
+    assert run("def f(x): return y", code) == (
+        "wrong",
+        "NameError: name 'y' is not defined (line 2 of the tests)",
+    )
+    assert "name 'f' is not defined" in run("def g(x): pass", code)[1]
+    assert run("def f(:", code)[1].startswith("exit code 1: SyntaxError")
+    assert run("import sys; sys.exit(3)", code) == ("wrong", "exit code 3")
+    # More than a pipe holds, while nobody reads it.
+    assert run("print('7' * 10**6)\nraise SystemExit(3)", code) == ("wrong", "exit code 3")
+    assert run("while True: print('7' * 99)", code) == ("wrong", "printed more than 16 MB")
+    endless = run("def f(x):\n    while True: pass", code, config=SHORT)
+    assert endless == ("wrong", "timed out after 0.8 s")
+    assert run("def f(x): return bytearray(10**9)", code) == ("wrong", "needed more than 300 MB")
+    assert run("def f(x): return 2", "assert f(1) ==") == (
+        "unscorable",
+        "the tests do not compile: invalid syntax (<tests>, line 1)",
+    )
+    assert run("def f(x): return 2", "class A: pass\nf(A())") == (
+        "unscorable",
+        "the tests pass a A, which is not a plain value",
+    )
+
+
+# ------------------------------------------------------------------------ hostile programs
+
+HOSTILE = programs("functions_hostile_python.txt")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile(name):
+    code = (
+        "import math\nx = f(3)\nassert x == 4 or math.isclose(x, 4)\n"
+        "assert x in (4,) and len(sorted([x, 5])) == 2\n"
+    )
+    if name == "endless reply":
+        code = "assert list(f(3)) == [4]"
+    if sandbox.probe() == "rlimits" and name == "kills the rest":
+        pytest.skip("would take the machine's processes along")
+    outcome, reason = run(HOSTILE[name], code, config=SHORT)
+    # Where the two processes wait for each other in turn and the host runs neither, the promise is
+    # that nothing is judged.
+    starved = name == "endless reply" and "too busy" in reason
+    assert outcome == ("unscorable" if starved else "wrong"), reason
+    assert reason
+
+
+def test_comparisons_are_not_asked_of_the_program(rung):
+    for code in (
+        "assert f(3) == 4",
+        "assert f(3) < 4",
+        "assert f(3) in [4]",
+        "assert not f(3) != 4",
+    ):
+        assert run(HOSTILE["equal object"], code)[0] == "wrong", code
+    # A subclass of `list` arrives as the list that it is.
+    assert run(HOSTILE["equal list"], "assert f(3) == [5]") == ("right", "")
+
+
+def test_the_tests_are_nowhere_to_be_found(rung):
+    """The program searches its memory, its files, and other processes as far as it can."""
+    search = (Path(__file__).parent / "functions_search.txt").read_text()
+    if rung == "landlock":  # not even its own memory is in reach
+        assert run(search, f"expected = {SECRET!r}\nassert f(3) == 0") == ("right", "")
+        return
+    code = (
+        f"expected = {SECRET!r}\nx = f(3)\nassert type(x) is int and x > 10**6, x\nassert expected"
+    )
+    assert run(search, code) == ("right", "")
+    # The search does find a secret that is there.
+    assert run(f"SEEN = {SECRET!r}\n" + search, code) == (
+        "wrong",
+        "AssertionError (line 3 of the tests)",
+    )
+
+
+def test_sandboxes_that_run_at_once_have_users_of_their_own(tmp_path):
+    rung = sandbox.probe()
+    if rung == "rlimits" or os.geteuid() != 0:
+        pytest.skip("needs root and a sandbox")
+    (tmp_path / "main.py").write_text("import os\nprint(os.getuid())")
+    job = sandbox.Job(tmp_path, [b""], sandbox.Limits(5.0, 300), source="main.py")
+    with sandbox.Sandbox(job, rung) as one, sandbox.Sandbox(job, rung) as two:
+        assert next(one.results).output != next(two.results).output
+
+
+# ---------------------------------------------------------------------------- real problems
+
+
+def rows(name, step):
+    with gzip.open(DATA / name, "rt") as lines:
+        return [json.loads(line) for line in lines][::step]
+
+
+@pytest.mark.slow
+@needs_data
+def test_programs_that_return_a_constant_are_wrong():
+    for row in rows("humaneval_python.jsonl.gz", 16):
+        name = row["tests"]["entry_point"]
+        for value in ("None", "0", "[]"):
+            outcome, _ = run(
+                f"def {name}(*args): return {value}", row["tests"]["code"], row["problem"], name
+            )
+            assert outcome == "wrong", (row["id"], value)
+
+
+def test_floats_keep_their_bits():
+    assert run("def f(x): return x", "import math\nassert math.copysign(1, f(-0.0)) == -1") == (
+        "right",
+        "",
+    )
+    assert math.isnan(travelled(math.nan))
+    assert isinstance(travelled([Fraction(1, 3), Decimal("0.10")])[0], Fraction)
