@@ -109,11 +109,6 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:overline|bar)\s*(\d)(?!\d)", r"\\overline{\1}"),
         (r"\\(?:\(|\)|\[|\])|\$\$", " "),
         (r"\.{2,}|\\dots(?:c|b)?(?![A-Za-z])|\\cdots(?![A-Za-z])", r"\\ldots "),
-        # `0.333\ldots`: a block at least three times before the dots, and not of zeros.
-        (
-            r"(?<![\d.])(\d*\.\d{0,20}?)(0{0,5}?[1-9]\d{0,5}?)\2{2,40}\s*\\ldots(?![A-Za-z])",
-            r"\1\\overline{\2}",
-        ),
         (r"\\frac\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\(?!frac|sqrt|text|left)[A-Za-z]+|\w)", r"\1{\2}"),
         (r"\{\s*(\w+|\\pi)\s*\\over\s*(\w+|\\pi)\s*\}", r"\\frac{\1}{\2}"),
@@ -187,6 +182,10 @@ _RULES: list[tuple[re.Pattern[str], str]] = [
         (rf"\\(?:{_VECTOR})\s*\{{\s*\\vec\{{(\w)\}}\s*\}}", r"\\vec{\1}"),
     ]
 ]  # fmt: skip
+# `0.333\ldots`: a block at least three times before the dots, and not of zeros.
+_REPEATED = re.compile(
+    r"(?<![\d.])(\d*\.\d{0,20}?)(0{0,5}?[1-9]\d{0,5}?)\2{2,40}\s*\\ldots(?![A-Za-z])"
+)
 # Functions and Greek letters in plain notation, only outside of text.
 _GREEK_WORDS = "|".join(sorted(_GREEK.values(), key=len, reverse=True))
 _PLAIN_NAME = re.compile(
@@ -343,6 +342,8 @@ def _apply_rules(text: str) -> str:
     text = re.sub(r"(?<!\\)\$", " ", text)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    if "\\ldots" in text:
+        text = _REPEATED.sub(r"\1\\overline{\2}", text)
     if "[" in text or "]" in text or ";" in text:
         for interval in _INTERVALS:
             text = interval.sub(_standard_interval, text)
