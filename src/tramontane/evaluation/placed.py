@@ -200,8 +200,7 @@ def _verifiers(config: Config, work: Work, placement: Placement) -> Verifiers:
     from tramontane.controller.verifiers import Grader, VerifierActors
     from tramontane.verifier import VerifierPool
 
-    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
-    l_max = work.plan.sampling.max_tokens
+    verifier, l_max = config.verifier, work.plan.sampling.max_tokens
     if not config.placement.replaces_workers:  # the pool itself replaces its processes
         return VerifierPool(verifier, l_max, 0)
     make = partial(Grader, verifier, l_max, 0)
