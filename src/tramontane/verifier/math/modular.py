@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tramontane.verifier.math.numbers import to_number
+from tramontane.verifier.math.numbers import residue, to_number
 from tramontane.verifier.math.structure import Refused, split, too_large
 
 _WORD = r"\\(?:text|mathrm|operatorname|textrm|mbox)\s*\{\s*mod\s*\}"
@@ -140,17 +140,9 @@ def remainder_of(text: str, modulus: int) -> int | None:
     """The remainder of an expression without variables, by modular arithmetic: powers may be too
     large to write out. None for other expressions."""
     if (number := to_number(text)) is not None:
-        return of_fraction(number.numerator, number.denominator, modulus)
+        return residue(number.numerator, number.denominator, modulus)
     from tramontane.verifier.math import symbolic, values  # SymPy takes a second to import
 
     if too_large(text) or (parsed := symbolic.parse_latex(text)) is None:
         return None
     return values.remainder(parsed, modulus)
-
-
-def of_fraction(numerator: int, denominator: int, modulus: int) -> int | None:
-    """The remainder of a fraction; None if the denominator has no inverse."""
-    try:
-        return numerator * pow(denominator, -1, modulus) % modulus
-    except ValueError:
-        return None

@@ -246,3 +246,11 @@ def same_numeral(gold: str, pred: str) -> bool | None:
     bare = _FONT.sub("", re.sub(r"[\s{}()]", "", pred)).upper()
     sign, digits = ("-", bare[1:]) if bare.startswith("-") else ("", bare)
     return _numeral(sign, digits, g.base) == g
+
+
+def residue(numerator: int, denominator: int, modulus: int) -> int | None:
+    """A fraction modulo `modulus`; None if the denominator has no inverse."""
+    try:
+        return numerator * pow(denominator, -1, modulus) % modulus
+    except ValueError:
+        return None

@@ -18,8 +18,7 @@ import mpmath
 import sympy
 from sympy.core.function import AppliedUndef
 
-from tramontane.verifier.math.modular import of_fraction
-from tramontane.verifier.math.numbers import is_rounded
+from tramontane.verifier.math.numbers import is_rounded, residue
 
 DIGITS = 50  # precision of values; equal ones agree in all but the last SLACK digits
 SLACK = 20
@@ -396,7 +395,7 @@ def rounded(e: Any, spelling: str, places: int | None) -> bool:
 def remainder(e: Any, modulus: int) -> int | None:
     """The remainder of a SymPy expression of integers, in small steps; None for other objects."""
     if isinstance(e, sympy.Rational):
-        return of_fraction(int(e.p), int(e.q), modulus)
+        return residue(int(e.p), int(e.q), modulus)
     if isinstance(e, sympy.UnevaluatedExpr):
         return remainder(e.args[0], modulus)
     if isinstance(e, sympy.Add | sympy.Mul):
