@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tramontane.config import Config, parse_settings, read_settings
+from tramontane.config import Config, parse, parse_settings, read_settings
+from tramontane.config.sft import SFTConfig
+from tramontane.curation.config import CurateConfig
 from tramontane.curation.pipeline import curate
 from tramontane.data.files import read_rows
 from tramontane.data.playground import problems
@@ -22,6 +24,7 @@ from tramontane.evaluation.measure import evaluate
 from tramontane.recipes.config import HarvestConfig
 from tramontane.recipes.harvest import harvest
 from tramontane.run.folder import RunFolder
+from tramontane.sft.sft import is_unfinished
 from tramontane.start import sft
 from tramontane.studies.arm import start_or_resume
 from tramontane.studies.plan import check_same, write_settings
@@ -53,11 +56,12 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
         traces = folder / "traces.jsonl"
         found = harvest(shared / "run", traces, HarvestConfig(seed=seed))
         tokens = found.rows * (found.mean_tokens + PROMPT_TOKENS) * keys["epochs"]
-        model = str(folder / "sft")
-        if not (folder / "sft.done").is_file():
+        output = folder / "sft"
+        unfinished = is_unfinished(output)
+        if unfinished or not (output / "config.json").is_file():
             settings = {
                 "model": "tiny",
-                "output": model,
+                "output": str(output),
                 "seed": seed,
                 "data": {"train": str(traces)},
                 "steps": max(1, round(tokens / keys["batch_tokens"])),
@@ -65,9 +69,8 @@ def fine_tuned(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float
                 "learning_rate": 3e-4,
                 "warmup_steps": 5,
             }
-            _write(folder / "sft.json", settings)
-            sft(folder / "sft.json", resume=Path(model).exists())
-            (folder / "sft.done").touch()
+            sft(parse(SFTConfig, settings, str(output)), resume=unfinished)
+        model = str(output)
     if keys["rl"]:
         changes = {"model": model, "pipeline.updates": keys["updates"], "seed": seed}
         model = str(trained(folder / "run", changes))
@@ -104,6 +107,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
         if number == 2:
             model = str(trained(folder / "first", _on(train, keys, seed)))
         settings = {
+            "out": str(folder / f"pass_{number}"),
             "inputs": [str(pool)],
             "stages": [stage],
             stage: {
@@ -115,9 +119,7 @@ def curated(keys: dict[str, Any], seed: int, folder: Path) -> dict[str, float]:
                 },
             },
         }
-        _write(folder / f"pass_{number}.json", settings)
-        result = curate(folder / f"pass_{number}.json", out=folder / f"pass_{number}")
-        train = result.problems
+        train = curate(parse(CurateConfig, settings, f"pass {number}")).problems
     model = str(trained(folder / "run", _on(train, keys, seed)))
     selected = {
         "kept": sum(1 for _ in read_rows(str(train))) / keys["pool"],
@@ -228,8 +230,3 @@ def _figures(model: str, count: int) -> dict[str, float]:
         "format_rate": found.format_rate,
         "completion_tokens": found.mean_completion_tokens,
     }
-
-
-def _write(file: Path, settings: dict[str, Any]) -> None:
-    """A config as JSON, which is YAML too."""
-    file.write_text(json.dumps(settings, indent=1), encoding="utf-8")
