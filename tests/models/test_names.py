@@ -17,7 +17,7 @@ from tramontane.evaluation.settings import run_of, settings_for
 from tramontane.models.loading import load_config, load_model, load_tokenizer, local_folder
 from tramontane.models.names import find_weights, folder_of, resolve, with_tokenizer
 from tramontane.models.shape import load_shape
-from tramontane.models.transplant import stored_tensors
+from tramontane.models.weight_files import WeightFiles
 from tramontane.oversight.config import LocalModel
 from tramontane.recipes.config import MediumRecipe, SmallRecipe
 from tramontane.run.prepare import prepare
@@ -100,7 +100,7 @@ def test_every_loader_takes_a_run(run: Path) -> None:
     assert load_model(str(run)).num_parameters() == load_model("tiny").num_parameters()
     assert local_folder(str(run)) == weights
     assert weights_hash(str(run)) == weights_hash("tiny")
-    assert stored_tensors(weights)
+    assert WeightFiles(weights).names
 
 
 def test_a_run_is_measured_under_its_own_config(run: Path) -> None:
