@@ -102,13 +102,18 @@ class Endpoint:
     def ask(self, prompt: Prompt, index: int = 0) -> Future[Answer]:
         """Request one answer; the future holds it, or its fault after all retries.
 
-        The future raises InputError if the server cannot answer any prompt; nothing is sent from
-        then on. `endpoint.timeout_s` and `retries` bound its wait.
+        `endpoint.timeout_s` and `retries` bound its wait. If the server cannot answer any prompt,
+        the future raises InputError, and nothing is sent from then on.
 
         Args:
             prompt: the prompt.
             index: number of the answer among those to this prompt; changes its seed.
+
+        Raises:
+            InputError: the server could not answer any prompt before.
         """
+        if self._fatal:
+            raise self._fatal
         return asyncio.run_coroutine_threadsafe(self._ask(prompt, index), _loop(os.getpid()))
 
     async def _ask(self, prompt: Prompt, index: int) -> Answer:

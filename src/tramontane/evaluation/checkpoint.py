@@ -103,7 +103,7 @@ def prepare(settings: Settings, problems: Sequence[Problem]) -> Work:
     limit = PromptLimit.of(config.data.max_prompt_tokens, context, sampling.max_tokens)
     prompts = PromptFilter(encoder, limit, drop=config.data.overlong_prompts == "drop")
     kept = prompts.keep(problems)
-    plan = SamplingPlan(sampling.samples, sampling.params, sampling.seed, encoder)
+    plan = SamplingPlan(sampling.samples, sampling.params, sampling.seed)
     return Work(kept, plan, encoder, prompts.longest, sampling.slots)
 
 
@@ -159,39 +159,35 @@ def _check_rows(file: Path, rows: Sequence[Row], work: Work) -> None:
 def _measure(
     config: Config,
     work: Work,
-    completions: Journal | None,
-    on_progress: Callable[[int, int], None] | None,
-) -> EvaluationResult:
-    from tramontane.verifier import try_functions
-
-    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
-    try_functions(verifier, work.problems)
-    run = evaluate_placed if is_placed(config) else _evaluate_here
-    return run(config, work, completions, on_progress)
-
-
-def _evaluate_here(
-    config: Config,
-    work: Work,
     record: Journal | None,
     on_progress: Callable[[int, int], None] | None,
 ) -> EvaluationResult:
-    """Evaluate with one generator in this process."""
+    """Evaluate with the config's placement, or with one generator in this process."""
     from tramontane.generator import load_generator
-    from tramontane.verifier import VerifierPool
+    from tramontane.verifier import VerifierPool, try_functions
 
-    sampling, samples = work.plan.sampling, work.plan.samples
+    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
+    config = config.model_copy(update={"verifier": verifier})
+    try_functions(verifier, work.problems)
+    if is_placed(config):
+        return evaluate_placed(config, work, record, on_progress)
+    sampling, encoder = work.plan.sampling, work.encoder
     generator = load_generator(
         with_tokenizer(config.model, config.tokenizer),
         config.generator,
-        min(work.slots, len(work.problems) * samples),
+        min(work.slots, len(work.problems) * work.plan.samples),
         work.longest_prompt + sampling.max_tokens,
-        work.encoder.response,
+        encoder.response,
     )
-    verifier = config.verifier.model_copy(update={"thinking_tags": work.encoder.tags})
     with VerifierPool(verifier, sampling.max_tokens, 0) as pool:
         return evaluate(
-            generator, pool, work.problems, work.plan, write_to=record, on_progress=on_progress
+            generator,
+            pool,
+            work.problems,
+            work.plan,
+            encoder=encoder,
+            write_to=record,
+            on_progress=on_progress,
         )
 
 

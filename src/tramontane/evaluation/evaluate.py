@@ -41,13 +41,11 @@ class SamplingPlan:
         samples: completions of each problem.
         sampling: how tokens are drawn; Magistral's evaluations use temperature 0.7.
         seed: with a problem's id and the sample's number, determines each completion's randomness.
-        encoder: makes the prompts; None: by the chat template alone.
     """
 
     samples: int
     sampling: SamplingParams
     seed: int = 0
-    encoder: PromptEncoder | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +104,7 @@ def evaluate(
     problems: Sequence[Problem],
     plan: SamplingPlan,
     *,
+    encoder: PromptEncoder | None = None,
     write_to: Journal | str | Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     timeout_s: float = VERDICT_SECONDS,
@@ -117,6 +116,7 @@ def evaluate(
         pool: grades the completions of a problem together.
         problems: at least one.
         plan: number of completions, how they are drawn, and their seed.
+        encoder: makes the prompts; None: by the chat template alone.
         write_to: JSONL file for every completion, in the order of the problems, which replaces an
             existing one; a journal is continued.
         on_progress: called with (completions graded, completions in all).
@@ -128,7 +128,7 @@ def evaluate(
     """
     if generator.pending():
         raise ValueError("the generator has other requests in flight; evaluate when it is idle")
-    encoder = plan.encoder or PromptEncoder(generator.tokenizer)
+    encoder = encoder or PromptEncoder(generator.tokenizer)
     opened = Journal(Path(write_to), 0) if isinstance(write_to, str | Path) else None
     record = write_to if isinstance(write_to, Journal) else opened
     with opened or nullcontext():

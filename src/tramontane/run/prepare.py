@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
 
 from tramontane.config import (
@@ -121,10 +121,7 @@ def prepare(config: Config, given: RunInput | None = None) -> Prepared:
     lengths = [stage.pipeline.l_max for stage in stages]
     lengths += [s.plan.sampling.max_tokens for s in given.sets.values()]
     prompts = _prompt_filter(encoder, config, max(lengths))
-    sets = {
-        name: EvaluationSet(prompts.keep(s.problems), replace(s.plan, encoder=encoder))
-        for name, s in given.sets.items()
-    }
+    sets = {name: EvaluationSet(prompts.keep(s.problems), s.plan) for name, s in given.sets.items()}
     for stream in problems.streams:
         _limit_prompts(stream, prompts, config)
     first = _first_problems(problems, PROBE_PROMPTS)

@@ -35,7 +35,11 @@ class RemoteAgent:
         return len(self._calls)
 
     def submit(self, ticket: int, key: str, call: Call, examples: Sequence[Transcript]) -> None:
-        """See `Agent`."""
+        """See `Agent`.
+
+        Raises:
+            InputError: the server refused all requests before.
+        """
         prompt = Prompt(key, self.wording.prompt(call, examples))
         self._calls[self._endpoint.ask(prompt)] = ticket
 
