@@ -160,7 +160,7 @@ async def grade(evaluation: Evaluation, verifiers: Verifiers, timeouts: Timeouts
 
 
 def _sized(config: Config, work: Work) -> Config:
-    """The config with the evaluation's sizes and tags, and no memory reserved for a trainer."""
+    """The config with the evaluation's sizes, and no memory reserved for a trainer."""
     samples, workers = work.plan.samples, config.generator.workers
     most = len(work.problems) * samples
     pipeline = config.pipeline.model_copy(
@@ -172,13 +172,9 @@ def _sized(config: Config, work: Work) -> Config:
         }
     )
     placement = config.placement.model_copy(update={"trainer": Resources()})
+    trainer = TrainerConfig(device="cpu")
     return config.model_copy(
-        update={
-            "pipeline": pipeline,
-            "placement": placement,
-            "trainer": TrainerConfig(device="cpu"),
-            "verifier": config.verifier.model_copy(update={"thinking_tags": work.encoder.tags}),
-        }
+        update={"pipeline": pipeline, "placement": placement, "trainer": trainer}
     )
 
 
