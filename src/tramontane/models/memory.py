@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
@@ -49,6 +47,8 @@ def kv_bytes_per_token(model_config: Any, dtype: str) -> int:
         getattr(model_config, "head_dim", None)
         or model_config.hidden_size // model_config.num_attention_heads
     )
+    import torch  # takes a second, and a machine's memory is asked for before
+
     itemsize: int = getattr(torch, dtype).itemsize
     return int(2 * model_config.num_hidden_layers * heads * width * itemsize)
 

@@ -81,7 +81,6 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
         settings = plan.all_settings()
         for folder, found in settings.items():
             check_same(folder, found)
-        from tramontane.studies.page import write_page  # before the runs: it needs matplotlib
 
         todo = [folder for folder in settings if not RunFolder(folder).finished]
         _run_all({folder: settings[folder] for folder in todo}, plan, on_finished)
