@@ -33,6 +33,7 @@ def metrics(update: int) -> dict[str, Any]:
         "reward_correctness": 0.2 + 0.6 * f,
         "reward_length": -0.01 * f,
         "reward_language": 0.07 + 0.03 * f,
+        "reward_brevity": 0.1 * f,
         "pass_rate": 0.25 + 0.6 * f,
         "unscorable_rate": 0.0,
         "completion_tokens": 60 + 50 * f + 4 * (update % 3),
