@@ -17,7 +17,7 @@ class DecodeCurve:
     """A measured decode step, interpolated linearly.
 
     Args:
-        live: numbers of live sequences at which steps were measured, ascending.
+        live: counts of live sequences, ascending; a step was measured at each.
         seconds: seconds of a step with nothing cached, at each of them.
         per_cached: seconds for each cached token, at each of them.
     """

@@ -120,7 +120,7 @@ def test_a_package_that_does_not_load_is_named(package: Path) -> None:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if no other package were installed."""
+    """The entry points look as if no other package were installed."""
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
 
 

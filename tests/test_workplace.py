@@ -278,7 +278,7 @@ def in_a_process(code: str, folder: Path, *inside: str, **variables: str) -> str
 
 
 def on_a_disk(code: str, folder: Path, options: str) -> str:
-    """As `in_a_process`, with a file system of its own, mounted at `disk` in the folder."""
+    """Run as by `in_a_process`, with a file system of its own, mounted at `disk` in the folder."""
     inside = ["unshare", "--user", "--map-root-user", "--mount"]
     (folder / "disk").mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder / "disk")]

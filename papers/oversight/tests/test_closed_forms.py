@@ -283,7 +283,7 @@ def test_a_pair_without_a_win_back_is_left_as_it_is_where_others_close_the_circl
 
 
 def test_the_interval_of_two_players_is_that_of_a_share() -> None:
-    """Of 100 games 60: the log-odds have the standard error 1/√(n p (1 − p))."""
+    """A player wins 60 of 100 games: the log-odds have the standard error 1/√(n p (1 − p))."""
     [found] = fit_ratings({("a", "b"): 60, ("b", "a"): 40})
     error = 500 / math.log(10) / math.sqrt(100 * 0.6 * 0.4)
     for rating in found.values():  # each has half of the difference

@@ -68,7 +68,7 @@ def test_a_comparison_writes_figures_transcripts_and_a_page(tmp_path: Path) -> N
 def test_a_folder_of_other_settings_is_refused_and_new_arms_are_added(tmp_path: Path) -> None:
     first = config(tmp_path, arms={"debate": {"protocol": "debate"}})
     before = compare_protocols(first).transcripts["debate"]
-    with pytest.raises(InputError, match=r"different settings \(arm\)"):
+    with pytest.raises(InputError, match=r"replies\.jsonl was made with different arm; name"):
         compare_protocols(config(tmp_path, arms={"debate": {"protocol": "debate", "rounds": 1}}))
     arms = {"debate": {"protocol": "debate"}, "direct": {"protocol": "direct"}}
     assert compare_protocols(config(tmp_path, arms=arms)).transcripts["debate"] == before
@@ -90,7 +90,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     for file in (questions, words):
         before = file.read_text()
         file.write_text(before.replace("?", "!"))
-        with pytest.raises(InputError, match=r"different settings \(files\)"):
+        with pytest.raises(InputError, match=r"replies\.jsonl was made with different files; name"):
             compare_protocols(asked)
         file.write_text(before)
 
@@ -124,13 +124,16 @@ def test_a_checkpoint_that_was_trained_again_is_refused(tmp_path: Path) -> None:
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(InputError, match=r"different settings \(weights\)"):
+    with pytest.raises(InputError, match=r"replies\.jsonl was made with different weights; name"):
         compare_protocols(asked)
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("settings.json", "settings of its replies cannot be read"), ("replies.jsonl", "jsonl:3: ")],
+    [
+        ("settings.json", "not the record of replies.jsonl, or damaged"),
+        ("replies.jsonl", "jsonl:3: "),
+    ],
 )
 def test_a_damaged_file_of_the_folder_is_named(name: str, message: str, tmp_path: Path) -> None:
     asked = config(tmp_path, arms={"direct": {"protocol": "direct"}})

@@ -134,7 +134,7 @@ def _show_plans(planned: dict[str, Plan]) -> None:
         total += plan.minutes
         rest += plan.minutes * (1 - finished / runs)
     show_table(("study", "set", "arms × seeds", "finished", "minutes, estimated"), rows)
-    say(f"{total / 60:.1f} hours on two cores, of which {rest / 60:.1f} are still to run")
+    say(f"{total / 60:.1f} hours on two cores; {rest / 60:.1f} hours left")
 
 
 @study.command(name="list")

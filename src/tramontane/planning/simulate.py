@@ -49,8 +49,8 @@ class Costs:
         call: time of each poll of a generator without its decode steps: messages.
         poll: time between two polls of a generator while the trainer works; the generator stands
             still, since calls wait for a core.
-        generator_slowdown, trainer_slowdown: factor by which each slows down while
-            the other works; 1 if they share nothing.
+        generator_slowdown, trainer_slowdown: how many times longer each takes
+            while the other works; 1 if they share nothing.
     """
 
     decode: Callable[[Array, Array], Array]

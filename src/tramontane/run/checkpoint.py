@@ -3,9 +3,8 @@
     pipeline.json        counters, stage, position in the data, groups without their tokens;
                          each problem once
     completions.parquet  tokens of every pending completion, finished or not; its text if finished
-    manifest.json        sizes and checksums of all files, by which one that was truncated or
-                         damaged, by a machine crash, a full disk or an incomplete copy, is detected
-                         before anything is read from it
+    manifest.json        sizes and checksums of all files: a file that a crash, a full disk or an
+                         incomplete copy truncated or damaged is detected before it is read
 
 The pipeline's state is written in pieces, in a thread, so that the event loop keeps running.
 """

@@ -414,7 +414,7 @@ def open_run(path: str | Path, overrides: list[str] | None = None) -> tuple[RunF
 
 
 def check_changes(folder: RunFolder, config: Config) -> list[Change]:
-    """The keys in which `config` differs from the folder's config.
+    """The keys whose values differ between `config` and the folder's config.
 
     Raises:
         InputError: a key that cannot change, or fewer updates than are already done.

@@ -258,7 +258,7 @@ units of the Euclidean norm of the weights.
 ![raw reward and tokens on the plane](landscape.svg)
 
 The line is the trajectory of the checkpoints, the star the final one; the arrow points along the
-plane's *length direction*, in which completions grow fastest.
+plane's *length direction*, along which completions grow fastest.
 
 ## Length law on the plane
 

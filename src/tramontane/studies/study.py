@@ -182,5 +182,5 @@ def _unknown(name: str) -> str:
 
 
 def function_name(runner: str | None) -> str | None:
-    """The name of a runner's function, by which results are recognised: its module may move."""
+    """The name of a runner's function, which identifies its results: its module may move."""
     return runner and runner.rpartition(":")[2]

@@ -18,7 +18,7 @@ from typing import Any
 from tramontane.data.files import read_rows
 from tramontane.errors import InputError
 from tramontane.evaluation.basis import weights_hash
-from tramontane.workplace import Journal, owned_folder, whole_file, write_whole
+from tramontane.workplace import Journal, check_same, owned_folder, whole_file, write_whole
 from tramontane_oversight.agents import Agent, open_agents
 from tramontane_oversight.config import (
     ModelConfig,
@@ -46,6 +46,7 @@ Progress = Callable[[int, int], None]  # discussions ended, and in all
 # Files in an arm's folder.
 REPLIES = "replies.jsonl"
 SETTINGS = "settings.json"
+REMEDY = "name another folder (out), or remove this one"
 
 
 def compare_protocols(
@@ -71,7 +72,7 @@ def compare_protocols(
 def _compare(config: OversightConfig, out: Path, on_progress: Progress) -> Comparison:
     settings = {name: _settings(config, name) for name in config.arms}
     for name in config.arms:
-        _check_same(out / name, settings[name])
+        check_same(out / name / REPLIES, out / name / SETTINGS, settings[name], REMEDY)
     questions = load_questions(config.questions)
     examples = {name: _examples(arm.examples) for name, arm in config.arms.items()}
     agents = open_agents(_used(config), load_wording(config.wording))
@@ -219,26 +220,6 @@ def _weights(models: Sequence[ModelConfig]) -> dict[str, str]:
     """Hashes of the checkpoints, since a model may be retrained in the same folder."""
     found = {m.checkpoint.path: m.checkpoint.files for m in models if m.checkpoint}
     return {path: weights_hash(files) for path, files in sorted(found.items())}
-
-
-def _check_same(folder: Path, settings: dict[str, Any]) -> None:
-    """Reject a folder with replies for different settings."""
-    if not _has_replies(folder):
-        return
-    file = folder / SETTINGS
-    remedy = "name another folder (out), or remove this one"
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{folder}: the settings of its replies cannot be read ({file.name}: {error}); {remedy}"
-        ) from None
-    changed = [key for key, value in settings.items() if before.get(key) != value]
-    if changed:
-        raise InputError(
-            f"{folder}: its replies were made with different settings "
-            f"({', '.join(changed)}); {remedy}"
-        )
 
 
 def _has_replies(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-LETTERS = "AB"  # the labels of the two answers, in the order in which they are shown
+LETTERS = "AB"  # the labels of the two answers, first shown first
 Role = Literal["judge", "agent", "opponent", "preference"]
 Task = Literal["answer", "argue", "ask", "judge", "prefer"]
 

@@ -19,9 +19,6 @@ _CLASS_IN_TEXT = re.compile(
 )
 _OPERATION = re.compile(rf"(.*?)\s*(?:{_MOD}|{_TEXT}mod(?=\s*\d)){_MODULUS}\}}?\s*", re.DOTALL)
 _INTEGER = re.compile(r"[+-]?\s*\d+")
-_LINEAR = re.compile(
-    r"(?:[+-]?\d+\s*[+-]\s*)?\d*\s*(?:\\cdot|\*)?\s*[a-z](?:\s*[+-]\s*\d+)?", re.DOTALL
-)
 
 
 class Modular(NamedTuple):
