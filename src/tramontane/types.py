@@ -15,6 +15,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 Outcome = Literal["right", "wrong", "unscorable", "malformed"]
 FinishReason = Literal["stop", "length"]
 FilterKind = Literal["no diversity", "unscorable", "left over"]
+Ending = Literal[
+    "completed",  # the environment said so, or the model made no call
+    "max_turns",
+    "max_tokens",
+    "step_timeout",
+    "environment_failed",
+    "unparsed_call",
+    "context_full",  # no room for an answer and a token of the model behind it
+]
+FAILED: frozenset[Ending] = frozenset({"step_timeout", "environment_failed"})  # unscorable
 
 
 class ThinkingTags(NamedTuple):
@@ -139,6 +149,48 @@ def ints(values: Iterable[int] = ()) -> array[int]:
 def floats(values: Iterable[float] = ()) -> array[float]:
     """The values as an array of 32-bit floats; an array is returned unchanged."""
     return values if isinstance(values, array) else array("f", values)
+
+
+@dataclass
+class ToolCall:
+    """One call of a tool, as the model wrote it and as it was answered.
+
+    Args:
+        name, arguments: as parsed; `name` is empty for a call that did not parse.
+        answer: what the model reads.
+        error: True if the model used the tool wrongly; the answer is then the error.
+        seconds: time that the call took.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    answer: str
+    error: bool = False
+    seconds: float = 0.0
+
+
+@dataclass
+class TurnRecord:
+    """One turn of the model in a conversation, and the environment's answer to it.
+
+    Args:
+        start, end: the turn's sampled tokens in its sequence, `token_ids[start:end]`.
+        sequence: number of the conversation's sequence that holds the turn, from 0.
+        text: the model's message, without special tokens that end it.
+        messages: what the environment put in behind it.
+        calls: the tool calls of the turn, in order.
+        reward: the environment's reward of the turn; None if it gives none.
+        seconds: time of the environment's step.
+    """
+
+    start: int
+    end: int
+    sequence: int
+    text: str
+    messages: list[Message] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    reward: float | None = None
+    seconds: float = 0.0
 
 
 class SampledTokens:

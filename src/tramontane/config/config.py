@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from tramontane.config.conversation import ConversationConfig
 from tramontane.config.data import DataConfig
 from tramontane.config.device import Model
 from tramontane.config.evaluation import EvaluationConfig
@@ -129,6 +130,10 @@ class Config(Section):
     ] = None
     """Cold start: fine-tuning of `model` before the reinforcement learning, as for Magistral Small.
     null: reinforcement learning starts from `model`."""
+    conversation: Annotated[
+        ConversationConfig, Fixed("conversations under way were begun with it")
+    ] = Field(default_factory=ConversationConfig)
+    """Limits of conversations with an environment, and their reward."""
     pipeline: Annotated[PipelineConfig, Fixed("groups under way were handed out with it")] = Field(
         default_factory=PipelineConfig
     )

@@ -147,6 +147,12 @@ class DataConfig(PromptConfig):
     """Source of training problems: `playground:`, `reasoning_gym:NAME`, a file (JSON lines, a JSON
     array, CSV, each also gzip, or Parquet), a Hugging Face dataset (`NAME` or `NAME#SUBSET`), a
     short name (`polaris`) or a local file of a named set's layout (`polaris@FILE`)."""
+    environment: str | None = None
+    """Import path of the environment that the model talks to, `my_module:Shop`, or a built-in name;
+    a row may name its own in a field `environment`. null: one turn. See docs/environments.md."""
+    tools: tuple[str, ...] = ()
+    """Tools that the model may call: import paths of functions or toolboxes, or built-in names
+    (`calculator`, `python`, `notebook`)."""
     eval: str | None = "playground:"
     """Source of evaluation problems, as for `train`. null: the run is not evaluated."""
     fields: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""`conversation`: limits of conversations with an environment, and their reward."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tramontane.config.section import Section
+
+
+class ConversationConfig(Section):
+    """Limits of conversations and how they are rewarded; read by a run whose data name an
+    environment or tools. `pipeline.l_max` bounds a conversation's tokens, sampled and inserted. See
+    docs/environments.md."""
+
+    turns: int = Field(8, ge=1)
+    """Most turns of the model in a conversation."""
+    step_timeout: float = Field(30.0, gt=0)
+    """Limit of one step of an environment, i.e. of all calls of a turn, and of its start, in
+    seconds. A late step ends the conversation as `step_timeout`, unscorable."""
+    answer_bytes: int = Field(8192, ge=64)
+    """Longest answer of a tool, in bytes of UTF-8; a longer one is cut, with a mark."""
+    reward: Literal["verifier", "last", "sum"] = "verifier"
+    """Source of the correctness reward: the `verifier` of the problem's domain on the whole
+    conversation, or the environment: the reward of its `last` turn that has one, or the `sum` of
+    its turns."""
+    unparsed: Literal["answer", "end"] = "answer"
+    """What follows a call that does not parse: an error that the model reads as the tool's
+    `answer`, or the `end` of the conversation as `unparsed_call`."""
+    calls: Literal["auto", "hermes", "qwen_xml", "llama", "mistral", "code"] = "auto"
+    """Form of the model's calls. auto: the tokenizer's own `response_template`, else the form that
+    its chat template writes, else `hermes`."""
+    history: Literal["fork", "keep"] = "fork"
+    """What happens where the chat template rewrites earlier turns, e.g. drops their thoughts:
+    `fork` begins a new sequence of the same conversation with the rewritten turns as its prompt;
+    `keep` appends only the new messages, so that earlier turns stay as they were sampled."""
+    workers: int = Field(1, ge=1)
+    """Processes that run environments. Each runs many conversations at once."""
+    replay: bool = False
+    """The environments are deterministic: after a kill, or the loss of a worker, an unfinished
+    conversation goes on from its recorded turns, whose steps are repeated. false: it starts
+    again."""

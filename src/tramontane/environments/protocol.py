@@ -1,0 +1,67 @@
+"""The interface of environments."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tramontane.types import Ending, Message, Problem, TurnRecord
+
+
+@dataclass
+class Turn:
+    """An environment's answer to one message of the model. An environment may also return a tuple
+    (messages, reward, done), a mapping with these keys, or an object with these attributes.
+
+    Args:
+        messages: put in before the model's next turn; roles `user`, `tool` or `system`. A text is
+            one message of the user.
+        reward: reward of this turn; None if it has none.
+        done: True ends the conversation.
+    """
+
+    messages: Sequence[Message] | str = ()
+    reward: float | None = None
+    done: bool = False
+
+
+class Environment(Protocol):
+    """One conversation's environment; each conversation has an object of its own. Methods may be
+    `async`. Optional: `tools`, a sequence of functions or toolboxes that the model may call, whose
+    calls are answered before `step` sees the message; and `close()`."""
+
+    def start(self, problem: Problem) -> Sequence[Message] | str | None | Awaitable[Any]:
+        """Begin; returns the chat that the model reads, or None for the problem's own prompt."""
+
+    def step(self, message: dict[str, Any]) -> Turn | Awaitable[Turn]:
+        """Answer a message of the model: {"role": "assistant", "content": …, "tool_calls": […]}."""
+
+
+@dataclass
+class Started:
+    """A conversation that may be generated: the tokens of its prompt, or why there is none."""
+
+    prompt_ids: list[int]
+    ending: Ending | None = None
+    reason: str = ""
+
+
+@dataclass
+class Continued:
+    """What follows a turn of the model.
+
+    Args:
+        turn: record of the turn.
+        put: tokens to put in behind the sequence's; empty if the conversation ended, or forked.
+        prompt_ids: if not None, the template rewrote history: a new sequence of the conversation
+            begins with this prompt.
+        ending: not None if the conversation has ended.
+        reason: details of the ending, e.g. the error of an environment that failed.
+    """
+
+    turn: TurnRecord
+    put: Sequence[int] = field(default_factory=list)
+    prompt_ids: list[int] | None = None
+    ending: Ending | None = None
+    reason: str = ""
