@@ -142,7 +142,9 @@ def test_a_control_at_the_end_of_the_scale_decides_nothing(control, expect, deci
 def test_seeds_beyond_a_look_wait_for_the_next():
     more = {"a": [*ARMS["a"], 0.0, 0.0], "b": [*ARMS["b"], 1.0, 1.0]}
     assert verdict(more) == verdict(ARMS)
-    assert verdict({"a": [0.9] * 2, "b": [0.1] * 2}).outcome == "undecided"
+    before = verdict({"a": [0.90, 0.91], "b": [0.1] * 2})
+    assert (before.outcome, before.seeds) == ("undecided", 2)
+    assert before.difference == pytest.approx(0.805)  # shown, and not judged
     assert sum(LOOKS.values()) == pytest.approx(0.05)
 
 
@@ -169,7 +171,7 @@ def test_the_seeds_needed_decide_80_percent_of_studies():
     runs = rng.normal(0.06, 0.05, (1000, 12))
     held = [verdict({"a": list(r), "b": [0.0] * 12}).outcome == "holds" for r in runs]
     assert needed < 12 and np.mean(held) > 0.8
-    assert seeds_needed(verdict({"a": [0.5] * 2, "b": [0.5] * 2}), claim()) == math.inf
+    assert seeds_needed(verdict({"a": [0.5], "b": [0.5]}), claim()) == math.inf
 
 
 def test_corrections_for_the_number_of_claims():

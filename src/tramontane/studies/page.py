@@ -17,7 +17,7 @@ from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
 from tramontane.studies.registry import registered, registration, seals
 from tramontane.studies.study import Claim, Study, config_of, function_name
-from tramontane.studies.verdicts import LOOKS, Verdict, finite, judge, mean_and_interval
+from tramontane.studies.verdicts import Verdict, error_of, finite, judge, mean_and_interval
 from tramontane.workplace import write_whole
 
 
@@ -245,7 +245,7 @@ def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
     shown = f"{pair}: {difference(verdict, measure)}"
     if np.isinf(verdict.low):
         return f"{shown}, without an interval."
-    level = 100 * (1 - LOOKS[verdict.seeds])
+    level = 100 * (1 - error_of(verdict.seeds))
     return (
         f"{shown} ({level:.0f} % interval at {verdict.seeds} seeds); expected: {claim.expect} "
         f"(margin {claim.margin:g}). The smallest effect that these runs would have shown: "

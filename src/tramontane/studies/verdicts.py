@@ -43,7 +43,7 @@ class Verdict:
             undecided claim, if the claim were.
         detectable: detectable effect: smallest true difference that 80 % of studies with this
             spread would detect, from 0 or, for `equal`, beyond the margin.
-        seeds: number of seeds judged, those of the last look.
+        seeds: number of seeds that count (`look`).
     """
 
     outcome: Outcome
@@ -76,8 +76,14 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
 
 
 def look(seeds: int) -> int:
-    """Number of seeds that are judged, of those finished; 0 before the first look."""
-    return max((n for n in LOOKS if n <= seeds), default=0)
+    """Number of seeds that count, of those finished: up to the last look, and all before the first,
+    where nothing is decided."""
+    return max((n for n in LOOKS if n <= seeds), default=seeds)
+
+
+def error_of(seeds: int) -> float:
+    """The error that the look at a number of seeds spends, before the first look that of it."""
+    return LOOKS.get(seeds, LOOKS[min(LOOKS)])
 
 
 def judge(
@@ -113,8 +119,8 @@ def judge(
     spread, floor = _error(differences), _least_error(first, control, claim, measure, samples)
     if floor > spread:
         spread, degrees = floor, 10**6  # the samples' error is known, and not estimated
-    half = _quantile(1 - LOOKS[used] / 2, degrees) * spread
-    outcome = _outcome(difference, half, claim)
+    half = _quantile(1 - error_of(used) / 2, degrees) * spread
+    outcome = _outcome(difference, half, claim) if used in LOOKS else "undecided"
     if isinstance(claim.against, str) and not _has_room(float(control.mean()), claim, measure):
         outcome = "no room"
     return Verdict(
