@@ -21,11 +21,14 @@ from tramontane.errors import InputError
 from tramontane.studies.catalogue import (
     DEFAULT_SEEDS,
     default_plans,
-    further_claims,
+    page_texts,
     plan_catalogue,
     smoke_plans,
+    undecided,
+    verified,
     write_report,
 )
+from tramontane.studies.measures import MEASURES
 from tramontane.studies.plan import (
     GROUP_SHARE,
     Plan,
@@ -34,9 +37,10 @@ from tramontane.studies.plan import (
     settings_file,
     write_settings,
 )
+from tramontane.studies.registry import register, registered, registration
 from tramontane.studies.runner import run_catalogue, run_smoke
-from tramontane.studies.study import load_study, names
-from tramontane.studies.verdicts import judge
+from tramontane.studies.study import Claim, config_of, load_study, names
+from tramontane.studies.verdicts import LOOKS, judge
 
 
 def test_no_study_has_the_name_of_a_command_on_runs():
@@ -72,12 +76,12 @@ def test_the_page_says_what_has_not_been_run(tmp_path):
     claims = [claim for name in names() for claim in load_study(name).claims]
     assert text.count("| not run yet |") == len(claims)
     assert f"not been run yet: {len(claims)}" in text
-    assert all(f"tramontane study {name}\n" in text for name in names())
-    assert all(row["paper"] in text for row in further_claims())
+    assert all(f"`tramontane study {name}`" in text for name in names())
+    assert all(row["paper"] in text for row in page_texts()["further"])
     # Each row of the first table leads to the heading of its study.
-    headings = {slugify(heading, "-") for heading in re.findall("^## (.*)$", text, re.M)}
+    headings = {slugify(heading, "-") for heading in re.findall("^### (.*)$", text, re.M)}
     links = re.findall(r"\(#(.*?)\)", text)
-    assert len(links) == len(names()) and set(links) <= headings
+    assert len(links) == len(claims) and set(links) == headings
 
 
 @pytest.fixture
@@ -106,7 +110,7 @@ def test_the_command_on_the_page_makes_as_many_seeds_as_its_result(page, tmp_pat
     assert {result.seeds for result in results.values()} > {default}
     for name, result in results.items():
         seeds = "" if result.seeds == default else f" --seeds {result.seeds}"
-        assert f"\ntramontane study {name}{seeds}\n" in page.read_text()
+        assert f"`tramontane study {name}{seeds}`" in page.read_text()
 
 
 @pytest.mark.slow
@@ -207,12 +211,80 @@ def test_a_run_may_be_moved_but_its_keys_not_changed(tmp_path):
 
 
 def test_a_claim_may_compare_an_arm_with_a_number():
-    values = {"a": [0.98, 1.0, 0.99], "b": [0.5, 0.52, 0.51]}
-    found = judge(values, "a", 0.9, expect="higher", margin=0.01)
+    claim = Claim(text="", arm="a", against=0.9, expect="higher", margin=0.01)
+    found = judge({"a": [0.98, 1.0, 0.99]}, claim, MEASURES["mismatch"])
     assert found.difference == pytest.approx(0.09)
     # Student's interval of one mean: the number has no error.
-    assert found.high - found.difference == pytest.approx(4.302653 * 0.01 / 3**0.5, rel=1e-5)
+    assert found.high - found.difference == pytest.approx(6.964557 * 0.01 / 3**0.5, rel=1e-5)
     assert found.outcome == "holds"
+
+
+def edited(page, change):
+    """The faults of the data of the study of staleness after a change."""
+    file = page.with_suffix("") / "staleness.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    return verified("staleness", page)[1]
+
+
+def swap_arms(data):
+    values = data["values"]["pass_at_1"]
+    values["4 batches"], values["16 batches"] = values["16 batches"], values["4 batches"]
+
+
+def add_a_seed(data):
+    data["seeds"] = 4
+    for runs in data["values"]["pass_at_1"].values():
+        runs.append(0.9)
+
+
+def test_the_data_that_are_shipped_verify(page):
+    assert {name: verified(name, page)[1] for name in ("staleness", "objectives")} == {
+        "staleness": [],
+        "objectives": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda data: data["registered"].pop(), "changed after its data had been seen"),
+        (swap_arms, "not those of the run that was recorded"),
+        (add_a_seed, "do not count before the next"),
+        (lambda data: data["verdicts"][1].update(outcome="holds"), "its data say 'undecided'"),
+    ],
+)
+def test_who_tries_to_fool_the_rule_is_told(page, change, told):
+    assert any(told in fault for fault in edited(page, change))
+
+
+def test_a_claim_that_is_changed_after_its_runs_is_not_judged(tmp_path):
+    study = load_study("staleness")
+    register(tmp_path, study, config_of(study))
+    stricter = study.model_copy(deep=True)
+    stricter.claims[1] = stricter.claims[1].model_copy(update={"margin": 0.01})
+    reworded = study.claims[0].model_copy(update={"text": "In other words."})
+    stricter.claims[0] = reworded
+    register(tmp_path, stricter, config_of(study))  # the first registration stays
+    known = registered(tmp_path)
+    marks = [registration(stricter, claim, config_of(study)) in known for claim in stricter.claims]
+    assert marks == [True, False]
+    slower = study.model_copy(update={"base": study.base | {"pipeline.updates": 73}})
+    assert registration(slower, slower.claims[0], config_of(study)) not in known
+
+
+def test_the_most_decidable_studies_come_first(page, tmp_path):
+    found = undecided(tmp_path / "studies", page)
+    hours = [study.decided for study in found]
+    assert hours == sorted(hours) and len(found) > 10
+    assert all(study.plan.seeds in LOOKS and study.hours > 0 for study in found)
+    decided = {
+        n
+        for n in names()
+        if all(v.outcome != "undecided" for _, v in verified(n, page)[0].verdicts)
+    }
+    assert decided.isdisjoint(study.name for study in found)
 
 
 @pytest.mark.parametrize("name", names())

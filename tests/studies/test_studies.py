@@ -156,10 +156,11 @@ def test_a_study_runs_and_an_interrupted_one_goes_on(files, tmp_path):
         MEASURES["pass_at_1"].value(FinishedRun(out / f"fast/seed_{s}")) for s in (0, 1)
     ]
     recorded = json.loads((out / "results.json").read_text())
-    assert recorded["verdicts"][1]["outcome"] == "holds"
+    # Two seeds are before the first look: a difference, and no verdict.
+    assert recorded["verdicts"][1]["outcome"] == "undecided"
     page = (out / "study.md").read_text()
     assert "# Two learning rates" in page and "`trainer.learning_rate: 1e-06`" in page
-    assert "Holds.*" in page and (out / "reward.svg").stat().st_size > 1000
+    assert "Undecided.*" in page and (out / "reward.svg").stat().st_size > 1000
 
     # As if killed in the last run: that run alone goes on, and the page is the same.
     finished.clear()
@@ -344,17 +345,17 @@ def test_arms_may_be_runs_of_a_function(tmp_path):
     (folder / "stop").touch()  # one of the runs kills its process, once
 
     def run():
-        # 0.4 of 1 minute on two cores: 16 of 40 steps.
-        return tramontane.study(str(file), seeds=2, budget=0.4, out=tmp_path / "out")
+        # 0.6 of 1.5 minutes on two cores: 16 of 40 steps.
+        return tramontane.study(str(file), seeds=3, budget=0.6, out=tmp_path / "out")
 
     with pytest.raises(InputError, match=r"seed_0: the run failed \(-9\)"):
         run()
     result = run()
-    assert (result.seeds, result.lines) == (2, (16, 16))
+    assert (result.seeds, result.lines) == (3, (16, 16))
     assert result.values["end"]["right"][0] - result.values["end"]["none"][0] == pytest.approx(16)
     assert result.verdicts[0][1].outcome == "holds"
     page = (folder / "study.md").read_text()
-    assert "\n2 seeds for each arm; runs of " in page  # a line of its log may be many steps
+    assert "\n3 seeds for each arm; runs of " in page  # a line of its log may be many steps
     assert "\n| last place | " in page and "\n| undefined | " in page
     assert (folder / "place.svg").stat().st_size > 1000
     # The run that was killed continued: its steps come from two processes.
@@ -362,10 +363,10 @@ def test_arms_may_be_runs_of_a_function(tmp_path):
         len({row["process"] for row in FinishedRun(run).updates})
         for run in folder.glob("*/seed_*/")
     ]
-    assert sorted(processes) == [1, 1, 1, 2]
+    assert sorted(processes) == [1] * 5 + [2]
     # Another budget has other settings, and a base makes no sense.
     with pytest.raises(InputError, match="a run with different settings"):
-        tramontane.study(str(file), seeds=2, budget=2, out=tmp_path / "out")
+        tramontane.study(str(file), seeds=3, budget=2, out=tmp_path / "out")
     # The remedy that the error names.
     for run in folder.glob("*/seed_*/"):
         shutil.rmtree(run)

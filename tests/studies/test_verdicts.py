@@ -8,58 +8,89 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tramontane.studies.verdicts import judge, mean_and_interval
+from tramontane.studies.measures import MEASURES, Measure
+from tramontane.studies.study import Claim
+from tramontane.studies.verdicts import (
+    LOOKS,
+    judge,
+    mean_and_interval,
+    q_values,
+    seeds_needed,
+    surviving,
+)
 
-ARMS = {"a": [0.50, 0.52, 0.54], "b": [0.40, 0.42, 0.44]}
+ARMS = {"a": [0.50, 0.53, 0.56], "b": [0.40, 0.42, 0.44]}
+PLAIN = Measure("a figure", lambda run: 0.0, ".9f")
+FIRST = stats.t.ppf(0.99, 2)  # 98 % at 3 seeds
 
 
-def verdict(values, expect="higher", margin=0.03):
-    return judge(values, "a", "b", expect=expect, margin=margin)
+def claim(expect="higher", margin=0.03, against="b"):
+    return Claim(text="", arm="a", against=against, expect=expect, margin=margin)
+
+
+def verdict(values, expect="higher", margin=0.03, measure=PLAIN, samples=0):
+    return judge(values, claim(expect, margin), measure, samples)
 
 
 def test_the_interval_by_hand():
-    # Each arm has variance 0.0004 over its seeds; equal spreads give 2 + 2 degrees of freedom.
-    found = verdict(ARMS)
-    half = 2.776445 * 0.02 * math.sqrt(2 / 3)  # Student's 0.975 quantile at 4
-    assert found.difference == pytest.approx(0.10)
-    assert (found.low, found.high) == (pytest.approx(0.1 - half), pytest.approx(0.1 + half))
-    # … and 0.941 at 0.8: an effect of this size is seen in 80 % of studies.
-    seen = (2.776445 + 0.940965) * 0.02 * math.sqrt(2 / 3)
-    assert found.detectable == pytest.approx(seen, rel=1e-5)
+    # The differences are 0.10, 0.11 and 0.12, with a standard deviation of 0.01.
+    found, error = verdict(ARMS), 0.01 / math.sqrt(3)
+    assert found.difference == pytest.approx(0.11)
+    assert (found.low, found.high) == pytest.approx((0.11 - FIRST * error, 0.11 + FIRST * error))
+    seen = (FIRST + stats.t.ppf(0.8, 2)) * error
+    assert found.detectable == pytest.approx(seen)
     # To be refuted, arms that are claimed to be equal must differ by the margin more.
-    assert verdict(ARMS, "equal").detectable == pytest.approx(seen + 0.03, rel=1e-5)
+    assert verdict(ARMS, "equal").detectable == pytest.approx(seen + 0.03)
 
 
-@given(
-    st.lists(st.floats(-1, 1), min_size=2, max_size=6),
-    st.lists(st.floats(-1, 1), min_size=2, max_size=6),
-)
-def test_the_interval_is_that_of_scipy(first, second):
-    assume(np.std(first) > 1e-3 and np.std(second) > 1e-3)
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-1, 1)), min_size=3, max_size=3))
+def test_the_p_value_is_that_of_scipy(pairs):
+    first, second = map(list, zip(*pairs, strict=True))
+    assume(np.std(np.subtract(first, second)) > 1e-3)
     found = verdict({"a": first, "b": second})
-    known = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
-    assert (found.low, found.high) == pytest.approx(tuple(known), rel=1e-9, abs=1e-9)
+    known = stats.ttest_rel(first, second)
+    interval = known.confidence_interval(0.98)
+    assert (found.low, found.high) == pytest.approx(tuple(interval), rel=1e-9, abs=1e-9)
+    if found.outcome != "does not hold":
+        greater = stats.ttest_rel(first, second, alternative="greater").pvalue
+        assert found.p == pytest.approx(greater, rel=1e-6)
 
 
-def test_an_erratic_arm_widens_its_own_interval_alone():
-    wild = ARMS | {"c": [0.1, 0.9, 0.5]}
-    assert verdict(wild) == verdict(ARMS)
-    mean, half = mean_and_interval(ARMS["a"])
-    assert (mean, half) == (pytest.approx(0.52), pytest.approx(4.302653 * 0.02 / 3**0.5, rel=1e-5))
+def test_what_both_arms_share_by_seed_does_not_widen_the_interval():
+    shared = [0.0, 0.3, -0.2]
+    moved = {arm: [v + s for v, s in zip(runs, shared, strict=True)] for arm, runs in ARMS.items()}
+    assert verdict(moved).low == pytest.approx(verdict(ARMS).low)
+    mean, half = mean_and_interval(ARMS["b"])
+    assert (mean, half) == (pytest.approx(0.42), pytest.approx(4.302653 * 0.02 / 3**0.5, rel=1e-5))
 
 
-def test_arms_without_spread_have_a_point_as_their_interval():
-    found = verdict({"a": [1.0] * 3, "b": [1.0] * 3}, "equal")
-    assert (found.low, found.high, found.outcome) == (0, 0, "holds")
+def test_no_interval_is_a_point():
+    same = {"a": [0.75] * 3, "b": [0.75] * 3}
+    share = 0.75 * 1024 + 2
+    share /= 1028
+    found = verdict(same, "equal", measure=MEASURES["pass_at_1"], samples=1024)
+    error = math.sqrt(2 * share * (1 - share) / 1024 / 3)
+    assert found.high == pytest.approx(stats.norm.ppf(0.99) * error, rel=1e-4)
+    rounded = Measure("padding", lambda run: 0.0, ".3f")
+    found = verdict(same, "equal", measure=rounded)
+    assert found.error == pytest.approx(0.0005 * math.sqrt(2 / 3))
 
 
-def test_figures_that_are_missing_are_left_out_arm_by_arm():
-    with_gap = {"a": [0.50, math.nan, 0.52, 0.54], "b": ARMS["b"]}
-    assert verdict(with_gap) == verdict(ARMS)
+@pytest.mark.parametrize(
+    ("form", "value", "half"),
+    [(".3f", 12.0, 5e-4), (",.0f", 1985.0, 0.5), (".2g", 0.0123, 5e-4), (".1e", 2.34e-7, 5e-9)],
+)
+def test_half_of_the_last_digit_shown(form, value, half):
+    assert Measure("", lambda run: 0.0, form).rounding(value) == pytest.approx(half)
+
+
+def test_a_seed_without_a_figure_is_left_out_with_its_pair():
+    gap = {"a": [0.50, math.nan, 0.56], "b": ARMS["b"]}
+    found = verdict(gap)
+    assert found.difference == pytest.approx((0.10 + 0.12) / 2)
     none = verdict({"a": [math.nan] * 3, "b": ARMS["b"]})
-    assert (none.outcome, none.seeds) == ("undecided at this budget", 0)
-    assert math.isnan(none.difference)
-    assert verdict({"a": [0.5, math.nan], "b": ARMS["b"]}).high == math.inf
+    assert (none.outcome, none.seeds) == ("undecided", 0) and math.isnan(none.difference)
+    assert verdict({"a": [0.5, math.nan, math.nan], "b": ARMS["b"]}).high == math.inf
 
 
 @pytest.mark.parametrize(
@@ -68,54 +99,86 @@ def test_figures_that_are_missing_are_left_out_arm_by_arm():
         (0.10, 0.005, "higher", "holds"),
         (0.10, 0.005, "lower", "does not hold"),
         (0.10, 0.005, "equal", "does not hold"),
-        (0.01, 0.002, "higher", "holds"),
-        (0.00, 0.002, "higher", "does not hold"),  # an effect of the margin is excluded
+        (0.01, 0.001, "higher", "does not hold"),  # real, but an effect of the margin is excluded
+        (0.025, 0.003, "higher", "undecided"),  # above 0, and below the margin
         (0.00, 0.002, "equal", "holds"),
         (0.01, 0.002, "equal", "holds"),  # real, but of no interest
-        (0.04, 0.009, "equal", "undecided at this budget"),  # the margin is within the interval
-        (0.02, 0.1, "higher", "undecided at this budget"),
-        (0.02, 0.1, "equal", "undecided at this budget"),
+        (0.04, 0.009, "equal", "undecided"),  # the margin is within the interval
+        (0.02, 0.1, "higher", "undecided"),
+        (0.02, 0.1, "equal", "undecided"),
         (-0.10, 0.005, "lower", "holds"),
     ],
 )
 def test_outcomes(gap, spread, expect, outcome):
-    values = {
-        "a": [0.5 + gap - spread, 0.5 + gap, 0.5 + gap + spread],
-        "b": [0.5 - spread, 0.5, 0.5 + spread],
-    }
+    values = {"a": [0.5 + gap - spread, 0.5 + gap, 0.5 + gap + spread], "b": [0.5] * 3}
     assert verdict(values, expect).outcome == outcome
 
 
-def test_one_seed_decides_nothing():
-    found = verdict({"a": [0.9], "b": [0.1]})
-    assert found.outcome == "undecided at this budget"
-    assert (found.low, found.high, found.detectable) == (-math.inf, math.inf, math.inf)
+@given(
+    st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=3),
+    st.floats(0.001, 0.2),
+)
+def test_a_difference_is_never_both_an_effect_and_none(differences, margin):
+    values = {"a": differences, "b": [0.0] * 3}
+    held = [verdict(values, e, margin).outcome == "holds" for e in ("higher", "lower", "equal")]
+    assert sum(held) <= 1
 
 
-def test_the_detectable_effect_is_detected_in_80_percent_of_studies():
+@pytest.mark.parametrize(
+    ("control", "expect", "decided"),
+    [
+        (0.98, "higher", False),
+        (0.98, "lower", True),
+        (0.98, "equal", False),
+        (0.01, "lower", False),
+    ],
+)
+def test_a_control_at_the_end_of_the_scale_decides_nothing(control, expect, decided):
+    values = {"a": [0.5, 0.51, 0.52], "b": [control] * 3}
+    found = verdict(values, expect, measure=MEASURES["pass_at_1"], samples=1024)
+    assert (found.outcome != "no room") == decided
+
+
+def test_seeds_beyond_a_look_wait_for_the_next():
+    more = {"a": [*ARMS["a"], 0.0, 0.0], "b": [*ARMS["b"], 1.0, 1.0]}
+    assert verdict(more) == verdict(ARMS)
+    before = verdict({"a": [0.90, 0.91], "b": [0.1] * 2})
+    assert (before.outcome, before.seeds) == ("undecided", 2)
+    assert before.difference == pytest.approx(0.805)  # shown, and not judged
+    assert sum(LOOKS.values()) == pytest.approx(0.05)
+
+
+def test_looking_at_every_look_costs_nothing():
+    """Without any effect, at most 2.5 % of studies ever see one on either side."""
     rng = np.random.default_rng(0)
-    found = [
-        verdict({"a": rng.normal(0.12, 0.05, 4), "b": rng.normal(0, 0.05, 4)}) for _ in range(1000)
-    ]
-    # Where the runs themselves say that 0.12 could be seen, it mostly is.
-    able = [v.outcome == "holds" for v in found if v.detectable <= 0.13]
-    assert len(able) > 300 and np.mean(able) > 0.7
-    none = [verdict({"a": rng.normal(0, 1, 4), "b": rng.normal(0, 1, 4)}) for _ in range(1000)]
-    assert 0.005 < np.mean([v.outcome == "holds" for v in none]) < 0.05  # 2.5 % by construction
+    seen = 0
+    for _ in range(2000):
+        runs = rng.normal(0, 0.05, (2, max(LOOKS)))
+        seen += any(
+            verdict({"a": runs[0, :n], "b": runs[1, :n]}, margin=1e-9).outcome == "holds"
+            for n in LOOKS
+        )
+    assert 0.005 < seen / 2000 < 0.025
 
 
-def test_the_interval_covers_a_difference_of_arms_with_different_spreads():
-    rng = np.random.default_rng(0)
-    found = [
-        verdict({"a": rng.normal(0, 0.09, 3), "b": rng.normal(0, 0.005, 3)}) for _ in range(2000)
-    ]
-    assert 0.93 < np.mean([v.low < 0 < v.high for v in found]) < 0.97
+def test_the_seeds_needed_decide_80_percent_of_studies():
+    rng = np.random.default_rng(1)
+    pilot = verdict({"a": [0.06, 0.01, 0.11], "b": [0.0] * 3})  # 0.06, with a deviation of 0.05
+    needed = seeds_needed(pilot, claim())
+    assert needed == pytest.approx(
+        ((stats.norm.ppf(0.995) + stats.norm.ppf(0.8)) * 0.05 / 0.06) ** 2
+    )
+    runs = rng.normal(0.06, 0.05, (1000, 12))
+    held = [verdict({"a": list(r), "b": [0.0] * 12}).outcome == "holds" for r in runs]
+    assert needed < 12 and np.mean(held) > 0.8
+    assert seeds_needed(verdict({"a": [0.5], "b": [0.5]}), claim()) == math.inf
 
 
-def test_a_difference_within_the_margin_is_rarely_refuted():
-    rng = np.random.default_rng(0)
-    close = [
-        verdict({"a": rng.normal(0.027, 0.01, 3), "b": rng.normal(0, 0.01, 3)}, "equal")
-        for _ in range(1000)
-    ]
-    assert np.mean([v.outcome == "does not hold" for v in close]) < 0.05
+def test_corrections_for_the_number_of_claims():
+    gaps = [0.9, 0.05, 0.04, *[0.0] * 7]
+    found = [verdict({"a": [g, g + 0.01, g - 0.01], "b": [0.0] * 3}) for g in gaps]
+    p = [v.p for v in found]
+    # Benjamini and Hochberg: p · m / rank, made monotone from the largest.
+    by_hand = np.minimum.accumulate((np.sort(p) * 10 / np.arange(1, 11))[::-1])[::-1]
+    assert q_values(found) == pytest.approx(list(by_hand[np.argsort(np.argsort(p))].clip(max=1)))
+    assert surviving(found, "holds") == {"Holm": 1, "Benjamini–Hochberg": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
@@ -13,6 +14,7 @@ from tramontane.cli.terminal import RESEARCH, app, console, progress, say, show_
 from tramontane.errors import InputError
 
 if TYPE_CHECKING:
+    from tramontane.studies.catalogue import Undecided
     from tramontane.studies.plan import Plan
 
 Runs = Annotated[
@@ -66,13 +68,27 @@ def run(
         bool, typer.Option("--report", help="Write the page of all claims from finished runs.")
     ] = False,
     page: Annotated[Path, typer.Option(help="File of --report.")] = Path("docs/reproduction.md"),
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Recompute a study's verdicts from the page's data.")
+    ] = False,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--undecided",
+            metavar="HOURS",
+            help="Add seeds to undecided studies for so many hours, the most decidable first.",
+        ),
+    ] = None,
 ) -> None:
     """Test a claim: run the arms of a study, and judge it by their results."""
-    if (name is not None) == (every or report or smoke):
+    if (name is not None) == (every or report or smoke or hours is not None):
         raise InputError(
-            "name one study (`tramontane study list` names them all), or give --all, --report or "
-            "--smoke"
+            "name one study (`tramontane study list` names them all), or give --all, --undecided, "
+            "--report or --smoke"
         )
+    if verify:
+        _verify(name, page)
+        return
     if every and base is not None:
         raise InputError("--base belongs to a single study; the catalogue runs on its own base")
     if not every and (dry_run or chosen):
@@ -97,6 +113,9 @@ def run(
             failed = run_catalogue(
                 planned, lambda study, run, done, total: say(f"{study}: {done}/{total}  {run}")
             )
+    if hours is not None:
+        failed |= _run_undecided(catalogue.undecided(out, page), hours)
+        plans = catalogue.default_plans(out)
     if smoke:
         plans = catalogue.smoke_plans(out)
         failed |= run_smoke(plans, out)
@@ -121,6 +140,46 @@ def _run_one(name: str, *, seeds: int, budget: float | None, base: Path | None, 
     for claim, verdict in result.verdicts:
         console.print(f"{claim.text} [bold]{verdict.outcome}[/bold]", highlight=False)
     say(f"the page, its plots and every run: {out / Path(name).stem}")
+
+
+def _verify(name: str | None, page: Path) -> None:
+    """Print a study's verdicts as its data give them, or say what is wrong with the data."""
+    from tramontane.studies.catalogue import verified
+
+    if name is None:
+        raise InputError("--verify belongs to a study; name one")
+    result, wrong = verified(name, page)
+    for claim, verdict in result.verdicts:
+        figures = f"{verdict.difference:+.4g} [{verdict.low:+.4g}, {verdict.high:+.4g}]"
+        console.print(
+            f"{claim.text.strip()} {figures} [bold]{verdict.outcome}[/bold]", highlight=False
+        )
+    if wrong:
+        raise InputError("\n".join(wrong))
+    say(
+        f"{name}: seals, registrations and verdicts are those of {page.with_suffix('') / name}.json"
+    )
+
+
+def _run_undecided(found: list[Undecided], hours: float) -> dict[str, str]:
+    """Run the next look of each study that the time left allows."""
+    from tramontane.studies.runner import run_catalogue
+
+    rows = [(u.name, u.claims, u.plan.seeds, f"{u.hours:.1f}", f"{u.decided:.1f}") for u in found]
+    show_table(
+        ("study", "undecided", "seeds of the next look", "its hours", "hours to decide"), rows
+    )
+    failed: dict[str, str] = {}
+    end = time.monotonic() + 3600 * hours
+    for study in found:
+        if study.hours * 3600 > end - time.monotonic():
+            say(f"{study.name}: left out, its next look takes {study.hours:.1f} h")
+            continue
+        failed |= run_catalogue(
+            {study.name: study.plan},
+            lambda name, run, done, total: say(f"{name}: {done}/{total}  {run}"),
+        )
+    return failed
 
 
 def _show_plans(planned: dict[str, Plan]) -> None:

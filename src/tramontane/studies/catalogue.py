@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
+from tramontane.errors import InputError
 from tramontane.pages import render
 from tramontane.studies.page import (
     Result,
-    detectable,
     difference,
     judge_runs,
     recorded_result,
     size_of,
     write_data,
 )
-from tramontane.studies.plan import Plan, finished_runs, share_of
-from tramontane.studies.plots import plot_arms, save
+from tramontane.studies.plan import Plan, finished_runs, minutes_of, share_of
+from tramontane.studies.plots import plot_arms, plot_forest, save
+from tramontane.studies.registry import faults
 from tramontane.studies.study import Claim, Study, StudySet, load_study, names, names_in
+from tramontane.studies.verdicts import LOOKS, q_values, seeds_needed, surviving
 from tramontane.workplace import owned_file, write_whole
 
 SMOKE_SHARE = 0.05  # of the default budget, for arms that are not training runs
@@ -47,10 +52,10 @@ def plan_catalogue(
     return {name: Plan(study, out / name, seeds, share) for name, study in studies.items()}
 
 
-def default_plans(out: Path) -> dict[str, Plan]:
+def default_plans(out: Path, chosen: Iterable[str] | None = None) -> dict[str, Plan]:
     """The plan of each study with its own budget, for as many seeds as have a folder."""
     plans = {}
-    for name in names_in(None):
+    for name in chosen or names_in(None):
         study = load_study(name)
         seeds = max(len(list((out / name / arm).glob("seed_*/"))) for arm in study.arms)
         plans[name] = Plan(study, out / name, seeds)
@@ -99,30 +104,129 @@ def _write_report(plans: Mapping[str, Plan], page: Path) -> dict[str, Result]:
         for old in (data / f"{name}.json", *data.glob(f"{name}_*.svg")):
             if old.name not in kept:
                 old.unlink(missing_ok=True)
-    entries = [_entry(name, plan.study, found[name], data.name) for name, plan in plans.items()]
+    judged = [verdict for result in results.values() for _, verdict in result.verdicts]
+    shown = iter(q_values(judged))
+    entries = [
+        _entry(name, plan.study, found[name], data.name, shown) for name, plan in plans.items()
+    ]
     outcomes = Counter(row["verdict"] for entry in entries for row in entry["rows"])
+    forests = {}
+    for group in get_args(StudySet):
+        of = {n: result for n, result in results.items() if plans[n].study.set == group}
+        if of:
+            save(
+                plot_forest({plans[n].study.title: r.verdicts for n, r in of.items()}),
+                data / f"{group}.svg",
+            )
+            forests[f"{data.name}/{group}.svg"] = f"Differences in margins: {group}"
     text = render(
         "studies/reproduction.md.j2",
         entries=entries,
         waiting=outcomes.pop(NOT_RUN, 0),
         outcomes=outcomes,
-        further=further_claims(),
+        holds=surviving(judged, "holds"),
+        fails=surviving(judged, "does not hold"),
+        looks=", ".join(map(str, LOOKS)),
+        forests=forests,
+        **page_texts(),
     )
     write_whole(page, text)
     return results
 
 
-def _entry(name: str, study: Study, result: Result | None, data: str) -> dict[str, Any]:
-    """What the page shows of a study."""
+@dataclass(frozen=True)
+class Undecided:
+    """A study with undecided claims, and what more seeds would cost.
+
+    Args:
+        name: the study's.
+        claims: number of its undecided claims.
+        plan: up to its next look.
+        hours: of the seeds that the next look adds, on two cores.
+        decided: hours until half of its undecided claims are decided with a probability of 80 %, if
+            their estimates and spreads stay; infinite if more seeds than the last look has.
+    """
+
+    name: str
+    claims: int
+    plan: Plan
+    hours: float
+    decided: float
+
+
+def undecided(out: Path, page: Path) -> list[Undecided]:
+    """The studies with undecided claims and a look to come, the most decidable first.
+
+    Args:
+        out: folder of the studies' runs.
+        page: the page whose data say what is undecided; finished runs in `out` count too.
+    """
+    found = []
+    for name in names_in(None):
+        study = load_study(name)
+        result = recorded_result(study, page.with_suffix("") / f"{name}.json")
+        plan = default_plans(out, [name])[name]
+        if result is None and not (runs := finished_runs(plan)):
+            continue
+        if result is None:
+            result = judge_runs(plan, runs)
+        open_claims = [pair for pair in result.verdicts if pair[1].outcome == "undecided"]
+        coming = [seeds for seeds in LOOKS if seeds > result.seeds]
+        if not open_claims or not coming:
+            continue
+        needed = sorted(seeds_needed(verdict, claim) for claim, verdict in open_claims)
+        half = max(needed[(len(needed) - 1) // 2], coming[0])
+        look = next((seeds for seeds in coming if seeds >= half), math.inf)
+        minutes = minutes_of(study, 1)
+        found.append(
+            Undecided(
+                name,
+                len(open_claims),
+                Plan(study, out / name, coming[0]),
+                minutes * (coming[0] - plan.finished // len(study.arms)) / 60,
+                minutes * look / 60,
+            )
+        )
+    return sorted(found, key=lambda study: study.decided)
+
+
+def verified(name: str, page: Path) -> tuple[Result, list[str]]:
+    """A study's result as its recorded data give it today, and what is wrong with them.
+
+    Raises:
+        InputError: no data of the study beside the page, or other arms than today's.
+    """
+    study, file = load_study(name), page.with_suffix("") / f"{name}.json"
+    result = recorded_result(study, file)
+    if result is None:
+        raise InputError(
+            f"{file}: no data of the study {name} as it is today; run it and write the page: "
+            f"tramontane study {name}"
+        )
+    data = json.loads(file.read_text("utf-8"))
+    wrong = faults(study, data)
+    for (claim, verdict), then in zip(result.verdicts, data["verdicts"], strict=True):
+        if verdict.outcome != then["outcome"]:
+            wrong.append(
+                f"claim {claim.text.strip()!r}: its data say {verdict.outcome!r}, the file "
+                f"{then['outcome']!r}; write the page anew (--report)"
+            )
+    return result, wrong
+
+
+def _entry(
+    name: str, study: Study, result: Result | None, data: str, q: Iterator[float]
+) -> dict[str, Any]:
+    """What the page shows of a study; takes the q-value of each of its verdicts."""
     rows = []
     for number, claim in enumerate(study.claims):
         measure = study.shown[claim.measure]
         row = {"claim": claim.text.strip(), "measure": measure.title, "expected": _expected(claim)}
-        row |= {"difference": "–", "detectable": "–", "verdict": NOT_RUN}
+        row |= {"difference": "–", "q": "–", "verdict": NOT_RUN}
         if result:
             _, verdict = result.verdicts[number]
             row["difference"] = difference(verdict, measure)
-            row["detectable"] = detectable(verdict, measure)
+            row["q"] = f"{next(q):.2g}"
             row["verdict"] = verdict.outcome
         rows.append(row)
     seeds = f" --seeds {result.seeds}" if result and result.seeds != DEFAULT_SEEDS else ""
@@ -153,12 +257,14 @@ def _published(name: str, plan: Plan, data: Path) -> Result | None:
     return result
 
 
-def further_claims() -> list[dict[str, str]]:
-    """Claims of the paper that no study tests: `claim`, `paper` (its finding, with its figures),
-    `command` (checks the claim, or its counterpart on a real checkpoint), and `large` (what only a
-    large model could show)."""
-    text = resources.files("tramontane.studies").joinpath("further.yaml").read_text("utf-8")
-    found: list[dict[str, str]] = yaml.safe_load(text)
+def page_texts() -> dict[str, Any]:
+    """Texts of the page that no study has: `further`, claims of the paper that no study tests, each
+    with `claim`, `paper` (its finding, with its figures), `command` (checks the claim, or its
+    counterpart on a real checkpoint) and `large` (what only a large model could show); `amended`,
+    claims that were changed after data had been seen; and `beyond`, what the miniature cannot
+    say."""
+    text = resources.files("tramontane.studies").joinpath("page.yaml").read_text("utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
     return found
 
 

@@ -105,12 +105,24 @@ class Measure:
         value: reads it from a run.
         format: number format on pages.
         compares: with the evaluation before training, which the run must then make.
+        bounds: lowest and highest value of a share; None: not a share.
     """
 
     title: str
     value: Callable[[FinishedRun], float]
     format: str = ".3f"
     compares: bool = False
+    bounds: tuple[float, float] | None = None
+
+    def rounding(self, value: float) -> float:
+        """Half a unit of the last digit that is shown of a value."""
+        digits, kind = int(self.format[:-1].replace(",", "").lstrip(".")), self.format[-1]
+        if kind != "f" and value:  # digits count from the first that is not 0
+            digits -= math.floor(math.log10(abs(value))) + (kind == "g")
+        return 0.5 * 10.0**-digits
+
+
+SHARE = (0.0, 1.0)
 
 
 def _of_set(name: str) -> Callable[[FinishedRun], float]:
@@ -124,7 +136,7 @@ def _gain_on_set(name: str) -> Callable[[FinishedRun], float]:
 
 
 def _of_language(code: str) -> Measure:
-    return Measure(f"pass@1, {code}", lambda run: run.in_language(code))
+    return Measure(f"pass@1, {code}", lambda run: run.in_language(code), bounds=SHARE)
 
 
 def returned(name: str, title: str, format: str) -> Measure:
@@ -138,7 +150,7 @@ def returned(name: str, title: str, format: str) -> Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "pass_at_1": Measure("pass@1", lambda run: run.after["pass_at_1"]["value"]),
+    "pass_at_1": Measure("pass@1", lambda run: run.after["pass_at_1"]["value"], bounds=SHARE),
     "gain": Measure(
         "gain of pass@1",
         lambda run: (
@@ -147,14 +159,16 @@ MEASURES: dict[str, Measure] = {
         ),
         compares=True,
     ),
-    "pass_at_4": Measure("pass@4", lambda run: run.after["pass_at_k"]["4"]["value"]),
-    "maj_at_4": Measure("maj@4", lambda run: run.after["maj_at_k"]["4"]["value"]),
+    "pass_at_4": Measure("pass@4", lambda run: run.after["pass_at_k"]["4"]["value"], bounds=SHARE),
+    "maj_at_4": Measure("maj@4", lambda run: run.after["maj_at_k"]["4"]["value"], bounds=SHARE),
     "distinct_answers": Measure(
         "distinct answers a problem", lambda run: run.distinct_answers, ".2f"
     ),
-    "distinct_solutions": Measure("distinct right solutions", lambda run: run.distinct_solutions),
-    "format_rate": Measure("format rate", lambda run: run.after["format_rate"]),
-    "language_rate": Measure("language rate", lambda run: run.after["language_rate"]),
+    "distinct_solutions": Measure(
+        "distinct right solutions", lambda run: run.distinct_solutions, bounds=SHARE
+    ),
+    "format_rate": Measure("format rate", lambda run: run.after["format_rate"], bounds=SHARE),
+    "language_rate": Measure("language rate", lambda run: run.after["language_rate"], bounds=SHARE),
     "thinking_tokens": Measure(
         "thinking tokens", lambda run: run.after["mean_thinking_tokens"], ".1f"
     ),
@@ -163,7 +177,9 @@ MEASURES: dict[str, Measure] = {
     ),
     "late_reward": Measure("reward, last quarter", lambda run: run.late("reward")),
     "timed_pass_rate": Measure(
-        "pass rate in training, at equal time", lambda run: run.at_common_time("pass_rate")
+        "pass rate in training, at equal time",
+        lambda run: run.at_common_time("pass_rate"),
+        bounds=SHARE,
     ),
     "late_entropy": Measure("entropy, last quarter (nats)", lambda run: run.late("entropy")),
     "mismatch": Measure(
@@ -180,6 +196,7 @@ MEASURES: dict[str, Measure] = {
             run.curve("groups_kept").sum()
             / (run.curve("groups_kept") + run.curve("groups_filtered")).sum()
         ),
+        bounds=SHARE,
     ),
     "tokens_per_second": Measure(
         "trained tokens/s", lambda run: run.summary["trained_tokens_per_second"], ",.0f"
@@ -196,8 +213,8 @@ MEASURES: dict[str, Measure] = {
         "pass@1 of English less that of the others",
         lambda run: run.in_language("en") - run.in_other_languages(),
     ),
-    "maths": Measure("pass@1, maths", _of_set("maths")),
-    "code": Measure("pass@1, code", _of_set("code")),
+    "maths": Measure("pass@1, maths", _of_set("maths"), bounds=SHARE),
+    "code": Measure("pass@1, code", _of_set("code"), bounds=SHARE),
     "maths_gain": Measure("gain of pass@1, maths", _gain_on_set("maths"), compares=True),
     "code_gain": Measure("gain of pass@1, code", _gain_on_set("code"), compares=True),
 }

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import numpy as np
 
-from tramontane.config import read_settings
 from tramontane.pages import render
 from tramontane.studies.measures import FinishedRun, Measure
 from tramontane.studies.plan import Plan, finished_runs
 from tramontane.studies.plots import plot_arms, plot_curve, save
-from tramontane.studies.study import Claim, Study, base_config, function_name
-from tramontane.studies.verdicts import Verdict, finite, judge, mean_and_interval
+from tramontane.studies.registry import registered, registration, seals
+from tramontane.studies.study import Claim, Study, config_of, function_name
+from tramontane.studies.verdicts import Verdict, error_of, finite, judge, mean_and_interval
 from tramontane.workplace import write_whole
 
 
@@ -67,7 +67,7 @@ def judge_runs(plan: Plan, runs: Mapping[str, Sequence[FinishedRun]]) -> Result:
         lines=(min(lines), max(lines)),
         minutes=sum(run.summary["minutes"] for run in every),
         values=values,
-        verdicts=_verdicts(plan.study, values),
+        verdicts=_verdicts(plan.study, values, registered(plan.out), plan.base),
     )
 
 
@@ -82,7 +82,7 @@ def recorded_result(study: Study, file: Path) -> Result | None:
     today, then = json.loads(json.dumps(study.model_dump())), found["study"]
     same = all(then.get(key) == today[key] for key in ("base", "arms", "trajectories"))
     same &= function_name(then.get("runner")) == function_name(study.runner)
-    same &= found["config"] == _config(study)
+    same &= found["config"] == config_of(study)
     if not same or study.shown.keys() - found["values"].keys():
         return None
     values = {
@@ -95,26 +95,26 @@ def recorded_result(study: Study, file: Path) -> Result | None:
         lines=tuple(found["lines"]),
         minutes=found["minutes"],
         values=values,
-        verdicts=_verdicts(study, values),
+        verdicts=_verdicts(study, values, found.get("registered")),
     )
 
 
 def _verdicts(
-    study: Study, values: dict[str, dict[str, list[float]]]
+    study: Study,
+    values: dict[str, dict[str, list[float]]],
+    known: list[str] | None,
+    base: Path | None = None,
 ) -> list[tuple[Claim, Verdict]]:
-    return [
-        (
-            claim,
-            judge(
-                values[claim.measure],
-                claim.arm,
-                claim.against,
-                expect=claim.expect,
-                margin=claim.margin,
-            ),
-        )
-        for claim in study.claims
-    ]
+    """Each claim with its verdict. A claim that is not among the registrations `known` was changed
+    after its runs; None: they are older than registrations."""
+    verdicts, config = [], config_of(study, base)
+    samples = Plan(study, Path(), 1, base=base).samples
+    for claim in study.claims:
+        verdict = judge(values[claim.measure], claim, study.shown[claim.measure], samples)
+        if known is not None and registration(study, claim, config) not in known:
+            verdict = replace(verdict, outcome="changed", p=1.0)
+        verdicts.append((claim, verdict))
+    return verdicts
 
 
 def write_page(plan: Plan) -> Result:
@@ -137,13 +137,20 @@ def write_data(file: Path, plan: Plan, result: Result) -> None:
     """Write a result as JSON, with the study and the config that its arms changed."""
     data = {
         "study": plan.study.model_dump(),
-        "config": _config(plan.study, plan.base),
+        "config": config_of(plan.study, plan.base),
         **asdict(result),
         "verdicts": [
             {"claim": claim.model_dump(), **asdict(verdict)} for claim, verdict in result.verdicts
         ],
+        "registered": [
+            registration(plan.study, claim, config_of(plan.study, plan.base))
+            for claim, verdict in result.verdicts
+            if verdict.outcome != "changed"
+        ],
     }
-    write_whole(file, json.dumps(_plain(data), indent=1) + "\n")
+    data = _plain(data)
+    data["seals"] = seals(plan.study, data["values"], result.seeds)
+    write_whole(file, json.dumps(data, indent=1) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -153,11 +160,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(found) for found in value]
     return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-def _config(study: Study, base: Path | None = None) -> dict[str, Any] | None:
-    """The keys of the config that the study's arms change, if they change one."""
-    return None if study.runner else read_settings(base or base_config())
 
 
 def _markdown(study: Study, result: Result) -> str:
@@ -243,7 +245,9 @@ def _sentence(claim: Claim, verdict: Verdict, measure: Measure) -> str:
     shown = f"{pair}: {difference(verdict, measure)}"
     if np.isinf(verdict.low):
         return f"{shown}, without an interval."
+    level = 100 * (1 - error_of(verdict.seeds))
     return (
-        f"{shown}; expected: {claim.expect} (margin {claim.margin:g}). The smallest effect that "
-        f"these runs would have shown: {detectable(verdict, measure)}."
+        f"{shown} ({level:.0f} % interval at {verdict.seeds} seeds); expected: {claim.expect} "
+        f"(margin {claim.margin:g}). The smallest effect that these runs would have shown: "
+        f"{detectable(verdict, measure)}."
     )

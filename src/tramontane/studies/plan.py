@@ -69,6 +69,14 @@ class Plan:
         return self.out / "trajectories" if self.study.trajectories else None
 
     @property
+    def samples(self) -> int:
+        """Samples behind each share that the evaluation after training gives; 0 with a `runner`."""
+        if self.study.runner:
+            return 0
+        found = self.arm_config(next(iter(self.study.arms)), 0, self.out).evaluation
+        return found.problems * found.samples
+
+    @property
     def minutes(self) -> float:
         """Estimated minutes of all runs on two cores."""
         return minutes_of(self.study, self.seeds, self.share)

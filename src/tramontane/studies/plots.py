@@ -23,9 +23,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tramontane.studies.measures import FinishedRun
-from tramontane.studies.study import Study
-from tramontane.studies.verdicts import mean_and_interval
+from tramontane.studies.study import Claim, Study
+from tramontane.studies.verdicts import Verdict, mean_and_interval
 
+FOREST = 6  # margins
 MEASURES_SHOWN = 3  # in the plot of arms, side by side
 COLOURS = ("#1f77c9", "#e07b1a", "#17926b", "#8b5cd6", "#c03a2b", "#8a94a3")
 DASHES = ("-", "--", ":")  # for further lines once the colours are used up
@@ -117,3 +118,31 @@ def _smooth(curve: np.ndarray, window: int = 3) -> np.ndarray:
     """A moving mean; the ends have shorter windows."""
     padded = np.pad(curve, window // 2, mode="edge")
     return np.convolve(padded, np.ones(window) / window, mode="valid")
+
+
+def plot_forest(studies: Mapping[str, Sequence[tuple[Claim, Verdict]]]) -> Figure:
+    """The difference of every claim with its interval, in margins, so that all share an axis; those
+    beyond `FOREST` margins are drawn at its end.
+
+    Args:
+        studies: claims with their verdicts, by the study's title.
+    """
+    rows = [(title, *pair) for title, pairs in studies.items() for pair in pairs]
+    figure = Figure(figsize=(9, 0.6 + 0.2 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    colors = {"holds": COLOURS[2], "does not hold": COLOURS[4]}
+    for place, (_, claim, verdict) in enumerate(reversed(rows)):
+        color = colors.get(verdict.outcome, COLOURS[5])
+        ends = np.clip(np.array([verdict.low, verdict.high]) / claim.margin, -FOREST, FOREST)
+        axes.plot(ends, [place, place], color=color, linewidth=1.6)
+        center = np.clip(verdict.difference / claim.margin, -FOREST, FOREST)
+        axes.plot([center], [place], "D", color=color, markersize=3)
+    for line in (-1, 0, 1):
+        axes.axvline(line, color=COLOURS[5], linewidth=0.8, linestyle="-" if not line else ":")
+    axes.set_yticks(range(len(rows)), [claim.text.strip() for _, claim, _ in reversed(rows)])
+    axes.tick_params(axis="y", labelsize=6, length=0)
+    axes.set_ylim(-0.8, len(rows) - 0.2)
+    axes.set_xlim(-FOREST - 0.2, FOREST + 0.2)
+    axes.set_xlabel("difference in margins; green holds, red does not hold, grey undecided")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure

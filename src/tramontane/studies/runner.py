@@ -14,7 +14,8 @@ from tramontane.errors import InputError
 from tramontane.imports import command_of
 from tramontane.run.folder import RunFolder
 from tramontane.studies.plan import Plan, check_same, share_of, write_settings
-from tramontane.studies.study import load_study
+from tramontane.studies.registry import register
+from tramontane.studies.study import config_of, load_study
 from tramontane.temporary import die_with_parent
 from tramontane.workplace import owned_folder
 
@@ -81,7 +82,7 @@ def run_study(plan: Plan, on_finished: Finished) -> Result:
         settings = plan.all_settings()
         for folder, found in settings.items():
             check_same(folder, found)
-
+        register(plan.out, plan.study, config_of(plan.study, plan.base))
         todo = [folder for folder in settings if not RunFolder(folder).finished]
         _run_all({folder: settings[folder] for folder in todo}, plan, on_finished)
         return write_page(plan)

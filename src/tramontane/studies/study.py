@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from tramontane import plugins
-from tramontane.config import Section, key_error, load_section, nearest
+from tramontane.config import Section, key_error, load_section, nearest, read_settings
 from tramontane.errors import InputError
 from tramontane.studies.measures import MEASURES, Measure, returned
 
@@ -155,6 +155,12 @@ def names_in(chosen: StudySet | None) -> list[str]:
 def base_config() -> Path:
     """The default config that arms change: the tiny base on the playground."""
     return Path(str(resources.files("tramontane.studies") / "base.yaml"))
+
+
+def config_of(study: Study, base: Path | None = None) -> dict[str, Any] | None:
+    """The keys of the config that the study's arms change, by default that of `base_config`; None
+    for a study with a `runner`."""
+    return None if study.runner else read_settings(base or base_config())
 
 
 def load_study(name: str) -> Study:

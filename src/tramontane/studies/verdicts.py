@@ -1,4 +1,10 @@
-"""Verdicts: what the runs of a study say about a claim, and their detectable effect."""
+"""Verdicts: what the runs of a study say about a claim, when they are judged, and at what cost.
+
+A study is judged at fixed numbers of seeds, `LOOKS`, and each look spends a fixed part of the 5 %
+that a verdict may be wrong. The parts add up to 5 %, so that seeds can be added after a look
+without making a false verdict more probable (Bonferroni's bound, which holds although the looks
+share seeds).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,13 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from tramontane.studies.study import Expectation
+from tramontane.studies.measures import Measure
+from tramontane.studies.study import Claim
 
-Outcome = Literal["holds", "does not hold", "undecided at this budget"]
-UNDECIDED: Outcome = "undecided at this budget"
-POWER = 0.8  # power of the detectable effect
+Outcome = Literal["holds", "does not hold", "undecided", "no room", "changed"]
+LOOKS = {3: 0.02, 6: 0.01, 12: 0.01, 24: 0.01}  # by number of seeds: the look's error
+POWER = 0.8  # of the detectable effect, and of the seeds that a claim needs
+FALSE_DISCOVERIES = 0.05  # share of false ones among verdicts with a q-value of at most this
 
 
 @dataclass(frozen=True)
@@ -22,19 +30,28 @@ class Verdict:
     """The difference between two arms, and what it says about the claim.
 
     Args:
-        outcome: computed from the interval alone.
+        outcome: `holds`, `does not hold` or `undecided`, by the interval and the estimate; `no
+            room` if the arm compared with is closer to the measure's bound than the margin, so that
+            the claim could not show; `changed` if the claim is not the one that its runs were made
+            for.
         difference: mean over seeds of `arm` less that of `against`, or less the number; NaN if no
-            run of one of them has a figure.
-        low, high: 95 % interval of the difference; infinite if an arm has fewer than two figures.
+            seed has both.
+        low, high: interval of the difference at the look's level, 98 % at the first and 99 % at
+            later ones; infinite with fewer than two seeds.
+        error: standard error of the difference; infinite with fewer than two seeds.
+        p: probability of such a difference or a clearer one if the verdict were wrong; for an
+            undecided claim, if the claim were.
         detectable: detectable effect: smallest true difference that 80 % of studies with this
             spread would detect, from 0 or, for `equal`, beyond the margin.
-        seeds: number of figures of the arm with fewer of them.
+        seeds: number of seeds that count (`look`).
     """
 
     outcome: Outcome
     difference: float
     low: float
     high: float
+    error: float
+    p: float
     detectable: float
     seeds: int
 
@@ -54,57 +71,126 @@ def mean_and_interval(runs: Sequence[float]) -> tuple[float, float]:
     found = finite(runs)
     if not len(found):
         return math.nan, math.inf
-    error, degrees = _squared_error(found)
-    return float(found.mean()), _quantile(0.975, degrees) * math.sqrt(error)
+    half = _quantile(0.975, len(found) - 1) * _error(found)
+    return float(found.mean()), half
+
+
+def look(seeds: int) -> int:
+    """Number of seeds that count, of those finished: up to the last look, and all before the first,
+    where nothing is decided."""
+    return max((n for n in LOOKS if n <= seeds), default=seeds)
+
+
+def error_of(seeds: int) -> float:
+    """The error that the look at a number of seeds spends, before the first look that of it."""
+    return LOOKS.get(seeds, LOOKS[min(LOOKS)])
 
 
 def judge(
-    values: Mapping[str, Sequence[float]],
-    arm: str,
-    against: str | float,
-    *,
-    expect: Expectation,
-    margin: float,
+    values: Mapping[str, Sequence[float]], claim: Claim, measure: Measure, samples: int = 0
 ) -> Verdict:
-    """The verdict on one claim, by Welch's interval: the arms' spreads may differ.
+    """The verdict on one claim, by the differences of its arms' runs with the same seed, which
+    start from the same weights and see the same data in the same order.
 
-    `higher` and `lower` hold if the interval lies beyond 0 on that side, and do not hold if it lies
-    below the margin. `equal` holds if the interval lies within the margin on both sides, and does
-    not hold if it lies beyond the margin.
+    `higher` and `lower` hold if the interval lies beyond 0 on that side and the estimate is at
+    least the margin; they do not hold if the interval lies below the margin: no effect as large as
+    it. `equal` holds if the interval lies within the margin on both sides, and does not hold if it
+    lies beyond the margin. So at most one of `higher` and `equal` can hold.
 
     Args:
-        values: a measure of each run, by arm.
-        arm: the arm whose figure is compared.
-        against: the arm that it is compared to, or a known number.
-        expect: the claim.
-        margin: the smallest difference of interest.
+        values: the measure of each run, by arm, in order of the seeds.
+        claim: arms, expectation and margin.
+        measure: for the bounds of its values, and the last digit that it shows.
+        samples: samples behind each figure of a share, whose own error the standard error of the
+            difference is never below; 0: not known.
     """
-    first = finite(values[arm])
-    compared = [first] if not isinstance(against, str) else [first, finite(values[against])]
-    seeds = min(map(len, compared))
-    if not seeds:
-        return Verdict(UNDECIDED, math.nan, -math.inf, math.inf, math.inf, 0)
-    known = 0.0 if isinstance(against, str) else against
-    difference = float(first.mean()) - sum(float(arm.mean()) for arm in compared[1:]) - known
-    squares, freedoms = zip(*map(_squared_error, compared), strict=True)
-    error = math.sqrt(sum(squares))
-    # Welch and Satterthwaite: the degrees of freedom of a sum of two estimated variances.
-    shares = sum(s * s / d for s, d in zip(squares, freedoms, strict=True) if d)
-    degrees = error**4 / shares if shares else min(freedoms)
-    half = _quantile(0.975, degrees) * error
-    low, high = difference - half, difference + half
-    detectable = half + _quantile(POWER, degrees) * error
-    outcome = _outcome(low, high, expect, margin)
+    used = look(len(values[claim.arm]))
+    first = np.asarray(values[claim.arm][:used], dtype=np.float64)
+    if isinstance(claim.against, str):
+        control = np.asarray(values[claim.against][:used], dtype=np.float64)
+    else:
+        control = np.full(used, claim.against, dtype=np.float64)
+    both = np.isfinite(first) & np.isfinite(control)
+    first, control = first[both], control[both]
+    if not len(first):
+        return Verdict("undecided", math.nan, -math.inf, math.inf, math.inf, 1.0, math.inf, 0)
+    differences = first - control
+    difference, degrees = float(differences.mean()), len(first) - 1
+    spread, floor = _error(differences), _least_error(first, control, claim, measure, samples)
+    if floor > spread:
+        spread, degrees = floor, 10**6  # the samples' error is known, and not estimated
+    half = _quantile(1 - error_of(used) / 2, degrees) * spread
+    outcome = _outcome(difference, half, claim) if used in LOOKS else "undecided"
+    if isinstance(claim.against, str) and not _has_room(float(control.mean()), claim, measure):
+        outcome = "no room"
     return Verdict(
-        outcome, difference, low, high, detectable + (margin if expect == "equal" else 0), seeds
+        outcome=outcome,
+        difference=difference,
+        low=difference - half,
+        high=difference + half,
+        error=spread,
+        p=_p_value(outcome, difference, spread, degrees, claim) if degrees else 1.0,
+        detectable=half
+        + _quantile(POWER, degrees) * spread
+        + (claim.margin if claim.expect == "equal" else 0),
+        seeds=used,
     )
 
 
-def _squared_error(runs: np.ndarray) -> tuple[float, int]:
-    """(squared standard error of the mean, degrees of freedom); infinite of a single figure."""
-    if len(runs) < 2:
-        return math.inf, 0
-    return float(runs.var(ddof=1)) / len(runs), len(runs) - 1
+def q_values(verdicts: Sequence[Verdict]) -> list[float]:
+    """For each verdict, the share of false ones to expect among those at least as clear (Benjamini
+    and Hochberg, over all claims of a page)."""
+    p = [verdict.p for verdict in verdicts]
+    return [float(q) for q in stats.false_discovery_control(p)] if p else []
+
+
+def surviving(verdicts: Sequence[Verdict], outcome: Outcome) -> dict[str, int]:
+    """Verdicts of one outcome that survive a correction for the number of all claims: none of them
+    false with a probability of 95 % (`Holm`), or 5 % of them (`Benjamini–Hochberg`)."""
+    order = np.argsort([v.p for v in verdicts], kind="stable")
+    holm = set()
+    for rank, index in enumerate(order):
+        if verdicts[index].p > FALSE_DISCOVERIES / (len(verdicts) - rank):
+            break
+        holm.add(int(index))
+    small = {i for i, q in enumerate(q_values(verdicts)) if q <= FALSE_DISCOVERIES}
+    of = {i for i, v in enumerate(verdicts) if v.outcome == outcome}
+    return {"Holm": len(holm & of), "Benjamini–Hochberg": len(small & of)}
+
+
+def seeds_needed(verdict: Verdict, claim: Claim) -> float:
+    """Seeds at which 80 % of studies with this estimate and this spread would be decided, for or
+    against the claim; infinite without a spread, or with an estimate on the border."""
+    if not verdict.seeds or not math.isfinite(verdict.error):
+        return math.inf
+    if claim.expect == "equal":
+        distance = abs(claim.margin - abs(verdict.difference))
+    else:
+        estimate = verdict.difference * (-1 if claim.expect == "lower" else 1)
+        distance = estimate if estimate >= claim.margin else claim.margin - estimate
+    spread = verdict.error * math.sqrt(verdict.seeds)
+    clear = stats.norm.ppf(1 - min(LOOKS.values()) / 2) + stats.norm.ppf(POWER)
+    return float((clear * spread / distance) ** 2) if distance else math.inf
+
+
+def _error(runs: np.ndarray) -> float:
+    """Standard error of the mean; infinite of a single figure."""
+    return float(runs.std(ddof=1)) / math.sqrt(len(runs)) if len(runs) > 1 else math.inf
+
+
+def _least_error(
+    first: np.ndarray, control: np.ndarray, claim: Claim, measure: Measure, samples: int
+) -> float:
+    """Standard error below which the difference cannot be known: that of the samples behind each
+    figure of a share, or of rounding to the digits shown."""
+    arms = [first, control] if isinstance(claim.against, str) else [first]
+    if measure.bounds == (0.0, 1.0) and samples:
+        # Agresti and Coull's two successes and two failures: no variance is 0.
+        shares = [(float(arm.mean()) * samples + 2) / (samples + 4) for arm in arms]
+        squares = [share * (1 - share) / samples for share in shares]
+    else:
+        squares = [measure.rounding(float(arm.mean())) ** 2 for arm in arms]
+    return math.sqrt(sum(squares) / len(first))
 
 
 def _quantile(share: float, degrees: float) -> float:
@@ -112,13 +198,34 @@ def _quantile(share: float, degrees: float) -> float:
     return float(stats.t.ppf(share, degrees)) if degrees else 1.0
 
 
-def _outcome(low: float, high: float, expect: Expectation, margin: float) -> Outcome:
-    if expect == "lower":
-        return _outcome(-high, -low, "higher", margin)
-    if expect == "higher":
-        if low > 0:
+def _has_room(control: float, claim: Claim, measure: Measure) -> bool:
+    """False if the arm compared with is closer to a bound than the margin."""
+    if measure.bounds is None:
+        return True
+    low, high = measure.bounds
+    below, above = control - claim.margin >= low, control + claim.margin <= high
+    return {"higher": above, "lower": below, "equal": below and above}[claim.expect]
+
+
+def _outcome(difference: float, half: float, claim: Claim) -> Outcome:
+    margin = claim.margin
+    if claim.expect == "equal":
+        if abs(difference) + half < margin:
             return "holds"
-        return "does not hold" if high < margin else UNDECIDED
-    if -margin < low and high < margin:
+        return "does not hold" if abs(difference) - half > margin else "undecided"
+    estimate = -difference if claim.expect == "lower" else difference
+    if estimate - half > 0 and estimate >= margin:
         return "holds"
-    return "does not hold" if low > margin or high < -margin else UNDECIDED
+    return "does not hold" if estimate + half < margin else "undecided"
+
+
+def _p_value(
+    outcome: Outcome, difference: float, error: float, degrees: float, claim: Claim
+) -> float:
+    refuted, margin = outcome == "does not hold", claim.margin
+    if claim.expect == "equal":
+        distance = (abs(difference) - margin) * (1 if refuted else -1)
+    else:
+        estimate = -difference if claim.expect == "lower" else difference
+        distance = margin - estimate if refuted else estimate
+    return float(stats.t.sf(distance / error, degrees))
