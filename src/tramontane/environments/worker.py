@@ -142,8 +142,7 @@ class EnvironmentWorker:
             return started
         conversation = self._open[key]
         for number, turn in enumerate(turns, 1):
-            prefix = conversation.chat.prefix
-            message = self._parser.parse(turn.text, conversation.host.toolset.schemas, prefix)
+            message = self._parsed(conversation, turn.text)
             try:
                 reply = await asyncio.wait_for(
                     conversation.host.step(message), self._limits.step_timeout
@@ -181,11 +180,11 @@ class EnvironmentWorker:
     async def _step(
         self, conversation: _Conversation, record: TurnRecord, completion: Completion, l_max: int
     ) -> Continued:
-        host, chat, limits = conversation.host, conversation.chat, self._limits
+        host, limits = conversation.host, self._limits
         if completion.finish_reason == "length":
             record.reward = await host.final_reward()
             return Continued(record, ending="max_tokens")
-        message = self._parser.parse(record.text, host.toolset.schemas, chat.prefix)
+        message = self._parsed(conversation, record.text)
         record.calls = message.calls
         if limits.unparsed == "end" and (broken := [c for c in message.calls if not c.name]):
             record.reward = await host.final_reward()
@@ -205,6 +204,10 @@ class EnvironmentWorker:
         if record.reward is None:
             record.reward = await host.final_reward()
         return Continued(record, ending=ending)
+
+    def _parsed(self, conversation: _Conversation, text: str) -> Parsed:
+        tools = conversation.host.toolset.schemas
+        return self._parser.parse(text, tools, conversation.chat.prefix)
 
     def _record(self, conversation: _Conversation, completion: Completion) -> TurnRecord:
         """The record of a turn, whose tokens extend those before."""
