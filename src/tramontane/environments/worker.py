@@ -169,9 +169,7 @@ class EnvironmentWorker:
                 return  # the conversation has its ending already
 
     async def _start(self, problem: Problem, seed: int) -> _Conversation:
-        environment = loading.environment_of(self._config.data, problem)
-        limit = self._limits.answer_bytes
-        host = Host(environment, self._config.data.tools, limit, self._runner)
+        host = Host(self._config.data, self._limits.answer_bytes, self._runner)
         messages = await host.start(problem, seed)
         chat = Chat(self._format, host.toolset.schemas)
         prompt = chat.start(cast(list[Chatted], messages))
