@@ -1,6 +1,7 @@
 """The process of an environment worker, as a pool sees it."""
 
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -16,6 +17,8 @@ from tramontane.environments.protocol import Continued, Started
 from tramontane.imports import command_of
 from tramontane.models.loading import load_tokenizer
 from tramontane.types import Completion, Problem
+
+pytestmark = pytest.mark.xdist_group("environment process")
 
 WORLDS = "tests.environments.worlds"
 SECONDS = 60.0  # limit of every wait
@@ -64,17 +67,19 @@ class Process:
         self.process.stdout.close()
 
 
-@pytest.fixture
-def process(tmp_path):
-    made = []
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    """One process for several tests: it takes seconds to start."""
+    folder = tmp_path_factory.mktemp("worker")
+    made = Process(folder, environment=f"{WORLDS}:Odd", memory_mb=128)
+    assert made.receive() == READY
+    yield made
+    made.close()
 
-    def make(**data):
-        made.append(Process(tmp_path, **data))
-        return made[-1]
 
-    yield make
-    for each in made:
-        each.close()
+def answered_by(worker, behaviour, index):
+    started = worker.ask("start", (0, index), problem(behaviour), 7)
+    return worker.ask("step", (0, index), completion((0, index), started, "x"), 1000)
 
 
 def completion(key, started, text):
@@ -88,57 +93,44 @@ def problem(behaviour=""):
     return Problem("1", "math", "Go on.", metadata={"behaviour": behaviour})
 
 
-def test_conversations_are_answered_side_by_side(process):
-    worker = process(environment="row")
-    assert worker.receive() == READY
-    talks = {}
-    for index, environment in enumerate(("Odd", "Guess")):
-        given = Problem(
-            "1",
-            "math",
-            "?",
-            metadata={"environment": f"{WORLDS}:{environment}", "behaviour": "hang"},
-        )
-        talks[index] = worker.ask("start", (0, index), given, 7)
-        assert isinstance(talks[index], Started) and talks[index].ending is None
-    slow = worker.send("step", (0, 0), completion((0, 0), talks[0], "x"), 1000)
-    quick = worker.send("step", (0, 1), completion((0, 1), talks[1], "50"), 1000)
+def test_conversations_are_answered_side_by_side(worker):
+    own = {"environment": f"{WORLDS}:Guess"}
+    slow_start = worker.ask("start", (0, 0), problem("hang"), 7)
+    quick_start = worker.ask("start", (0, 1), Problem("1", "math", "?", metadata=own), 7)
+    assert isinstance(slow_start, Started) and slow_start.ending is None
+    slow = worker.send("step", (0, 0), completion((0, 0), slow_start, "x"), 1000)
+    quick = worker.send("step", (0, 1), completion((0, 1), quick_start, "50"), 1000)
     first, answered = worker.receive()
     assert first == quick and isinstance(answered, Continued)
     assert answered.turn.messages == [{"role": "user", "content": "lower"}]
     second, answered = worker.receive()
     assert second == slow and answered.ending == "completed"
     assert worker.ask("close", (0, 0)) is None
-    error = worker.ask("step", (0, 0), completion((0, 0), talks[0], "x"), 1000)
+    error = worker.ask("step", (0, 0), completion((0, 0), slow_start, "x"), 1000)
     assert isinstance(error, KeyError)
-    # It ends with its pool, and what environments printed went nowhere.
-    worker.ours.close()
-    assert worker.process.wait(SECONDS) == 0
-    assert worker.process.stdout.read() == b""
 
 
-def test_a_config_that_cannot_be_used_is_the_first_message(process):
-    worker = process(environment="nowhere:Shop")
-    assert "data.environment: " in worker.receive()
-    assert worker.process.wait(SECONDS) == 0
+def test_memory_is_limited(worker):
+    answered = answered_by(worker, "memory", 2)
+    assert answered.ending == "environment_failed" and "MemoryError" in answered.reason
+    assert answered_by(worker, "", 3).ending == "completed"
 
 
-def test_an_environment_that_ends_the_process_is_seen_by_the_pool(process):
-    worker = process(environment=f"{WORLDS}:Odd")
-    assert worker.receive() == READY
-    started = worker.ask("start", (0, 0), problem("die"), 7)
-    worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
-    with pytest.raises((EOFError, ConnectionResetError)):
-        worker.receive()
-    assert worker.process.wait(SECONDS) == 9
+def test_temporary_files_are_the_processes_own(worker):
+    file = Path(answered_by(worker, "file", 4).turn.messages[0]["content"])
+    assert file.parent == worker.folder != Path(tempfile.gettempdir())
 
 
-def test_a_process_killed_in_a_step_leaves_nothing(process, tmp_path):
-    worker = process(environment=f"{WORLDS}:Odd")
-    assert worker.receive() == READY
-    started = worker.ask("start", (0, 0), problem("spawn"), 7)
-    worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
-    marker = Path(tmp_path) / "child"
+def test_what_environments_print_goes_nowhere(worker):
+    assert answered_by(worker, "print", 5).ending == "completed"
+    assert not select.select([worker.process.stdout], [], [], 0)[0]
+
+
+def test_a_process_killed_in_a_step_leaves_nothing(worker):
+    """The last test of this process."""
+    started = worker.ask("start", (0, 6), problem("spawn"), 7)
+    worker.send("step", (0, 6), completion((0, 6), started, "x"), 1000)
+    marker = worker.folder / "child"
     deadline = time.monotonic() + SECONDS
     while not (marker.exists() and marker.read_text()):
         assert time.monotonic() < deadline
@@ -151,20 +143,24 @@ def test_a_process_killed_in_a_step_leaves_nothing(process, tmp_path):
         time.sleep(0.01)
 
 
-def test_memory_is_limited(process):
-    worker = process(environment=f"{WORLDS}:Odd", memory_mb=128)
-    assert worker.receive() == READY
-    started = worker.ask("start", (0, 0), problem("memory"), 7)
-    answered = worker.ask("step", (0, 0), completion((0, 0), started, "x"), 1000)
-    assert answered.ending == "environment_failed" and "MemoryError" in answered.reason
-    started = worker.ask("start", (0, 1), problem(), 7)
-    assert started.ending is None
+@pytest.mark.slow
+def test_a_config_that_cannot_be_used_is_the_first_message(tmp_path):
+    worker = Process(tmp_path, environment="nowhere:Shop")
+    assert "data.environment: " in worker.receive()
+    assert worker.process.wait(SECONDS) == 0
+    worker.close()
 
 
-def test_temporary_files_are_the_processes_own(process, tmp_path):
-    worker = process(environment=f"{WORLDS}:Odd")
-    assert worker.receive() == READY
-    started = worker.ask("start", (0, 0), problem("file"), 7)
-    answered = worker.ask("step", (0, 0), completion((0, 0), started, "x"), 1000)
-    assert Path(answered.turn.messages[0]["content"]).parent == tmp_path
-    assert tmp_path != Path(tempfile.gettempdir())
+@pytest.mark.slow
+def test_a_process_ends_with_its_environment_or_its_pool(tmp_path):
+    worker, other = (Process(tmp_path, environment=f"{WORLDS}:Odd") for _ in range(2))
+    assert worker.receive() == other.receive() == READY
+    started = worker.ask("start", (0, 0), problem("die"), 7)
+    worker.send("step", (0, 0), completion((0, 0), started, "x"), 1000)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        worker.receive()
+    assert worker.process.wait(SECONDS) == 9
+    other.ours.close()
+    assert other.process.wait(SECONDS) == 0
+    worker.close()
+    other.close()
